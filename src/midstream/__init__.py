@@ -1,0 +1,1 @@
+"""midstream: a stateful stream processor for Python that runs on Spark."""

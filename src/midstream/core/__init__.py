@@ -1,0 +1,4 @@
+"""The vocabulary every other room speaks: errors, elements, ids, key groups, batches, seams.
+
+Owns no state and starts nothing. Imports nothing of midstream. Runs on any thread.
+"""

@@ -1,0 +1,102 @@
+"""Record batches: canonical types, conversions to and from polars, concatenation, size.
+
+The canonical form of a schema is the one polars gives back without copying: large strings,
+large binaries, large lists. Sources convert once; everything behind them may rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.errors import SchemaError
+
+
+def canonical_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(canonical_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, canonical_type(f.type)) for f in kind])
+    if pa.types.is_dictionary(kind):
+        return canonical_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return kind
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """The same columns in canonical types, all nullable, without metadata."""
+    return pa.schema([pa.field(f.name, canonical_type(f.type)) for f in schema])
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """`batch` with exactly the columns and types of `schema`, cast where that loses nothing.
+
+    Raises SchemaError naming `where` and the first column that does not fit.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is missing; got {', '.join(batch.schema.names) or 'no columns'}"
+            )
+        column = batch.column(index)
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                raise SchemaError(
+                    f"{where}: column {field.name!r} is {column.type}, declared as {field.type}: {error}"
+                ) from error
+        columns.append(column)
+    extra = [name for name in batch.schema.names if schema.get_field_index(name) < 0]
+    if extra:
+        raise SchemaError(f"{where}: column {extra[0]!r} is not in the declared schema")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def to_polars(batch: pa.RecordBatch) -> pl.DataFrame:
+    frame = pl.from_arrow(batch)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def from_polars(frame: pl.DataFrame, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """One batch of `schema`. The frame's columns may be in any order."""
+    table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+    return conform(single_batch(table), schema, where)
+
+
+def single_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows of `table` as one batch (no copy when it has one chunk)."""
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return empty_batch(table.schema)
+    if len(batches) > 1:  # an offset overflow in a 32-bit string column; canonical types have none
+        raise SchemaError("a batch of more than 2 GiB of text in one column; use smaller batches")
+    return batches[0]
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all rows, in order. All must have the same schema."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches(batches)
+
+
+def batch_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes that the rows of `batch` take (a slice counts its own rows only)."""
+    return int(batch.nbytes)

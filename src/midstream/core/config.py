@@ -1,0 +1,121 @@
+"""Settings of a job: one typed struct, parsed from what people write ("64 MiB", "10 s")."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from midstream.core.errors import ConfigError
+
+Duration: TypeAlias = str | float | int | timedelta
+Size: TypeAlias = str | int
+
+_DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def duration_s(value: Duration, name: str) -> float:
+    """Seconds from a timedelta, a number of seconds, or text such as "250 ms", "10 s", "5 min"."""
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, bool):
+        raise ConfigError(f"{name}: {value!r} is not a duration; write for example '10 s' or '250 ms'")
+    elif isinstance(value, (int, float)):
+        seconds = float(value)
+    else:
+        match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
+        unit = match.group(2).lower() if match else ""
+        if match is None or (unit and unit not in _DURATION_S):
+            raise ConfigError(f"{name}: {value!r} is not a duration; write for example '10 s' or '250 ms'")
+        seconds = float(match.group(1)) * _DURATION_S[unit or "s"]
+    if not 0 <= seconds < 1e10:
+        raise ConfigError(f"{name}: {value!r} must not be negative or endless")
+    return seconds
+
+
+def duration_us(value: Duration, name: str) -> int:
+    return round(duration_s(value, name) * 1_000_000)
+
+
+def size_bytes(value: Size, name: str) -> int:
+    """Bytes from an integer or text such as "32 KiB" or "64 MiB"."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
+    unit = match.group(2).lower() if match else ""
+    if match is None or (unit and unit not in _SIZE_BYTES):
+        raise ConfigError(f"{name}: {value!r} is not a size; write for example '32 KiB' or '64 MiB'")
+    return round(float(match.group(1)) * _SIZE_BYTES[unit or "b"])
+
+
+class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens after a failure.
+
+    `fixed`: at most `attempts` restarts, `delay_s` apart. `exponential`: the delay doubles from
+    `delay_s` up to `max_delay_s`, and starts over once the job has run `reset_after_s` without
+    failing; `attempts` counts restarts since then (0: no limit). `none`: the job fails.
+    """
+
+    kind: Literal["fixed", "exponential", "none"] = "exponential"
+    attempts: int = 0
+    delay_s: float = 0.2
+    max_delay_s: float = 60.0
+    reset_after_s: float = 300.0
+
+
+class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set about a job; sizes in bytes, times in seconds."""
+
+    name: str = "job"
+    parallelism: int = 1
+    max_parallelism: int = 128
+    checkpoint_dir: str | None = None
+    checkpoint_interval_s: float | None = 10.0
+    checkpoint_timeout_s: float = 600.0
+    min_pause_s: float = 0.0
+    tolerable_failures: int = 3
+    retained_checkpoints: int = 2
+    restart: RestartStrategy = RestartStrategy()
+    buffer_bytes: int = 32 * 2**10
+    pool_bytes: int = 128 * 2**20
+    batch_rows: int = 131_072
+    slot_timeout_s: float = 60.0
+    heartbeat_timeout_s: float = 30.0
+
+    def check(self) -> JobConfig:
+        """Raises ConfigError naming the first setting that cannot be."""
+        if not self.name.strip():
+            raise ConfigError("name: a job needs a name that is not empty")
+        if not 1 <= self.max_parallelism <= 32768:
+            raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and 32768")
+        check_parallelism(self.parallelism, self.max_parallelism, "the job")
+        if self.buffer_bytes < 4096:
+            raise ConfigError(f"buffer_size: {self.buffer_bytes} bytes is below the smallest size, 4 KiB")
+        if self.checkpoint_interval_s is not None and self.checkpoint_interval_s <= 0:
+            raise ConfigError(
+                "checkpoint_interval: 0 is not an interval; give a time, or None for no periodic checkpoints"
+            )
+        for name in ("checkpoint_timeout_s", "slot_timeout_s", "heartbeat_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name.removesuffix('_s')}: must be longer than 0")
+        if self.retained_checkpoints < 1:
+            raise ConfigError(f"retained_checkpoints: {self.retained_checkpoints} is less than 1")
+        if self.batch_rows < 1:
+            raise ConfigError(f"batch_rows: {self.batch_rows} is less than 1")
+        if self.tolerable_failures < 0:
+            raise ConfigError(f"tolerable_failures: {self.tolerable_failures} is negative")
+        return self
+
+
+def check_parallelism(parallelism: int, max_parallelism: int, where: str) -> None:
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        raise ConfigError(f"{where}: parallelism {parallelism!r} is not a positive whole number")
+    if parallelism > max_parallelism:
+        raise ConfigError(
+            f"{where}: parallelism {parallelism} is above max_parallelism {max_parallelism}; "
+            "raise max_parallelism (only possible for a job without state) or lower the parallelism"
+        )

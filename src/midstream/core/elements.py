@@ -1,0 +1,74 @@
+"""What travels in a channel: record batches, watermarks, and control events.
+
+A channel carries, in order: any number of batches and watermarks with barriers
+between them, then `EndOfData`, possibly more barriers, then `EndOfPartition`.
+Times are microseconds since the epoch, as int64, everywhere inside the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+MIN_WATERMARK_US: Final = -(2**63)
+MAX_WATERMARK_US: Final = 2**63 - 1
+
+Batch: TypeAlias = pa.RecordBatch
+
+
+class Watermark(msgspec.Struct, frozen=True, tag="watermark"):
+    """No row with an event time at or below `timestamp_us` will follow."""
+
+    timestamp_us: int
+
+
+class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):
+    """Whether this channel takes part in the minimum over channels (idle ones do not)."""
+
+    idle: bool
+
+
+class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
+    """Separates the rows of checkpoint `checkpoint_id` from those after it.
+
+    `created_ms` is the wall clock of the coordinator when it triggered, in milliseconds:
+    alignment timeouts run from it.
+    """
+
+    checkpoint_id: int
+    created_ms: int
+
+
+class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):
+    """Checkpoint `checkpoint_id` will not happen upstream: stop aligning for it."""
+
+    checkpoint_id: int
+
+
+class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):
+    """No element follows. `drain` is false when a savepoint stops the job without draining."""
+
+    drain: bool = True
+
+
+class EndOfPartition(msgspec.Struct, frozen=True, tag="end_of_partition"):
+    """Nothing follows at all; the channel is released."""
+
+
+Event: TypeAlias = Watermark | WatermarkStatus | CheckpointBarrier | CancelCheckpointMarker | EndOfData | EndOfPartition
+Element: TypeAlias = Batch | Event
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_event(data: bytes | memoryview) -> Event:
+    """Raises `msgspec.ValidationError` when the bytes are no event of ours."""
+    event: Event = _decoder.decode(data)
+    return event

@@ -1,0 +1,31 @@
+"""One small tree of errors. A message says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class MidstreamError(Exception):
+    """Base of everything midstream raises on purpose."""
+
+
+class JobError(MidstreamError):
+    """The job as the user wrote it cannot be run, or its own function failed."""
+
+
+class ConfigError(MidstreamError):
+    """A setting or option is missing, malformed, or contradicts another."""
+
+
+class SchemaError(MidstreamError):
+    """A column is missing or has another type than was declared."""
+
+
+class StorageError(MidstreamError):
+    """A file or directory cannot be read, written, or believed."""
+
+
+class ClusterError(MidstreamError):
+    """Spark, a slot, or the network did not give what the job needs."""
+
+
+class InvariantError(MidstreamError):
+    """midstream broke one of its own rules. Always a bug in midstream: please report it."""

@@ -1,0 +1,26 @@
+"""Names of things. Small frozen values that print well and sort."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class TaskId(NamedTuple):
+    """Subtask `subtask` of job vertex `vertex`."""
+
+    vertex: int
+    subtask: int
+
+    def __str__(self) -> str:
+        return f"v{self.vertex}/{self.subtask}"
+
+
+class ChannelId(NamedTuple):
+    """The channel of edge `edge` from producer subtask to consumer subtask."""
+
+    edge: int
+    producer: int
+    consumer: int
+
+    def __str__(self) -> str:
+        return f"e{self.edge}:{self.producer}>{self.consumer}"

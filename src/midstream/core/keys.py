@@ -1,0 +1,102 @@
+"""Key groups: which subtask owns a key. Vectorised, and the same on every platform and version.
+
+`key_group = stable_hash(key) % max_parallelism`; a subtask owns a contiguous range of key
+groups. Python's `hash` is salted per process and must never be used for this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from midstream.core.errors import JobError, SchemaError
+
+UInt64s = npt.NDArray[np.uint64]
+
+_C1 = np.uint64(0xBF58476D1CE4E5B9)
+_C2 = np.uint64(0x94D049BB133111EB)
+_COMBINE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def key_type_supported(kind: pa.DataType) -> bool:
+    """Integers, booleans, dates, times, strings and binary can be keys; floats cannot.
+
+    A float that is almost equal would land elsewhere, and NaN equals nothing.
+    """
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_time(kind)
+        or pa.types.is_duration(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _mix(x: UInt64s) -> UInt64s:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): a bijection that mixes all bits."""
+    x = x ^ (x >> np.uint64(30))
+    x *= _C1
+    x ^= x >> np.uint64(27)
+    x *= _C2
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def hash_column(column: pa.Array) -> UInt64s:
+    """A stable 64-bit hash per row. Raises JobError on a null key, SchemaError on a type that cannot be one."""
+    kind = column.type
+    if not key_type_supported(kind):
+        raise SchemaError(f"a column of type {kind} cannot be a key; cast it to an integer or a string first")
+    if column.null_count:
+        row = int(pc.index(pc.is_null(column), pa.scalar(True)).as_py())
+        raise JobError(f"null key at row {row} of the batch; filter out or fill null keys before key_by()")
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+        kind = column.type
+    if pa.types.is_integer(kind):
+        values = column.to_numpy(zero_copy_only=True)
+        if values.dtype.itemsize == 8:
+            return _mix(values.view(np.uint64) + _COMBINE)
+        return _mix(values.astype(np.int64).view(np.uint64) + _COMBINE)
+    if pa.types.is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return hash_column(column.view(width))
+    encoded = column.dictionary_encode()
+    digest = xxhash.xxh3_64_intdigest
+    uniques = np.fromiter((digest(v) for v in encoded.dictionary.to_pylist()), np.uint64, count=len(encoded.dictionary))
+    rows: UInt64s = uniques[encoded.indices.to_numpy(zero_copy_only=True)]
+    return rows
+
+
+def hash_keys(batch: pa.RecordBatch, keys: tuple[str, ...]) -> UInt64s:
+    """Stable hash per row over one or more key columns."""
+    first, *rest = keys
+    result = hash_column(batch.column(first))
+    for name in rest:
+        result = _mix(result * _COMBINE + hash_column(batch.column(name)))
+    return result
+
+
+def key_groups(batch: pa.RecordBatch, keys: tuple[str, ...], max_parallelism: int) -> npt.NDArray[np.int32]:
+    """The key group of each row: int32 in [0, max_parallelism)."""
+    return (hash_keys(batch, keys) % np.uint64(max_parallelism)).astype(np.int32)
+
+
+def subtask_of(groups: npt.NDArray[np.int32], parallelism: int, max_parallelism: int) -> npt.NDArray[np.int32]:
+    """The subtask that owns each key group."""
+    return groups * np.int32(parallelism) // np.int32(max_parallelism)
+
+
+def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
+    """The key groups that `subtask` owns: exactly those for which `subtask_of` answers it."""
+    start = -(-subtask * max_parallelism // parallelism)
+    end = -(-(subtask + 1) * max_parallelism // parallelism)
+    return range(start, end)

@@ -1,0 +1,129 @@
+"""The five interfaces through which protocol code meets the world.
+
+Everything that decides (tasks, gates, barrier handlers, coordinator) is confined to one loop
+thread and sees time, threads, peers, files and randomness through these alone. Production binds
+them in `midstream.runtime`, the simulator in `midstream.sim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+Mail = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: BaseException
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since the epoch. For processing time and for people."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Never goes back. For timeouts and budgets."""
+        ...
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Executor(Protocol):
+    """The loop thread's queue of mails, and the pool that does pure I/O for it."""
+
+    def post(self, mail: Mail) -> None:
+        """Run `mail` on the loop thread, after the mails already posted. Callable from any thread."""
+        ...
+
+    def call_later(self, delay_s: float, mail: Mail) -> Timer:
+        """Run `mail` on the loop thread once `delay_s` has passed. Loop thread only."""
+        ...
+
+    def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        """Run `work` (pure I/O: bytes in, bytes out) on the pool; its outcome, good or bad, is a mail."""
+        ...
+
+
+class Storage(Protocol):
+    """A directory tree of immutable files. Blocking: call it inside `Executor.submit` only.
+
+    Paths are relative, with `/`; one that would leave the root raises StorageError.
+    """
+
+    def read(self, path: str) -> bytes: ...
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        """Write a new file; it is durable, under its final name and whole, when this returns."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small file only if none of that name exists; False if one does."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a directory with what is in it. Deleting nothing is fine."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Names (not paths) of files and directories right under `path`, sorted; [] if there is none."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+
+class Ids(Protocol):
+    def new_id(self) -> str:
+        """A name that no other call, here or elsewhere, is given: 16 hex digits."""
+        ...
+
+
+class LinkEnd(Protocol):
+    """Our side of a data connection to one peer slot, for one attempt. Implemented by `exchange`."""
+
+    def pull(self, bytes_max: int) -> list[bytes | memoryview]:
+        """Whole frames to send now, about `bytes_max` bytes in all; [] when there is nothing to send.
+
+        Each list item is a piece of the byte stream; the pieces together are whole frames.
+        """
+        ...
+
+    def receive(self, frame: memoryview) -> None:
+        """One whole frame, without its length prefix. Must not be kept after the call."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone and will not come back. Called at most once, never after `close`."""
+        ...
+
+
+class DataLink(Protocol):
+    """The transport's side of a data connection."""
+
+    def wake(self) -> None:
+        """`pull` has something to give; it will be called from the loop, not from inside this call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Data connections between slots: authenticated, fenced by attempt, FIFO, one per pair of slots."""
+
+    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+        """A connection to that peer; both sides call this, and the one with the lower slot id dials.
+
+        Returns at once; frames flow when the handshake is through. If it does not come about in
+        time, `end.lost` says why.
+        """
+        ...

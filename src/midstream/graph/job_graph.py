@@ -1,0 +1,104 @@
+"""The job graph: vertices (chains of operators) and the edges between them.
+
+It is made once on the driver, checked, and sent to every slot as one pickle; a slot unpickles a
+vertex once per subtask, so that no two subtasks share an operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from midstream.operators.base import Operator
+from midstream.operators.sink import Sink
+from midstream.operators.source import Source
+
+
+class Partitioning(Enum):
+    FORWARD = "forward"
+    """Producer i to consumer i; both have the same parallelism."""
+    KEYED = "keyed"
+    """To the owner of the row's key group."""
+    REBALANCE = "rebalance"
+    """Whole batches (large ones in parts) to the consumers in turn."""
+    BROADCAST = "broadcast"
+    """To every consumer."""
+    GLOBAL = "global"
+    """To consumer 0."""
+
+    @property
+    def all_to_all(self) -> bool:
+        return self is not Partitioning.FORWARD
+
+    @property
+    def redistributable(self) -> bool:
+        """Whether in-flight rows of such an edge can be moved to other consumers (else it always aligns)."""
+        return self in (Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec:
+    uid: str
+    """Stable across versions of the job: state is found by it."""
+    name: str
+    operator: Operator
+    sink: Sink | None = None
+    """Set when the operator is a sink: its committer runs on the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    uid: str
+    name: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """A chain of operators that run in one task: `source` (if it has one), then `operators` in order."""
+
+    id: int
+    parallelism: int
+    source: SourceSpec | None
+    operators: tuple[OperatorSpec, ...]
+
+    @property
+    def name(self) -> str:
+        head = [self.source.name] if self.source else []
+        return " → ".join([*head, *(op.name for op in self.operators)])
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Rows from the last operator of `source` (its side output `tag`, if set) to the first of `target`."""
+
+    id: int
+    source: int
+    target: int
+    partitioning: Partitioning
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    port: int = 0
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """Vertices are in topological order and `vertices[i].id == i`; likewise `edges[i].id == i`."""
+
+    vertices: tuple[Vertex, ...]
+    edges: tuple[Edge, ...]
+    max_parallelism: int
+
+    def inputs(self, vertex: int) -> list[Edge]:
+        return [edge for edge in self.edges if edge.target == vertex]
+
+    def outputs(self, vertex: int) -> list[Edge]:
+        return [edge for edge in self.edges if edge.source == vertex]
+
+    @property
+    def slots(self) -> int:
+        """How many slots the job needs: subtask i of every vertex shares slot i."""
+        return max(vertex.parallelism for vertex in self.vertices)

@@ -1,0 +1,121 @@
+"""The contract between a task and the operators of its chain.
+
+Life of an operator: `open`, then `restore` if there is state for it, then any order of
+`process`, `advance_watermark`, `snapshot`, `checkpoint_completed` / `checkpoint_aborted`;
+`end_input` once per port when that input ends, `finish` once all have, and `close` always.
+All calls come from the loop thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from midstream.core.seams import Clock, Executor, Ids, Storage, Timer
+from midstream.state.parts import StatePart
+
+
+class Output(Protocol):
+    """Where an operator puts what it makes: the next operator of the chain, or the task's edges."""
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        """Hand on rows; `tag` names a side output."""
+        ...
+
+    def watermark(self, watermark_us: int) -> None:
+        """Only for operators with `makes_watermarks`."""
+        ...
+
+    def idle(self, idle: bool) -> None:
+        """Only for operators with `makes_watermarks`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    uid: str
+    name: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    key_groups: range
+    """The key groups this subtask owns."""
+    slice_s: float
+    """How long one call may keep the loop, in seconds; longer work is to be done in slices."""
+    clock: Clock
+    executor: Executor
+    ids: Ids
+    storage: Storage | None
+    """The job's checkpoint storage; None when the job has none."""
+    call_at: Callable[[int, Callable[[], None]], Timer]
+    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it."""
+    fail: Callable[[BaseException], None]
+    """Fail the task from a mail that has no caller to raise to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult:
+    """What one operator gives to a checkpoint."""
+
+    parts: Mapping[str, StatePart] = field(default_factory=dict)
+    committables: tuple[bytes, ...] = ()
+    """What the sink's committer must commit once the checkpoint is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`now` is taken on the loop; `later`, if any, runs on the I/O pool and gives the rest.
+
+    `later` may touch only what it captured, all of it immutable.
+    """
+
+    now: SnapshotResult = SnapshotResult()
+    later: Callable[[], SnapshotResult] | None = None
+
+
+NOTHING = Snapshot()
+
+
+class Operator:
+    """Base of all operators. An instance is configuration until `open`, and must pickle until then."""
+
+    makes_watermarks: bool = False
+    """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        """Prepare to work. Must leave no trace outside the process."""
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        """Take back state; the task has already kept only the rows that belong to this subtask."""
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        """Handle one batch of input `port` (0, or 1 for the second input of connect())."""
+        raise NotImplementedError
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        """Event time has reached `watermark_us` on all ports; fire what is due.
+
+        Returns False when the slice is used up and more is due: the task calls again with the
+        same watermark, and forwards it only after True. What has not fired must still be in state.
+        """
+        return True
+
+    def end_input(self, port: int) -> None:
+        """No more rows will come on `port`."""
+
+    def finish(self) -> None:
+        """All inputs have ended; emit what is left."""
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        return NOTHING
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """Every checkpoint up to this one is settled."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None: ...
+
+    def close(self) -> None:
+        """Let go of everything. Comes exactly once, also after a failure; must not raise for what is half open."""

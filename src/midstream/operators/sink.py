@@ -1,0 +1,84 @@
+"""What a sink is: writers on the subtasks, one committer on the driver; two-phase commit.
+
+Committables travel with the checkpoint acknowledgement, never as records, and are kept in the
+checkpoint's metadata until they are committed. After a restore they are committed again, so
+`commit` must be idempotent.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from midstream.core.seams import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class WriterContext:
+    uid: str
+    name: str
+    subtask: int
+    attempt: int
+    """Grows with every restart of the job: two attempts must never write the same file."""
+    job_id: str
+    schema: pa.Schema
+    executor: Executor
+    fail: Callable[[BaseException], None]
+
+
+class SinkWriter(ABC):
+    """Takes rows on the loop thread; never blocks there."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    def ready(self) -> bool:
+        """False while the writer cannot take more without unbounded memory; the task then waits for `on_ready`."""
+        return True
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        """`wake` is to be called, on the loop thread, whenever `ready` may have become true."""
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        """Close what was written since the last call; the answer runs on the I/O pool, makes it durable and returns the committables.
+
+        None when there is nothing to commit.
+        """
+        return None
+
+    def close(self) -> None:
+        """Stop; what was not prepared may be deleted."""
+
+
+class Committer(ABC):
+    """Runs on the driver's I/O pool, one call at a time."""
+
+    @abstractmethod
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Make visible what was prepared, all of it once however often this is called for it.
+
+        Called only when there is something to commit.
+        """
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        """These belong to a checkpoint that never completed: clean them up."""
+
+
+class Sink(ABC):
+    """Configuration that pickles."""
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """On the driver, before anything runs: raise if this stream cannot be written there.
+
+        Unless `restoring`, also raise if the target is not free (a directory with files in it).
+        """
+
+    @abstractmethod
+    def writer(self, context: WriterContext) -> SinkWriter: ...
+
+    def committer(self, job_id: str) -> Committer | None:
+        """None for sinks that have nothing to commit (print)."""
+        return None

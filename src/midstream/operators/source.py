@@ -1,0 +1,86 @@
+"""What a source is: splits found on the driver, read on the subtasks.
+
+The coordinator runs `discover` and hands splits to subtasks that ask for one; both its position
+and the splits not yet handed out are part of every checkpoint, and so is each reader's progress.
+A source keeps no other state, which is what makes it exactly-once by construction.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.seams import Storage
+
+
+class Split(msgspec.Struct, frozen=True):
+    """A part of the input that one reader reads from front to back.
+
+    `payload` says what it is, in the source's own encoding (no pickles). `offset` is where to go
+    on: 0 for a new split, else whatever the reader returned with the last batch it emitted.
+    """
+
+    id: str
+    payload: bytes
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The answer of `discover`: new splits, the position after them, and whether there can be more."""
+
+    splits: tuple[Split, ...]
+    position: bytes
+    exhausted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryContext:
+    """What `discover` may use besides the source's own system."""
+
+    uid: str
+    parallelism: int
+    storage: Storage | None
+    """The job's checkpoint storage, for plans that must be durable before they are read (below `plans/<uid>/`)."""
+
+
+class SplitReader(ABC):
+    @abstractmethod
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        """The next batch (at most `rows_max` rows, canonical types) and the offset to go on from after it; None at the end of the split."""
+
+    def close(self) -> None: ...
+
+
+class Source(ABC):
+    """Configuration that pickles. `schema` is canonical (see core.batches).
+
+    `blocking`: reads wait for files or networks, so they run on the I/O pool, ahead of need;
+    otherwise they only compute, and run on the loop.
+    `discovery_interval_s`: how often `discover` is asked again until it says exhausted.
+    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit).
+    """
+
+    schema: pa.Schema
+    blocking: bool = True
+    bounded: bool = True
+    discovery_interval_s: float = 1.0
+    rows_per_s: float | None = None
+
+    @abstractmethod
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, never twice at once.
+
+        Asked again from the same position it must find the same splits, or splits that stand for
+        the same rows: whatever was handed out after the last checkpoint is handed out again.
+        """
+
+    @abstractmethod
+    def open_split(self, split: Split) -> SplitReader:
+        """Open a split at `split.offset`. Raises StorageError when it is not there (any more)."""
+
+    def checkpoint_completed(self, position: bytes | None) -> None:
+        """All rows before `position` are in a completed checkpoint, or in splits that it holds. Runs on the driver's I/O pool."""

@@ -1,0 +1,381 @@
+"""Control messages, schema-checked on arrival. One connection per slot, FIFO both ways.
+
+Order matters: whatever the coordinator sends to a slot before `TriggerCheckpoint` (splits, above
+all) is in that checkpoint, and whatever it sends afterwards is not.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class ChunkHandle(msgspec.Struct, frozen=True):
+    """Where an immutable chunk of state lies: `length` bytes at `offset` of `file` in the checkpoint storage."""
+
+    id: str
+    file: str
+    offset: int
+    length: int
+    checksum: int
+    """xxh3_64 of those bytes."""
+    rows: int
+    key_group_min: int = -1
+    key_group_max: int = -1
+
+
+class PartHandle(msgspec.Struct, frozen=True):
+    name: str
+    redistribute: str
+    chunks: tuple[ChunkHandle, ...]
+
+
+class OperatorSnapshot(msgspec.Struct, frozen=True):
+    """What one operator of one subtask put into a checkpoint."""
+
+    uid: str
+    parts: tuple[PartHandle, ...] = ()
+    committables: tuple[bytes, ...] = ()
+
+
+class TaskRef(msgspec.Struct, frozen=True):
+    vertex: int
+    subtask: int
+
+
+class Peer(msgspec.Struct, frozen=True):
+    slot: int
+    host: str
+    port: int
+
+
+# ---- coordinator to slot ---------------------------------------------------
+
+
+class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
+    """Build these tasks (state restored, nothing running yet), then answer `Deployed`.
+
+    `graph` is the pickled JobGraph. `slots[i]` is the slot id that runs subtask i of every vertex.
+    `restore` holds the state of each task of this slot, already assigned to it; `finished` the
+    vertices that had finished in that checkpoint.
+    """
+
+    job_id: str
+    attempt: int
+    config: bytes
+    """JobConfig, msgpack."""
+    graph: bytes
+    slots: tuple[int, ...]
+    tasks: tuple[TaskRef, ...]
+    restore: tuple[tuple[TaskRef, tuple[OperatorSnapshot, ...]], ...] = ()
+    finished: tuple[int, ...] = ()
+    checkpoint_root: str | None = None
+    """URL of the checkpoint storage; None when the job has none."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """All slots are deployed: connect to the peers and run."""
+
+    attempt: int
+    peers: tuple[Peer, ...]
+
+
+class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
+    attempt: int
+    checkpoint_id: int
+    created_ms: int
+    tasks: tuple[TaskRef, ...]
+
+
+class CheckpointCompleted(msgspec.Struct, frozen=True, tag="completed"):
+    attempt: int
+    checkpoint_id: int
+
+
+class CheckpointAborted(msgspec.Struct, frozen=True, tag="aborted"):
+    attempt: int
+    checkpoint_id: int
+
+
+class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
+    """`split` is an encoded operators.source.Split."""
+
+    attempt: int
+    task: TaskRef
+    split: bytes
+
+
+class NoMoreSplits(msgspec.Struct, frozen=True, tag="no_more_splits"):
+    attempt: int
+    task: TaskRef
+
+
+class StopSources(msgspec.Struct, frozen=True, tag="stop_sources"):
+    """End every source as if its input had ended here (stop with drain)."""
+
+    attempt: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Drop every task of this attempt at once, then answer `Cancelled`."""
+
+    attempt: int
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """The slot is no longer needed: cancel what runs and end."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The answer to `Register`: who you are."""
+
+    slot: int
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Says that the driver lives."""
+
+
+ToSlot: TypeAlias = (
+    Welcome
+    | Deploy
+    | Start
+    | TriggerCheckpoint
+    | CheckpointCompleted
+    | CheckpointAborted
+    | AssignSplit
+    | NoMoreSplits
+    | StopSources
+    | Cancel
+    | Release
+    | Heartbeat
+)
+
+# ---- slot to coordinator ---------------------------------------------------
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    host: str
+    """Where peers reach this slot's data port."""
+    port: int
+    pid: int
+    python: str
+    """major.minor of its interpreter: user functions only unpickle on the same one."""
+    request: str
+    """Which of the driver's requests for a slot this answers."""
+
+
+class TaskMetrics(msgspec.Struct, frozen=True):
+    """Totals since the task was deployed."""
+
+    task: TaskRef
+    rows_in: int
+    rows_out: int
+    bytes_out: int
+    busy_ms: int
+    backpressured_ms: int
+    watermark_us: int
+    """The lowest int64 while there is none."""
+    operators: tuple[tuple[str, int, int], ...] = ()
+    """Per operator of the chain, the source included: uid, rows in, rows out."""
+
+
+class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
+    """A heartbeat with what there is to show."""
+
+    attempt: int
+    tasks: tuple[TaskMetrics, ...]
+    pool_in_use_bytes: int = 0
+    pool_total_bytes: int = 0
+    memory_bytes: int = 0
+    """Resident memory of the slot's process; 0 where unknown."""
+
+
+class Deployed(msgspec.Struct, frozen=True, tag="deployed"):
+    attempt: int
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
+    attempt: int
+
+
+class TaskRunning(msgspec.Struct, frozen=True, tag="running"):
+    attempt: int
+    task: TaskRef
+
+
+class TaskEndOfData(msgspec.Struct, frozen=True, tag="end_of_data_reached"):
+    """All its data is processed; it waits for the checkpoint that makes that final."""
+
+    attempt: int
+    task: TaskRef
+
+
+class TaskFinished(msgspec.Struct, frozen=True, tag="finished"):
+    """`committables` per operator uid: only when the job has no checkpoints to carry them."""
+
+    attempt: int
+    task: TaskRef
+    committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()
+
+
+class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """`summary` is one line with the operator's name; `details` the traceback, user frames first.
+
+    `fatal`: restarting cannot help (a schema or configuration error).
+    """
+
+    attempt: int
+    task: TaskRef
+    summary: str
+    details: str
+    fatal: bool = False
+
+
+class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):
+    attempt: int
+    summary: str
+    details: str
+    fatal: bool = False
+
+
+class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
+    attempt: int
+    checkpoint_id: int
+    task: TaskRef
+    operators: tuple[OperatorSnapshot, ...]
+    files: tuple[str, ...]
+    """New files written for this checkpoint by this task, to be deleted if it fails."""
+    state_bytes: int
+    alignment_ms: float = 0.0
+    finished: bool = False
+    """The task had reached the end of its data when it took the snapshot."""
+
+
+class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
+    """`counts`: whether it counts against tolerable failures."""
+
+    attempt: int
+    checkpoint_id: int
+    task: TaskRef
+    reason: str
+    counts: bool
+
+
+class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
+    attempt: int
+    task: TaskRef
+
+
+FromSlot: TypeAlias = (
+    Register
+    | SlotStatus
+    | Deployed
+    | DeployFailed
+    | Cancelled
+    | TaskRunning
+    | TaskEndOfData
+    | TaskFinished
+    | TaskFailed
+    | CheckpointAck
+    | CheckpointDecline
+    | RequestSplit
+)
+
+# ---- command line to coordinator -------------------------------------------
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag="get_status"):
+    pass
+
+
+class DoCheckpoint(msgspec.Struct, frozen=True, tag="do_checkpoint"):
+    pass
+
+
+class DoStop(msgspec.Struct, frozen=True, tag="do_stop"):
+    """`drain`: end the sources and let everything flow out; else stop at a checkpoint, to go on from it."""
+
+    drain: bool = False
+
+
+ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoStop
+
+
+class OperatorStatus(msgspec.Struct, frozen=True):
+    uid: str
+    name: str
+    parallelism: int
+    rows_in: int
+    rows_out: int
+
+
+class VertexStatus(msgspec.Struct, frozen=True):
+    id: int
+    name: str
+    parallelism: int
+    states: dict[str, int]
+    """How many subtasks are in which state."""
+    operators: tuple[OperatorStatus, ...]
+    watermark_us: int | None
+    busy: float
+    """Share of time spent working, 0 to 1, the mean over subtasks."""
+    backpressured: float
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True):
+    id: int
+    state: str
+    """in_progress, completed, or failed."""
+    created_ms: int
+    duration_ms: int
+    state_bytes: int
+    reason: str = ""
+
+
+class FailureStatus(msgspec.Struct, frozen=True):
+    at_ms: int
+    attempt: int
+    summary: str
+    details: str
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be seen of a job from outside."""
+
+    job_id: str
+    name: str
+    state: str
+    """created, deploying, running, restarting, stopping, finished, stopped, or failed."""
+    attempt: int
+    started_ms: int
+    now_ms: int
+    slots: int
+    slots_needed: int
+    vertices: tuple[VertexStatus, ...]
+    edges: tuple[tuple[int, int, str], ...]
+    """source vertex, target vertex, partitioning."""
+    checkpoints_completed: int
+    checkpoints_failed: int
+    last_checkpoint: CheckpointStatus | None
+    checkpoints: tuple[CheckpointStatus, ...]
+    """The most recent ones, newest first."""
+    failures: tuple[FailureStatus, ...]
+    """The most recent ones, newest first."""
+    restarts: int
+    restored_from: str | None
+    checkpoint_dir: str | None
+    slot_memory_bytes: tuple[int, ...] = ()
+    slot_pids: tuple[int, ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """`error` is empty when it went well. A checkpoint answers when it has completed, a stop when the job has ended."""
+
+    error: str = ""
+    status: JobStatus | None = None
+    checkpoint: str | None = None
+    """Path of the checkpoint made, for DoCheckpoint and DoStop."""

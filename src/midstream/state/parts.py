@@ -1,0 +1,46 @@
+"""State at rest: every piece of operator state is an Arrow table and a rule for redistributing it.
+
+A snapshot of an operator is a dict of named parts. A part's `chunks` are immutable: they may be
+written to a file by an I/O thread while the operator works on, and a chunk that an earlier
+checkpoint has already stored is recognised by its id and not written again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+KEY_GROUP = "__key_group"
+
+
+class Redistribute(Enum):
+    """How the rows of a part reach the new subtasks when the parallelism changes."""
+
+    KEYED = "keyed"
+    """Rows carry their key group in column `__key_group` (int32); each goes to its owner."""
+    SPLIT = "split"
+    """All rows of all subtasks, dealt out round robin."""
+    UNION = "union"
+    """Every subtask gets all rows of all subtasks."""
+    BROADCAST = "broadcast"
+    """Every subtask holds the same rows; each new one gets one full copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """An immutable table. `id` is unique for as long as the job lives; the same id is the same rows."""
+
+    id: str
+    table: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    redistribute: Redistribute
+    chunks: tuple[Chunk, ...]
+
+    def table(self) -> pa.Table:
+        """All chunks as one table. Raises ValueError when there are none."""
+        return pa.concat_tables([chunk.table for chunk in self.chunks])
