@@ -94,7 +94,8 @@ class LinkEnd(Protocol):
     def pull(self, bytes_max: int) -> list[bytes | memoryview]:
         """Whole frames to send now, about `bytes_max` bytes in all; [] when there is nothing to send.
 
-        Each list item is a piece of the byte stream; the pieces together are whole frames.
+        Each list item is a piece of the byte stream; the pieces together are whole frames, each
+        a little-endian uint32 length, then that many bytes.
         """
         ...
 

@@ -1,4 +1,7 @@
 """What runs: the logical graph as written, the job graph with chained operators, and its checks.
 
-May import `core`, `state`, `operators`. Pure data and functions; nothing here runs a job.
+May import `core`, `state`, `operators`, `connectors`. Pure data and functions; nothing here runs a job.
+
+`logical`: nodes and streams as the program made them. `build`: the job graph made of it, with its
+checks. `job_graph`: what is sent to the slots. `describe`: both for people and machines to read.
 """

@@ -54,6 +54,9 @@ class OperatorContext:
     """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it."""
     fail: Callable[[BaseException], None]
     """Fail the task from a mail that has no caller to raise to."""
+    job_id: str = ""
+    attempt: int = 0
+    """Grows with every restart of the job (for sinks: see WriterContext)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,13 @@ class Snapshot:
 
     now: SnapshotResult = SnapshotResult()
     later: Callable[[], SnapshotResult] | None = None
+
+    def complete(self) -> SnapshotResult:
+        """All of it. On the I/O pool; raises whatever `later` raises."""
+        if self.later is None:
+            return self.now
+        rest = self.later()
+        return SnapshotResult({**self.now.parts, **rest.parts}, (*self.now.committables, *rest.committables))
 
 
 NOTHING = Snapshot()
@@ -101,6 +111,10 @@ class Operator:
         Returns False when the slice is used up and more is due: the task calls again with the
         same watermark, and forwards it only after True. What has not fired must still be in state.
         """
+        return True
+
+    def ready(self, wake: Callable[[], None]) -> bool:
+        """Whether another batch can be taken. If not, `wake` is called on the loop once it may be."""
         return True
 
     def end_input(self, port: int) -> None:

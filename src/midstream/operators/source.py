@@ -8,6 +8,7 @@ A source keeps no other state, which is what makes it exactly-once by constructi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -70,6 +71,13 @@ class Source(ABC):
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
 
+    def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
+        """On the driver, once, before any slot is asked for: for work that needs Spark's cores for itself.
+
+        Blocking. `checkpoint_dir` is the job's checkpoint directory as the user gave it; `restoring`
+        says that the job goes on from a checkpoint, whose splits may be of an earlier preparation.
+        """
+
     @abstractmethod
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, never twice at once.
@@ -82,5 +90,17 @@ class Source(ABC):
     def open_split(self, split: Split) -> SplitReader:
         """Open a split at `split.offset`. Raises StorageError when it is not there (any more)."""
 
-    def checkpoint_completed(self, position: bytes | None) -> None:
-        """All rows before `position` are in a completed checkpoint, or in splits that it holds. Runs on the driver's I/O pool."""
+    def splits_per_reader(self, parallelism: int) -> int:
+        """How many splits a subtask reads side by side, in turns; more than 1 for splits that never end."""
+        return 1
+
+    def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
+        """All rows before `position` are in a completed checkpoint, but for those of the `unfinished` splits that it holds.
+
+        `unfinished`: every split in the checkpoint that has rows left, handed out or not, each at
+        its offset there; None when that is not known. A source may let its system forget only what
+        lies before `position` and in no unfinished split. Runs on the driver's I/O pool.
+        """
+
+    def close(self) -> None:
+        """On the driver, when the job has ended, however it ended: stop what `discover` has started."""

@@ -26,9 +26,24 @@ class ChunkHandle(msgspec.Struct, frozen=True):
 
 
 class PartHandle(msgspec.Struct, frozen=True):
+    """A part of operator state: the rows of `chunks`, in order.
+
+    In a restore with split redistribution several tasks share the chunks: this one owns the rows
+    `index`, `index + stride`, … counted over all chunks together (see `checkpoint.state_files`).
+    """
+
     name: str
     redistribute: str
     chunks: tuple[ChunkHandle, ...]
+    index: int = 0
+    stride: int = 1
+
+
+class EarlierCommittables(msgspec.Struct, frozen=True):
+    """What was prepared for checkpoint `checkpoint_id`, of which the task does not know yet that it completed."""
+
+    checkpoint_id: int
+    committables: tuple[bytes, ...]
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
@@ -37,6 +52,13 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     uid: str
     parts: tuple[PartHandle, ...] = ()
     committables: tuple[bytes, ...] = ()
+    earlier: tuple[EarlierCommittables, ...] = ()
+    """In an acknowledgement: the committables of older checkpoints that were not reported completed.
+
+    Rows prepared for a checkpoint that failed are not written again while the job runs on, so the
+    task reports them with each later checkpoint until one that held them completes. The
+    coordinator knows which of those had completed after all, and drops them.
+    """
 
 
 class TaskRef(msgspec.Struct, frozen=True):
@@ -72,6 +94,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     finished: tuple[int, ...] = ()
     checkpoint_root: str | None = None
     """URL of the checkpoint storage; None when the job has none."""
+    epoch: int = 0
+    """Of the coordinator; with `attempt` it is part of the name of every state file (`checkpoint.state_files.state_file`)."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

@@ -1,0 +1,45 @@
+# Every target sets up what it needs first: .venv from nothing but a system Python.
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+# Spark on one machine: executors that bind an outside address may not be reachable, or too reachable.
+export SPARK_LOCAL_IP ?= 127.0.0.1
+export PYTHON
+REPEAT ?= 20
+BENCHES ?= window exchange latency
+
+.PHONY: help setup setup-python demo test check format bench nightly clean
+
+help:  ## what there is
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+
+setup:  ## .venv with everything installed; says what else is missing
+	@tools/setup.sh
+
+setup-python:
+	@tools/setup.sh --without-java
+
+demo: setup  ## 336,776 real flights through a stateful job on embedded Spark, exactly once
+	@rm -rf out/demo
+	$(BIN)/midstream run examples/flights.py
+
+test: setup  ## all tests, those on real Spark slots included
+	$(BIN)/pytest -q
+
+check: setup-python  ## lint, formatting, strict types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup-python  ## let ruff put the code in order
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup  ## the benchmarks of benchmarks/README.md (BENCHES="window latency" picks some)
+	@for name in $(BENCHES); do $(BIN)/midstream bench $$name || exit; done
+
+nightly: check test  ## also the tests on real Spark slots, REPEAT=20 times in a row
+	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
+
+clean:  ## what builds and runs leave behind; .venv stays
+	rm -rf out dist build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests examples -name __pycache__ -prune -exec rm -rf {} +

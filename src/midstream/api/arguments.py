@@ -1,0 +1,133 @@
+"""What all calls of the API have in common: where they were written, and arguments that make sense."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+import midstream
+from midstream.core.batches import canonical_schema, canonical_type
+from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.operators.expressions import frame_schema
+
+SchemaLike: TypeAlias = "pa.Schema | pl.Schema | Mapping[str, Any]"
+"""An Arrow or polars schema, or column names with Arrow types, polars types, or Python types (int, str, datetime …)."""
+
+_PACKAGE = os.path.dirname(os.path.abspath(midstream.__file__)) + os.sep
+_UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
+_PYTHON_TYPES: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.large_string(),
+    bytes: pa.large_binary(),
+    datetime: pa.timestamp("us"),
+    date: pa.date32(),
+    time: pa.time64("us"),
+    timedelta: pa.duration("us"),
+}
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether that source file is midstream's, not the user's."""
+    return os.path.abspath(filename).startswith(_PACKAGE)
+
+
+def calling_file() -> str | None:
+    """The file of the nearest caller outside midstream; None where code has no file (a shell)."""
+    frame = _user_frame()
+    return frame.f_code.co_filename if frame is not None and os.path.exists(frame.f_code.co_filename) else None
+
+
+def calling_place() -> str:
+    """`job.py:12`: where the user's code called midstream; "" when that is unknown."""
+    frame = _user_frame()
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _user_frame() -> Any:
+    frame = sys._getframe(1)
+    while frame is not None and is_own_file(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame
+
+
+def check_uid(uid: str | None, where: str) -> None:
+    if uid is not None and (not isinstance(uid, str) or not _UID.fullmatch(uid)):
+        raise ConfigError(
+            f"{where}: uid {uid!r} cannot be one; use up to 128 letters, digits, '_', '.', ':' or '-', "
+            "beginning with a letter, digit or '_'"
+        )
+
+
+def check_name(name: str | None, kind: str) -> str:
+    """The operator's display name."""
+    if name is None:
+        return kind
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"operator {kind!r}: name {name!r} is not a text to show")
+    return name
+
+
+def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
+    """The canonical Arrow schema of what the user wrote. Raises SchemaError naming the column that has no type."""
+    if isinstance(spec, pa.Schema):
+        schema = spec
+    elif isinstance(spec, Mapping) and spec:
+        schema = pa.schema([pa.field(_column_name(name, where), _arrow_type(name, kind, where)) for name, kind in spec.items()])
+    else:
+        raise SchemaError(
+            f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
+        )
+    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    if twice:
+        raise SchemaError(f"{where}: column {min(twice)!r} is declared twice")
+    return canonical_schema(schema)
+
+
+def _column_name(name: object, where: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise SchemaError(f"{where}: {name!r} is not a column name")
+    return name
+
+
+def _arrow_type(name: str, kind: Any, where: str) -> pa.DataType:
+    if isinstance(kind, pa.DataType):
+        return canonical_type(kind)
+    if isinstance(kind, type) and kind in _PYTHON_TYPES:
+        return _PYTHON_TYPES[kind]
+    if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
+        try:
+            return frame_schema(pl.DataFrame(schema={name: kind})).field(0).type
+        except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+            raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form: {error}") from error
+    known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
+    raise SchemaError(
+        f"{where}: column {name!r}: {kind!r} is not a type; use a pyarrow type, a polars type, or one of {known}"
+    )
+
+
+def columns_text(schema: pa.Schema) -> str:
+    return ", ".join(schema.names) or "no columns"
+
+
+def require_column(schema: pa.Schema, name: object, where: str, what: str, advice: str) -> pa.Field:
+    """The field of that name. Raises SchemaError saying what there is and what to do."""
+    if not isinstance(name, str):
+        raise JobError(f"{where}: {name!r} is not a column name. {advice}")
+    index = schema.get_field_index(name)
+    if index < 0:
+        raise SchemaError(f"{where}: {what} {name!r} is not in the stream's schema ({columns_text(schema)}). {advice}")
+    return schema.field(index)
+
+
+def require_callable(function: object, where: str, example: str) -> None:
+    if not callable(function):
+        raise JobError(f"{where}: {function!r} is not a function; {example}")

@@ -1,0 +1,111 @@
+"""How the user's code reaches the slots: by value, so that executors need no copy of it.
+
+cloudpickle takes functions of `__main__` along, but refers to those of other modules by name.
+Modules that lie beside the job's file are taken along too; what is installed (site-packages, the
+standard library, midstream itself) is expected to be there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from midstream.api.arguments import is_own_file
+from midstream.core.errors import JobError
+
+_ADVICE = (
+    "create connections, locks, files and sessions inside the function, or in open() of a process function, "
+    "and use plain values outside it"
+)
+
+
+def pickled(thing: object, directory: str | None) -> bytes:
+    """`thing` with the code of all modules below `directory` (that of the job's file). Raises what pickling raises."""
+    if directory is not None:
+        register_modules_below(directory)
+    data: bytes = cloudpickle.dumps(thing)
+    return data
+
+
+def register_modules_below(directory: str) -> None:
+    """Have cloudpickle take along the modules loaded from files below `directory` that are not installed."""
+    root = os.path.join(os.path.abspath(directory), "")
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and _is_users(module, root):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _is_users(module: ModuleType, root: str) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or module.__name__ == "__main__":
+        return False
+    path = os.path.abspath(file)
+    if sys.modules.get(module.__name__) is not module or is_own_file(path):
+        return False
+    return path.startswith(root) and not any(path.startswith(installed) for installed in _installed())
+
+
+def _installed() -> Iterator[str]:
+    for kind in ("stdlib", "platstdlib", "purelib", "platlib"):
+        yield os.path.join(os.path.abspath(sysconfig.get_path(kind)), "")
+
+
+def check_shippable(thing: object, where: str) -> None:
+    """Raises JobError naming the operator, and if it can be found the variable, that cannot be sent to a slot."""
+    try:
+        cloudpickle.dumps(thing)
+    except Exception as error:  # noqa: BLE001 - any __reduce__ may raise anything
+        culprit = _culprit(thing)
+        uses = f" it uses {culprit}:" if culprit else ""
+        raise JobError(f"{where}: cannot be sent to the slots:{uses} {_one_line(error)}; {_ADVICE}") from error
+
+
+def _culprit(thing: object) -> str | None:
+    """The name of the first variable of a function, or attribute of an object, that does not pickle on its own."""
+    if isinstance(thing, FunctionType):
+        used = _variables(thing)
+    else:
+        used = getattr(thing, "__dict__", {})
+    for name, value in used.items():
+        if isinstance(value, ModuleType):
+            continue
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001 - see above
+            inner = _culprit(value) if isinstance(value, FunctionType) else None
+            return inner or f"{name!r} (a {type(value).__name__})"
+    return None
+
+
+def _variables(function: Callable[..., Any]) -> Mapping[str, Any]:
+    assert isinstance(function, FunctionType)
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            found[name] = function.__globals__[name]
+    return found
+
+
+def _global_names(code: CodeType) -> list[str]:
+    """Names that the function and the functions in it may look up in its module."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names.extend(_global_names(constant))
+    return names
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

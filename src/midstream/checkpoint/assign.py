@@ -1,0 +1,225 @@
+"""Who gets which state back: a checkpoint's state dealt out to the subtasks of a graph.
+
+The graph walked is the new one, vertex by vertex and operator by operator, stateless ones too
+(trap 22): what is found decides, not what happens to have state. Pure functions; only handles are
+moved, so this costs no I/O whatever the size of the state.
+
+    rule        new subtask j of q gets, from old subtasks 0..p-1
+    keyed       the chunks whose key groups intersect its own; the reader filters their rows
+    split       with p == q its own rows, else all chunks with index j and stride q (rows dealt in turn)
+    union       everything
+    broadcast   with p == q its own copy, else that of the first old subtask that was still running
+
+Only subtasks that had not finished have state to give (trap 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
+from midstream.checkpoint.state_files import intersects
+from midstream.core.errors import ConfigError, StorageError
+from midstream.core.keys import key_group_range
+from midstream.graph.job_graph import Edge, JobGraph, Vertex
+from midstream.protocol.messages import OperatorSnapshot, PartHandle, TaskRef
+from midstream.state.parts import Redistribute
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Everything a graph takes over from a checkpoint."""
+
+    tasks: Mapping[TaskRef, tuple[OperatorSnapshot, ...]]
+    """The state of each task that gets any."""
+    finished: tuple[int, ...]
+    """Vertices that had finished; they are not run again."""
+    sources: Mapping[str, SourcePosition]
+    dropped: tuple[str, ...]
+    """uids whose state is left behind, because the graph no longer has them and that was allowed."""
+
+
+def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_state: bool = False) -> Assignment:
+    """Deal out the state of a checkpoint to the tasks of `graph`.
+
+    Raises ConfigError when the graph contradicts the checkpoint: another max_parallelism, state of
+    an operator that is gone, a source that is none any more, finished operators behind running ones.
+    """
+    if metadata.max_parallelism != graph.max_parallelism:
+        raise ConfigError(
+            f"checkpoint {metadata.checkpoint_id} was made with max_parallelism {metadata.max_parallelism}, the job has "
+            f"{graph.max_parallelism}: keys would belong to other key groups. Set max_parallelism="
+            f"{metadata.max_parallelism}"
+        )
+    old = {op.uid: op for op in metadata.operators}
+    dropped = _dropped(metadata, graph, allow_dropped_state)
+    finished = finished_vertices(old, graph)
+    return Assignment(
+        tasks=_assign_tasks(old, graph, finished),
+        finished=finished,
+        sources={position.uid: position for position in metadata.sources if position.uid not in dropped},
+        dropped=dropped,
+    )
+
+
+def _assign_tasks(
+    old: Mapping[str, OperatorState], graph: JobGraph, finished: tuple[int, ...]
+) -> dict[TaskRef, tuple[OperatorSnapshot, ...]]:
+    tasks = {}
+    for vertex in graph.vertices:
+        if vertex.id in finished:
+            continue
+        for subtask in range(vertex.parallelism):
+            snapshots = tuple(
+                snapshot
+                for uid in uids_of(vertex)
+                if uid in old and (snapshot := assign_operator(old[uid], subtask, vertex.parallelism, graph)).parts
+            )
+            if snapshots:
+                tasks[TaskRef(vertex.id, subtask)] = snapshots
+    return tasks
+
+
+def uids_of(vertex: Vertex) -> tuple[str, ...]:
+    """Operators of a vertex in chain order, its source first."""
+    return (*([vertex.source.uid] if vertex.source else []), *(op.uid for op in vertex.operators))
+
+
+def assign_operator(old: OperatorState, subtask: int, parallelism: int, graph: JobGraph) -> OperatorSnapshot:
+    """The state of new subtask `subtask` of `parallelism`."""
+    names: dict[str, Redistribute] = {}
+    for _, part in _parts(old):
+        rule = _rule(old, part)
+        if names.setdefault(part.name, rule) is not rule:
+            raise StorageError(f"operator {old.uid!r}: state {part.name!r} has two different rules in one checkpoint")
+    key_groups = key_group_range(subtask, parallelism, graph.max_parallelism)
+    parts = []
+    for name, rule in names.items():
+        found = [(i, part) for i, part in _parts(old) if part.name == name]
+        assigned = _assign_part(
+            name, rule, found, subtask, parallelism, key_groups, same=parallelism == old.parallelism
+        )
+        if assigned is not None and assigned.chunks:
+            parts.append(assigned)
+    return OperatorSnapshot(old.uid, tuple(parts))
+
+
+def _parts(old: OperatorState) -> Iterator[tuple[int, PartHandle]]:
+    """Every part of every subtask that was still running, by subtask."""
+    for i in old.running:
+        for part in old.subtasks[i].parts:
+            yield i, part
+
+
+def _rule(old: OperatorState, part: PartHandle) -> Redistribute:
+    try:
+        return Redistribute(part.redistribute)
+    except ValueError as error:
+        raise StorageError(
+            f"operator {old.uid!r}: state {part.name!r} has the unknown rule {part.redistribute!r}"
+        ) from error
+
+
+def _assign_part(
+    name: str,
+    rule: Redistribute,
+    found: list[tuple[int, PartHandle]],
+    subtask: int,
+    parallelism: int,
+    key_groups: range,
+    same: bool,
+) -> PartHandle | None:
+    everything = tuple(chunk for _, part in found for chunk in part.chunks)
+    own = next((part for i, part in found if i == subtask), None) if same else None
+    match rule:
+        case Redistribute.KEYED:
+            return PartHandle(name, rule.value, tuple(c for c in everything if intersects(c, key_groups)))
+        case Redistribute.SPLIT:
+            if same:
+                return own
+            return PartHandle(name, rule.value, everything, index=subtask, stride=parallelism)
+        case Redistribute.UNION:
+            return PartHandle(name, rule.value, everything)
+        case Redistribute.BROADCAST:
+            return own or found[0][1]
+
+
+# ---- checks of the graph against the checkpoint ----------------------------
+
+
+def _dropped(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) -> tuple[str, ...]:
+    """uids with state that the graph does not have. Raises ConfigError unless that is allowed."""
+    there = {uid for vertex in graph.vertices for uid in uids_of(vertex)}
+    sources = {vertex.source.uid for vertex in graph.vertices if vertex.source}
+    names = {op.uid: op.name for op in metadata.operators}
+    with_state = {op.uid for op in metadata.operators if any(s.parts for s in op.subtasks)}
+    with_state |= {position.uid for position in metadata.sources}
+    with_state |= {entry.uid for entry in metadata.committables}
+    changed = [position.uid for position in metadata.sources if position.uid in there - sources]
+    if changed:
+        raise ConfigError(
+            f"{changed[0]!r} was a source in checkpoint {metadata.checkpoint_id} and is another operator now; "
+            "give the new operator another uid"
+        )
+    dropped = sorted(with_state - there)
+    if dropped and not allowed:
+        listed = ", ".join(f"{uid!r} ({names.get(uid, uid)})" for uid in dropped)
+        raise ConfigError(
+            f"checkpoint {metadata.checkpoint_id} has state of {listed}, which the job no longer has. "
+            "Give an operator that uid to go on from it, or allow the state to be dropped (--allow-dropped-state)"
+        )
+    return tuple(dropped)
+
+
+def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tuple[int, ...]:
+    """Vertices of `graph` all of whose operators had finished.
+
+    Raises ConfigError naming two operators when the graph contradicts what had finished: a chain
+    of which only some had, or a finished vertex behind one that had not.
+    """
+    share = {vertex.id: _finished_share(old, vertex) for vertex in graph.vertices}
+    for vertex in graph.vertices:
+        for predecessor, edges in _predecessors(graph, vertex.id).items():
+            _check_predecessor(graph, share, vertex, graph.vertices[predecessor], edges)
+    return tuple(vertex.id for vertex in graph.vertices if share[vertex.id] == "fully")
+
+
+def _finished_share(old: Mapping[str, OperatorState], vertex: Vertex) -> str:
+    first, *rest = [(uid, _share(old.get(uid))) for uid in uids_of(vertex)]
+    for uid, share in rest:
+        if share != first[1]:
+            raise ConfigError(
+                f"operators {first[0]!r} and {uid!r} run in one task, but in the checkpoint {first[0]!r} had "
+                f"{first[1]} finished and {uid!r} had {share} finished. Put the new one behind rebalance(), or start "
+                "from an older checkpoint"
+            )
+    return first[1]
+
+
+def _share(op: OperatorState | None) -> str:
+    if op is None or not op.finished:
+        return "not"
+    return "fully" if op.fully_finished else "partly"
+
+
+def _predecessors(graph: JobGraph, vertex: int) -> dict[int, list[Edge]]:
+    edges: dict[int, list[Edge]] = {}
+    for edge in graph.inputs(vertex):
+        edges.setdefault(edge.source, []).append(edge)
+    return edges
+
+
+def _check_predecessor(
+    graph: JobGraph, share: Mapping[int, str], vertex: Vertex, predecessor: Vertex, edges: list[Edge]
+) -> None:
+    """Several edges from one predecessor: the strictest, all-to-all, decides."""
+    all_to_all = any(edge.partitioning.all_to_all for edge in edges)
+    needs = {"fully": ("fully",), "partly": ("fully",) if all_to_all else ("fully", "partly"), "not": ()}
+    allowed = needs[share[vertex.id]]
+    if allowed and share[predecessor.id] not in allowed:
+        raise ConfigError(
+            f"operator {uids_of(vertex)[0]!r} had {share[vertex.id]} finished in the checkpoint, but "
+            f"{uids_of(predecessor)[-1]!r}, which feeds it now, had {share[predecessor.id]} finished: its rows would "
+            "go nowhere. Give the fed operator a new uid, or start from an older checkpoint"
+        )

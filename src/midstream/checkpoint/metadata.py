@@ -1,0 +1,192 @@
+"""What a completed checkpoint says about itself: versioned, checksummed, without pickles.
+
+    magic (8) | format version (u32) | payload length (u64) | xxh3_64 (u64) | payload (msgpack)
+
+All numbers are little-endian; the checksum covers version, length and payload, so that a damaged
+version is told apart from a newer one. The header stays as it is in every version to come.
+Pure functions: bytes in, structs out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+import xxhash
+
+from midstream.core.errors import StorageError
+from midstream.graph.job_graph import JobGraph
+from midstream.protocol.messages import OperatorSnapshot
+
+MAGIC: Final = b"MIDSTRM\x00"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sIQQ")
+_COVERED: Final = struct.Struct("<IQ")
+
+
+class VertexLayout(msgspec.Struct, frozen=True):
+    """Which operators ran in one task, the source (if there was one) first."""
+
+    id: int
+    name: str
+    parallelism: int
+    uids: tuple[str, ...]
+    source: str | None
+    """uid of its source."""
+
+
+class EdgeLayout(msgspec.Struct, frozen=True):
+    id: int
+    source: int
+    target: int
+    partitioning: str
+    keys: tuple[str, ...]
+    port: int
+    tag: str | None
+
+
+class SourcePosition(msgspec.Struct, frozen=True):
+    """Where discovery goes on, and the splits found but not yet handed to a reader."""
+
+    uid: str
+    position: bytes | None
+    exhausted: bool
+    pending: tuple[bytes, ...]
+    """Encoded operators.source.Split, in the order in which they are to be handed out."""
+
+
+class Committables(msgspec.Struct, frozen=True):
+    """What one sink prepared for checkpoint `checkpoint_id` and nobody has reported committed."""
+
+    checkpoint_id: int
+    uid: str
+    name: str
+    items: tuple[bytes, ...]
+
+
+class OperatorState(msgspec.Struct, frozen=True):
+    """All subtasks of one operator."""
+
+    uid: str
+    name: str
+    vertex: int
+    parallelism: int
+    subtasks: tuple[OperatorSnapshot, ...]
+    """By subtask; without committables, which are kept apart."""
+    finished: tuple[int, ...] = ()
+    """Subtasks that had reached the end of their data."""
+
+    @property
+    def fully_finished(self) -> bool:
+        return len(self.finished) == self.parallelism
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        return tuple(i for i in range(self.parallelism) if i not in self.finished)
+
+
+class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    job_name: str
+    job_id: str
+    checkpoint_id: int
+    epoch: int
+    attempt: int
+    created_ms: int
+    completed_ms: int
+    max_parallelism: int
+    vertices: tuple[VertexLayout, ...]
+    edges: tuple[EdgeLayout, ...]
+    operators: tuple[OperatorState, ...]
+    """Of every operator of the graph, sources included, whether it has state or not."""
+    sources: tuple[SourcePosition, ...]
+    committables: tuple[Committables, ...]
+    """In the order in which they are to be committed."""
+    state_bytes: int
+    files: tuple[str, ...]
+    """All state files that it references, sorted; older checkpoints may share them."""
+
+    @property
+    def finished_vertices(self) -> tuple[int, ...]:
+        """Vertices of which every subtask had finished."""
+        return tuple(sorted({op.vertex for op in self.operators if op.fully_finished}))
+
+
+def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayout, ...]]:
+    """The shape of a graph, enough to check a later one against it."""
+    vertices = tuple(
+        VertexLayout(
+            id=vertex.id,
+            name=vertex.name,
+            parallelism=vertex.parallelism,
+            uids=(*([vertex.source.uid] if vertex.source else []), *(op.uid for op in vertex.operators)),
+            source=vertex.source.uid if vertex.source else None,
+        )
+        for vertex in graph.vertices
+    )
+    edges = tuple(
+        EdgeLayout(edge.id, edge.source, edge.target, edge.partitioning.value, edge.keys, edge.port, edge.tag)
+        for edge in graph.edges
+    )
+    return vertices, edges
+
+
+def names_of(graph: JobGraph) -> dict[str, str]:
+    """The name of each operator by uid, sources included, in the order of the graph."""
+    names = {}
+    for vertex in graph.vertices:
+        if vertex.source is not None:
+            names[vertex.source.uid] = vertex.source.name
+        names.update((op.uid, op.name) for op in vertex.operators)
+    return names
+
+
+def files_of(operators: Iterable[OperatorSnapshot]) -> set[str]:
+    """The state files that these snapshots reference."""
+    return {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
+
+
+def encode_metadata(metadata: CheckpointMetadata) -> bytes:
+    payload = msgspec.msgpack.encode(metadata)
+    return _HEADER.pack(MAGIC, VERSION, len(payload), _checksum(VERSION, payload)) + payload
+
+
+def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
+    """Raises StorageError that names `where` and says what is wrong with it."""
+    if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
+        raise StorageError(f"{where}: this is no checkpoint metadata of midstream")
+    if len(data) < _HEADER.size:
+        raise StorageError(f"{where}: cut short: {len(data)} bytes are not even a header")
+    _, version, length, checksum = _HEADER.unpack_from(data)
+    payload = memoryview(data)[_HEADER.size :]
+    if payload.nbytes < length:
+        raise StorageError(f"{where}: cut short: {payload.nbytes} of {length} bytes are there")
+    if payload.nbytes > length:
+        raise StorageError(f"{where}: {payload.nbytes - length} bytes too long: the file is damaged")
+    if _checksum(version, payload) != checksum:
+        raise StorageError(f"{where}: the checksum is wrong: the file is damaged")
+    if version > VERSION:
+        raise StorageError(
+            f"{where}: written by a newer midstream (format {version}; this one reads up to {VERSION}): "
+            "use that version or a later one"
+        )
+    try:
+        return msgspec.msgpack.decode(payload, type=CheckpointMetadata)
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"{where}: the checksum is right but the content is not: {error}") from error
+
+
+def _checksum(version: int, payload: bytes | memoryview) -> int:
+    digest = xxhash.xxh3_64(_COVERED.pack(version, len(payload)))
+    digest.update(payload)
+    return digest.intdigest()
+
+
+def check_job(metadata: CheckpointMetadata, job_name: str, where: str) -> None:
+    """Raises StorageError when the checkpoint belongs to a job of another name."""
+    if metadata.job_name != job_name:
+        raise StorageError(
+            f"{where}: this is a checkpoint of the job {metadata.job_name!r}, not of {job_name!r}; "
+            "give the job that name, or start from one of its own checkpoints"
+        )

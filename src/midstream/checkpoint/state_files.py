@@ -1,0 +1,288 @@
+"""State files: immutable chunks of state, written once, checked before they are believed.
+
+A task writes at most one file per checkpoint. It is an append of Arrow IPC streams, one per chunk
+that no completed checkpoint holds yet; chunks that one does hold are reused by handle, which is
+what makes checkpoints incremental. Everything here is pure or blocking I/O: for I/O threads only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from midstream.core.errors import InvariantError, StorageError
+from midstream.core.seams import Storage
+from midstream.protocol.messages import ChunkHandle, PartHandle
+from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
+
+# Measured on 52 MB of window state (one core): lz4 writes 1 GB/s and reads 4 GB/s at 42 % of the
+# size, zstd 0.6 and 1.6 GB/s at 25 %. lz4 keeps up with a disk and halves what is written.
+# Below this size its framing costs more than it saves.
+COMPRESS_FROM_BYTES = 64 * 2**10
+
+SHARED = "shared"
+_NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.state")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateFile:
+    """Who wrote a state file: no two writers ever share a name (trap 16)."""
+
+    epoch: int
+    attempt: int
+    checkpoint_id: int
+    vertex: int
+    subtask: int
+
+    @property
+    def path(self) -> str:
+        name = f"e{self.epoch}-a{self.attempt}-c{self.checkpoint_id}-v{self.vertex}-s{self.subtask}.state"
+        return f"{SHARED}/{name}"
+
+    @classmethod
+    def parse(cls, path: str) -> StateFile | None:
+        """None when the path is not one of ours."""
+        directory, _, name = path.rpartition("/")
+        match = _NAME.fullmatch(name) if directory == SHARED else None
+        if match is None:
+            return None
+        file = cls(*(int(group) for group in match.groups()))
+        return file if file.path == path else None
+
+
+def state_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int) -> str:
+    """Path of the one file that a subtask writes for a checkpoint."""
+    return StateFile(epoch, attempt, checkpoint_id, vertex, subtask).path
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+def encode_parts(
+    parts: Mapping[str, StatePart],
+    known: Mapping[str, ChunkHandle],
+    file: str,
+    offset_bytes: int = 0,
+) -> tuple[list[memoryview], tuple[PartHandle, ...]]:
+    """The bytes to append to `file` at `offset_bytes`, and the handles of all parts.
+
+    `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles
+    of a checkpoint whose fate the task does not know must not be in it: its files may be gone.
+    Several operators share one file by passing on the offset that the pieces so far add up to.
+    """
+    pieces: list[memoryview] = []
+    written: dict[str, ChunkHandle] = {}
+    handles = []
+    for name, part in parts.items():
+        chunks = []
+        for chunk in part.chunks:
+            handle = known.get(chunk.id) or written.get(chunk.id)
+            if handle is None:
+                piece = _encode_table(chunk.table)
+                handle = _handle(chunk, part.redistribute, file, offset_bytes, piece)
+                written[chunk.id] = handle
+                pieces.append(piece)
+                offset_bytes += piece.nbytes
+            chunks.append(handle)
+        handles.append(PartHandle(name, part.redistribute.value, tuple(chunks)))
+    return pieces, tuple(handles)
+
+
+def _encode_table(table: pa.Table) -> memoryview:
+    compression = "lz4" if table.nbytes >= COMPRESS_FROM_BYTES else None
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
+
+
+def _handle(chunk: Chunk, redistribute: Redistribute, file: str, offset: int, piece: memoryview) -> ChunkHandle:
+    low, high = -1, -1
+    if redistribute is Redistribute.KEYED:
+        if KEY_GROUP not in chunk.table.schema.names:
+            raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
+        if chunk.table.num_rows:
+            groups = pc.min_max(chunk.table.column(KEY_GROUP))
+            low, high = groups["min"].as_py(), groups["max"].as_py()
+    return ChunkHandle(
+        id=chunk.id,
+        file=file,
+        offset=offset,
+        length=piece.nbytes,
+        checksum=xxhash.xxh3_64_intdigest(piece),
+        rows=chunk.table.num_rows,
+        key_group_min=low,
+        key_group_max=high,
+    )
+
+
+# ---- reading ---------------------------------------------------------------
+
+
+def read_parts(
+    storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str = "restore"
+) -> dict[str, StatePart]:
+    """The rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
+
+    Handles with the same name and rule are joined. A part that has no row for this subtask is left
+    out. A chunk of which only some rows are kept gets an id of its own, derived from the old one,
+    since the same id must always be the same rows.
+
+    Raises StorageError naming `where` and the file when a file is missing, short or corrupt;
+    every chunk is checked before any of its bytes are parsed.
+    """
+    parts: dict[str, tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]] = {}
+    for handle in handles:
+        rule = _rule(handle, where)
+        first_rule, wanted = parts.setdefault(handle.name, (rule, []))
+        if rule is not first_rule:
+            raise StorageError(
+                f"{where}: state {handle.name!r} is {first_rule.value} in one subtask and {rule.value} in another"
+            )
+        wanted.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _dealt_chunks(handle))
+    tables = _read_tables(storage, [chunk for _, wanted in parts.values() for chunk, _ in wanted], where)
+    return {
+        name: StatePart(rule, kept)
+        for name, (rule, wanted) in parts.items()
+        if (kept := tuple(c for chunk, owned in wanted if (c := _select(tables[_place(chunk)], chunk, owned))))
+    }
+
+
+def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
+    """After `read_parts`: the chunks that were taken over whole, and need not be written again."""
+    kept = {chunk.id for part in parts.values() for chunk in part.chunks}
+    return {chunk.id: chunk for handle in handles for chunk in handle.chunks if chunk.id in kept}
+
+
+def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
+    """Read and check every chunk, without parsing it; the number of bytes. Raises StorageError."""
+    files = _Files(storage, where)
+    unique = {_place(chunk): chunk for handle in handles for chunk in handle.chunks}
+    return sum(files.bytes_of(unique[place]).nbytes for place in sorted(unique))
+
+
+def _place(chunk: ChunkHandle) -> tuple[str, int]:
+    return chunk.file, chunk.offset
+
+
+def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int], pa.Table]:
+    """Each chunk once, file by file, so that no more than one file is in memory besides the tables."""
+    files = _Files(storage, where)
+    unique = {_place(chunk): chunk for chunk in chunks}
+    return {place: files.read(unique[place]) for place in sorted(unique)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Which rows of a chunk to keep: those of `key_groups`, or every `stride`-th from `index`."""
+
+    key_groups: range | None = None
+    index: int = 0
+    stride: int = 1
+
+
+_ALL = _Owned()
+
+
+def _rule(handle: PartHandle, where: str) -> Redistribute:
+    try:
+        return Redistribute(handle.redistribute)
+    except ValueError as error:
+        raise StorageError(f"{where}: state {handle.name!r} has the unknown rule {handle.redistribute!r}") from error
+
+
+def _keyed_chunks(handle: PartHandle, key_groups: range) -> list[tuple[ChunkHandle, _Owned]]:
+    return [(c, _keyed_rows(c, key_groups)) for c in handle.chunks if intersects(c, key_groups)]
+
+
+def _keyed_rows(chunk: ChunkHandle, key_groups: range) -> _Owned:
+    whole = key_groups.start <= chunk.key_group_min and chunk.key_group_max < key_groups.stop
+    return _ALL if whole else _Owned(key_groups=key_groups)
+
+
+def intersects(chunk: ChunkHandle, key_groups: range) -> bool:
+    """Whether a chunk of keyed state can hold rows of these key groups."""
+    return chunk.rows > 0 and chunk.key_group_min < key_groups.stop and chunk.key_group_max >= key_groups.start
+
+
+def _dealt_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
+    """Chunks with the rows that `index` and `stride` deal to this handle; both count over all chunks."""
+    wanted = []
+    before = 0
+    for chunk in handle.chunks:
+        first = (handle.index - before) % handle.stride
+        if first < chunk.rows:
+            wanted.append((chunk, _ALL if handle.stride == 1 else _Owned(index=first, stride=handle.stride)))
+        before += chunk.rows
+    return wanted
+
+
+def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
+    """The rows to keep; None if there are none."""
+    if owned is _ALL:
+        return Chunk(chunk.id, table)
+    if owned.key_groups is None:
+        rows = np.arange(owned.index, table.num_rows, owned.stride)
+        return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows)))
+    groups = table.column(KEY_GROUP).to_numpy()
+    keep = (groups >= owned.key_groups.start) & (groups < owned.key_groups.stop)
+    if not keep.any():
+        return None
+    chunk_id = f"{chunk.id}/{owned.key_groups.start}-{owned.key_groups.stop}"
+    return Chunk(chunk_id, table.filter(pa.array(keep)))
+
+
+class _Files:
+    """Reads chunks; keeps the file read last, since chunks are asked for file by file."""
+
+    def __init__(self, storage: Storage, where: str) -> None:
+        self._storage = storage
+        self._where = where
+        self._path: str | None = None
+        self._data = memoryview(b"")
+
+    def read(self, chunk: ChunkHandle) -> pa.Table:
+        """The chunk's table. Raises StorageError."""
+        data = self.bytes_of(chunk)
+        if data.nbytes < COMPRESS_FROM_BYTES:
+            data = memoryview(bytes(data))  # the table lies in these bytes: it shall not keep the whole file
+        try:
+            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise self._error(chunk, f"its bytes are as written but are no Arrow stream: {error}") from error
+        if table.num_rows != chunk.rows:
+            raise self._error(chunk, f"it holds {table.num_rows} rows, not {chunk.rows}")
+        return table
+
+    def bytes_of(self, chunk: ChunkHandle) -> memoryview:
+        """The chunk's bytes, of the right length and checksum. Raises StorageError."""
+        if self._path != chunk.file:
+            self._path = None
+            try:
+                self._data = memoryview(self._storage.read(chunk.file))
+            except StorageError as error:
+                raise StorageError(f"{self._where}: {error}") from error
+            except OSError as error:
+                raise StorageError(f"{self._where}: state file {chunk.file} cannot be read: {error}") from error
+            self._path = chunk.file
+        end = chunk.offset + chunk.length
+        if chunk.offset < 0 or chunk.length < 0 or end > self._data.nbytes:
+            raise self._error(chunk, f"the file has only {self._data.nbytes} bytes: it was cut short or replaced")
+        data = self._data[chunk.offset : end]
+        if xxhash.xxh3_64_intdigest(data) != chunk.checksum:
+            raise self._error(chunk, "its checksum is wrong: the file is damaged")
+        return data
+
+    def _error(self, chunk: ChunkHandle, what: str) -> StorageError:
+        place = f"bytes {chunk.offset} to {chunk.offset + chunk.length}"
+        return StorageError(
+            f"{self._where}: state file {chunk.file}, chunk {chunk.id} ({place}): {what}. "
+            "This checkpoint cannot be restored; choose another one with --from."
+        )

@@ -1,0 +1,390 @@
+"""The checkpoint directory of one job: who may write to it, what is in it, and what may go.
+
+    _job                    whose directory this is: the job's name
+    epochs/00000007         coordinators number themselves; the highest one is the job's head
+    epochs/00000007.from    where that coordinator went on from (the newest checkpoint it saw)
+    chk-17/_owner           the epoch that makes checkpoint 17
+    chk-17/_metadata        written last: without it there is no checkpoint 17
+    shared/e7-a2-c17-v3-s0.state     state files, see `state_files`
+    plans/…                 belongs to sources
+
+Fencing. A coordinator that was thought dead may wake up at any instruction. It looks at the epochs
+before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later
+one has published under the same id; and it looks at the epochs again *after* publishing and before
+anybody is told. A checkpoint that slips in between has a lower epoch than the later coordinator and
+a higher id than anything that one saw when it started (`.from`), which is how it is recognised as
+superseded and never offered.
+
+Everything here blocks: for `RunIo` only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from midstream.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
+from midstream.checkpoint.state_files import SHARED, StateFile
+from midstream.core.errors import ConfigError, StorageError
+from midstream.core.seams import Storage
+
+EPOCHS_KEPT = 64
+"""How many starts of a job are remembered: a coordinator that sleeps through more is out of luck with its last checkpoint."""
+
+_JOB = "_job"
+_EPOCHS = "epochs"
+_EPOCH = re.compile(r"(\d{8})(\.from)?")
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+
+
+class _JobFile(msgspec.Struct, frozen=True):
+    job: str
+
+
+class _EpochFile(msgspec.Struct, frozen=True):
+    job_id: str
+
+
+class _FromFile(msgspec.Struct, frozen=True):
+    newest: int
+    """Id of the newest complete checkpoint when this coordinator started; 0 if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint found: its metadata, or why it cannot be used."""
+
+    checkpoint_id: int
+    path: str
+    metadata: CheckpointMetadata | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What the coordinator remembers of a completed checkpoint on disk."""
+
+    checkpoint_id: int
+    files: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a coordinator finds when it takes over the directory."""
+
+    epoch: int
+    next_checkpoint_id: int
+    restore: CheckpointMetadata | None
+    retained: tuple[Retained, ...]
+    """Oldest first."""
+    warnings: tuple[str, ...]
+
+
+def checkpoint_path(checkpoint_id: int) -> str:
+    return f"chk-{checkpoint_id}"
+
+
+def metadata_path(checkpoint_id: int) -> str:
+    return f"{checkpoint_path(checkpoint_id)}/_metadata"
+
+
+# ---- taking over -----------------------------------------------------------
+
+
+def open_store(storage: Storage, root: str, job_name: str, job_id: str, restore: str | None) -> Opened:
+    """Make the directory this job's, become its head, find what to restore, and clean up after the dead.
+
+    `root` is the directory's URL. `restore` is None, "latest", an id or a path below `root`.
+    Raises StorageError; ConfigError when `restore` is a path elsewhere.
+    """
+    if restore is not None:
+        check_below(restore, root)
+    claim_directory(storage, job_name)
+    epoch = take_epoch(storage, job_id)
+    ids = _checkpoint_ids(storage)
+    listed = list_checkpoints(storage)
+    metadata, warnings = (None, ()) if restore is None else choose(listed, restore, job_name, storage)
+    usable = [entry.metadata for entry in listed if entry.metadata is not None]
+    newest = max((m.checkpoint_id for m in usable), default=0)
+    storage.create(f"{_EPOCHS}/{epoch:08}.from", msgspec.json.encode(_FromFile(newest)))
+    warnings += clean_up(storage, epoch, listed)
+    return Opened(
+        epoch=epoch,
+        next_checkpoint_id=max([0, *ids]) + 1,
+        restore=metadata,
+        retained=tuple(Retained(m.checkpoint_id, frozenset(m.files)) for m in usable),
+        warnings=warnings,
+    )
+
+
+def claim_directory(storage: Storage, job_name: str) -> None:
+    """The directory belongs to one job name from now on. Raises StorageError if it is another job's."""
+    storage.create(_JOB, msgspec.json.encode(_JobFile(job_name)))
+    owner = _decode(storage.read(_JOB), _JobFile, _JOB).job
+    if owner != job_name:
+        raise StorageError(
+            f"this is the checkpoint directory of another job: of {owner!r}, not of {job_name!r}; "
+            "give each job a directory of its own"
+        )
+
+
+def take_epoch(storage: Storage, job_id: str) -> int:
+    """Become the head of the job: an epoch above all others, which fences them."""
+    epoch = _highest_epoch(storage)
+    content = msgspec.json.encode(_EpochFile(job_id))
+    while True:
+        epoch += 1
+        if storage.create(f"{_EPOCHS}/{epoch:08}", content):
+            return epoch
+
+
+def check_epoch(storage: Storage, epoch: int) -> None:
+    """Raises StorageError if a later coordinator has taken over."""
+    highest = _highest_epoch(storage)
+    if highest > epoch:
+        raise FencedError(
+            f"another coordinator has taken over this job's checkpoint directory (its epoch is {highest}, "
+            f"this one's {epoch}): the same job was started twice; this one ends"
+        )
+
+
+class FencedError(StorageError):
+    """A later coordinator owns the directory: nothing may be written or deleted any more."""
+
+
+def _highest_epoch(storage: Storage) -> int:
+    return max((int(match[1]) for name in storage.list(_EPOCHS) if (match := _EPOCH.fullmatch(name))), default=0)
+
+
+# ---- looking ---------------------------------------------------------------
+
+
+def list_checkpoints(storage: Storage) -> list[Listed]:
+    """Every checkpoint with metadata, oldest first, but those of a coordinator that had been superseded."""
+    starts = _starts(storage)
+    found = []
+    for checkpoint_id in _checkpoint_ids(storage):
+        path = metadata_path(checkpoint_id)
+        if not storage.exists(path):
+            continue
+        try:
+            metadata = decode_metadata(storage.read(path), path)
+            if metadata.checkpoint_id != checkpoint_id:
+                raise StorageError(f"{path}: holds checkpoint {metadata.checkpoint_id}; was it copied by hand?")
+        except StorageError as error:
+            found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), None, str(error)))
+            continue
+        if not _superseded(metadata, starts):
+            found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), metadata))
+    return found
+
+
+def _checkpoint_ids(storage: Storage) -> list[int]:
+    return sorted(int(match[1]) for name in storage.list("") if (match := _CHECKPOINT.fullmatch(name)))
+
+
+def _starts(storage: Storage) -> dict[int, int]:
+    """By epoch: the newest checkpoint that its coordinator saw when it started."""
+    starts = {}
+    for name in storage.list(_EPOCHS):
+        match = _EPOCH.fullmatch(name)
+        if match and match[2]:
+            path = f"{_EPOCHS}/{name}"
+            starts[int(match[1])] = _decode(storage.read(path), _FromFile, path).newest
+    return starts
+
+
+def _superseded(metadata: CheckpointMetadata, starts: dict[int, int]) -> bool:
+    return any(epoch > metadata.epoch and metadata.checkpoint_id > newest for epoch, newest in starts.items())
+
+
+def load(storage: Storage, job_name: str | None, which: str) -> tuple[CheckpointMetadata, tuple[str, ...]]:
+    """The checkpoint that `which` names ("latest", an id, a path), and warnings about any skipped.
+
+    `job_name` None: whosever it is. Raises StorageError when there is none or it cannot be used.
+    """
+    metadata, warnings = choose(list_checkpoints(storage), which, job_name, storage)
+    if metadata is None:
+        raise StorageError("no checkpoint has been completed here yet")
+    return metadata, warnings
+
+
+def choose(
+    listed: list[Listed], which: str, job_name: str | None, storage: Storage
+) -> tuple[CheckpointMetadata | None, tuple[str, ...]]:
+    """Pick from `listed`. None only for "latest" in a directory where nothing was ever completed.
+
+    Then nothing was ever committed either, and the job may begin at the beginning. A newer
+    checkpoint that is damaged is skipped, with a warning that says so.
+    """
+    if which != "latest":
+        return _by_name(listed, which, job_name, storage), ()
+    warnings: list[str] = []
+    for entry in reversed(listed):
+        try:
+            return _usable(entry, job_name, storage), tuple(warnings)
+        except StorageError as error:
+            warnings.append(
+                f"checkpoint {entry.checkpoint_id} cannot be used and is skipped: {error} "
+                "(what sinks committed after the older one that is used instead may appear twice)"
+            )
+    if warnings:
+        raise StorageError("no checkpoint can be used: " + "; ".join(warnings))
+    return None, ("no checkpoint has been completed here yet: starting from the beginning",)
+
+
+def _by_name(listed: list[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
+    name = which.rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
+    match = _CHECKPOINT.fullmatch(name)
+    digits = match[1] if match else name
+    if not digits.isascii() or not digits.isdigit():
+        raise StorageError(f"{which!r} names no checkpoint; write latest, a number, or the path of a chk-<number>")
+    for entry in listed:
+        if entry.checkpoint_id == int(digits):
+            return _usable(entry, job_name, storage)
+    there = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
+    raise StorageError(f"there is no checkpoint {digits} in the checkpoint directory; there are: {there}")
+
+
+def _usable(entry: Listed, job_name: str | None, storage: Storage) -> CheckpointMetadata:
+    """Its metadata, if all that it references is there. Raises StorageError.
+
+    The state files' checksums are verified where they are read, before the first row is emitted.
+    """
+    if entry.metadata is None:
+        raise StorageError(entry.error)
+    if job_name is not None:
+        check_job(entry.metadata, job_name, entry.path)
+    for file in entry.metadata.files:
+        if not storage.exists(file):
+            raise StorageError(f"{entry.path}: its state file {file} is missing")
+    return entry.metadata
+
+
+def check_below(which: str, root: str) -> None:
+    """Raises ConfigError if `which` is a path to a checkpoint in another directory than `root`.
+
+    Compared as text, because only the storage knows what its paths mean: a relative path passes
+    for its absolute form.
+    """
+    directory = which.rstrip("/").removesuffix("/_metadata").rpartition("/")[0].split("://")[-1].strip("/.")
+    plain = root.split("://")[-1].strip("/.")
+    if directory and not f"/{plain}".endswith(f"/{directory}") and not f"/{directory}".endswith(f"/{plain}"):
+        raise ConfigError(
+            f"the checkpoint {which} lies outside of the job's checkpoint directory {root}; "
+            "set the checkpoint directory to the one that it is in"
+        )
+
+
+# ---- publishing ------------------------------------------------------------
+
+
+def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
+    """Make the checkpoint exist, as the last step of it; its path.
+
+    When this raises, no `_metadata` of it is left, unless the message says so. Raises FencedError
+    if a later coordinator has taken over, also when it did so while this was writing.
+    """
+    check_epoch(storage, metadata.epoch)
+    path = checkpoint_path(metadata.checkpoint_id)
+    if not storage.create(f"{path}/_owner", str(metadata.epoch).encode()):
+        check_epoch(storage, metadata.epoch)
+        raise StorageError(f"{path} exists already, though it is not in the list of checkpoints")
+    try:
+        storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
+    except Exception as error:
+        try:
+            storage.delete(path)
+        except Exception as second:  # noqa: BLE001 - whatever a file system raises, the outcome is unknown
+            raise UnknownOutcomeError(f"{path}: writing failed ({error}), and so did undoing it ({second})") from error
+        raise
+    check_epoch(storage, metadata.epoch)
+    return path
+
+
+class UnknownOutcomeError(StorageError):
+    """Neither written for sure nor undone for sure: its files must be kept."""
+
+
+# ---- deleting --------------------------------------------------------------
+
+
+def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+    """Delete checkpoints, each metadata first so that no torn one is ever seen, then state files.
+
+    Raises FencedError, with nothing more deleted, if a later coordinator has taken over.
+    """
+    check_epoch(storage, epoch)
+    for checkpoint_id in checkpoints:
+        storage.delete(metadata_path(checkpoint_id))
+        storage.delete(checkpoint_path(checkpoint_id))
+    for file in sorted(files):
+        if StateFile.parse(file) is None:
+            raise StorageError(f"refusing to delete {file!r}: it is no state file")
+        storage.delete(file)
+
+
+def split_retained(
+    retained: tuple[Retained, ...], keep: int, in_use: Collection[str] = ()
+) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
+    """Keep the newest `keep`: those kept, those to drop, and the files that nobody references then.
+
+    Files are counted by reference, not by the checkpoint that wrote them (trap 17); `in_use` are
+    files that something else, such as a checkpoint in progress, references.
+    """
+    ordered = tuple(sorted(retained, key=lambda r: r.checkpoint_id))
+    cut = max(len(ordered) - keep, 0)
+    dropped, kept = ordered[:cut], ordered[cut:]
+    referenced = frozenset(in_use).union(*(r.files for r in kept))
+    return kept, dropped, frozenset().union(*(r.files for r in dropped)) - referenced
+
+
+def clean_up(storage: Storage, epoch: int, listed: list[Listed]) -> tuple[str, ...]:
+    """Delete state files of earlier epochs that no complete checkpoint references, and unfinished checkpoints.
+
+    If any metadata cannot be read, nothing is deleted: it may reference anything. Returns warnings.
+    """
+    unreadable = [entry.path for entry in listed if entry.metadata is None]
+    if unreadable:
+        return (f"left-over files are not cleaned up, because {', '.join(unreadable)} cannot be read",)
+    referenced = {file for entry in listed if entry.metadata for file in entry.metadata.files}
+    complete = {entry.checkpoint_id for entry in listed}
+    drop(
+        storage,
+        epoch,
+        [checkpoint_id for checkpoint_id in _checkpoint_ids(storage) if checkpoint_id not in complete],
+        _state_files(storage, lambda file: file.epoch < epoch, referenced),
+    )
+    for name in storage.list(_EPOCHS):
+        match = _EPOCH.fullmatch(name)
+        if match and int(match[1]) <= epoch - EPOCHS_KEPT:
+            storage.delete(f"{_EPOCHS}/{name}")
+    return ()
+
+
+def drop_attempts_before(storage: Storage, epoch: int, attempt: int, referenced: Collection[str]) -> None:
+    """Delete what earlier attempts of this epoch left unreferenced: a lost slot's half-made checkpoint."""
+    drop(storage, epoch, (), _state_files(storage, lambda f: f.epoch == epoch and f.attempt < attempt, referenced))
+
+
+def _state_files(storage: Storage, wanted: Callable[[StateFile], bool], referenced: Collection[str]) -> list[str]:
+    found = []
+    for name in storage.list(SHARED):
+        file = StateFile.parse(f"{SHARED}/{name}")
+        if file is not None and wanted(file) and file.path not in referenced:
+            found.append(file.path)
+    return found
+
+
+_Record = TypeVar("_Record", _JobFile, _FromFile)
+
+
+def _decode(data: bytes, kind: type[_Record], path: str) -> _Record:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"{path}: not what midstream writes there: {error}") from error

@@ -1,0 +1,99 @@
+"""Rows that the program already holds, as a bounded source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from midstream.connectors.cursor import BatchCursor
+from midstream.connectors.generator import IndexRange, check_rate, check_splits, index_splits
+from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.errors import SchemaError
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+
+
+class CollectionSource(Source):
+    """The rows of an Arrow table, which travels with the job: for small inputs and tests.
+
+    `splits`: contiguous parts, by default as many as the parallelism (1 keeps all rows in order).
+    """
+
+    blocking = False
+
+    def __init__(self, table: pa.Table, *, splits: int | None = None, rows_per_s: float | None = None) -> None:
+        check_splits(splits, "CollectionSource")
+        check_rate(rows_per_s, "CollectionSource")
+        self.rows_per_s = rows_per_s
+        self.schema = canonical_schema(table.schema)
+        self._batch = conform(single_batch(table), self.schema, "CollectionSource")
+        self._splits = splits
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        splits = () if position is not None else index_splits(self._batch.num_rows, self._splits or context.parallelism)
+        return Discovery(splits, position=b"all", exhausted=True)
+
+    def open_split(self, split: Split) -> SplitReader:
+        span = msgspec.msgpack.decode(split.payload, type=IndexRange)
+        assert span.stop is not None, span
+        rest = self._batch.slice(span.start + split.offset, span.stop - span.start - split.offset)
+        return BatchCursor(iter([rest]), where=f"rows {span.start} to {span.stop}", offset_rows=split.offset)
+
+
+def from_rows(
+    rows: Iterable[Mapping[str, Any]],
+    schema: pa.Schema | None = None,
+    *,
+    splits: int | None = None,
+    rows_per_s: float | None = None,
+) -> CollectionSource:
+    """A source of a list of dicts. `schema`: by default inferred from all rows.
+
+    Raises SchemaError when there is no row to infer from, or when a value does not fit its column.
+    """
+    listed = list(rows)
+    for position, row in enumerate(listed):
+        if not isinstance(row, Mapping):
+            raise SchemaError(
+                f"from_rows: row {position} is {type(row).__name__}, not a dict of column names to values"
+            )
+    if schema is None:
+        names = list(dict.fromkeys(name for row in listed for name in row))
+        if not names:
+            raise SchemaError("from_rows: there are no rows to infer the columns from; give a schema")
+        columns = {name: _column(name, [row.get(name) for row in listed], None) for name in names}
+    else:
+        columns = {
+            field.name: _column(field.name, [row.get(field.name) for row in listed], field.type) for field in schema
+        }
+        extra = [(at, name) for at, row in enumerate(listed) for name in row if name not in columns]
+        if extra:
+            raise SchemaError(f"from_rows: column {extra[0][1]!r} of row {extra[0][0]} is not in the declared schema")
+    return CollectionSource(pa.table(columns), splits=splits, rows_per_s=rows_per_s)
+
+
+def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    try:
+        return pa.array(values, type=kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SchemaError(f"from_rows: column {name!r}: {error}") from error
+
+
+def from_arrow(
+    data: pa.Table | pa.RecordBatch, *, splits: int | None = None, rows_per_s: float | None = None
+) -> CollectionSource:
+    """A source of an Arrow table or record batch."""
+    if not isinstance(data, (pa.Table, pa.RecordBatch)):
+        raise SchemaError(f"from_arrow: {type(data).__name__} is neither an Arrow table nor a record batch")
+    table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
+    return CollectionSource(table, splits=splits, rows_per_s=rows_per_s)
+
+
+def from_polars(frame: pl.DataFrame, *, splits: int | None = None, rows_per_s: float | None = None) -> CollectionSource:
+    """A source of a polars frame."""
+    if not isinstance(frame, pl.DataFrame):
+        raise SchemaError(f"from_polars: {type(frame).__name__} is not a polars DataFrame; collect() a lazy one first")
+    return CollectionSource(frame.to_arrow(compat_level=pl.CompatLevel.oldest()), splits=splits, rows_per_s=rows_per_s)

@@ -1,0 +1,68 @@
+"""A split reader over any iterator of batches: slices to size, and counts rows as the offset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from midstream.core.errors import StorageError
+from midstream.operators.source import SplitReader
+
+
+class BatchCursor(SplitReader):
+    """Reads `batches`, leaving out the first `skip_rows`; `offset_rows` is the offset after those.
+
+    `where` names the split in errors. Raises StorageError when fewer rows than `skip_rows` come: the
+    split is not what it was when its offset was taken.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        where: str,
+        offset_rows: int = 0,
+        skip_rows: int = 0,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        assert 0 <= skip_rows <= offset_rows, (skip_rows, offset_rows)
+        self._batches = batches
+        self._where = where
+        self._offset_rows = offset_rows
+        self._skip_rows = skip_rows
+        self._on_close = on_close
+        self._rest: pa.RecordBatch | None = None
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        assert rows_max > 0, rows_max
+        batch = self._rest if self._rest is not None else self._next()
+        if batch is None:
+            return None
+        self._rest = batch.slice(rows_max) if batch.num_rows > rows_max else None
+        batch = batch.slice(0, rows_max)
+        self._offset_rows += batch.num_rows
+        return batch, self._offset_rows
+
+    def _next(self) -> pa.RecordBatch | None:
+        """The next batch with rows in it beyond those to skip."""
+        for batch in self._batches:
+            if batch.num_rows <= self._skip_rows:
+                self._skip_rows -= batch.num_rows
+                continue
+            batch = batch.slice(self._skip_rows)
+            self._skip_rows = 0
+            return batch
+        if self._skip_rows:
+            raise StorageError(
+                f"{self._where}: ends {self._skip_rows} rows before row {self._offset_rows}, from where it is to be "
+                "read on; it is no longer what was read before"
+            )
+        return None
+
+    def close(self) -> None:
+        self._rest = None
+        self._batches = iter(())
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None

@@ -1,0 +1,236 @@
+"""Files as a source: Parquet, CSV, JSON lines; bounded, or a directory that is watched.
+
+| | a split is | offset |
+|---|---|---|
+| Parquet | a run of row groups | rows from its start; whole row groups are skipped without reading |
+| CSV, JSON lines | a file | rows from its start; the rows before are read and dropped |
+
+A split names its file's size and modification time: a file that has changed since is refused, as
+its rows are no longer those that the offset counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+import xxhash
+
+from midstream.connectors.cursor import BatchCursor
+from midstream.connectors.filesystem import file_info, find_files, glob_base, resolve
+from midstream.connectors.formats import (
+    CsvOptions,
+    Format,
+    check_columns,
+    format_of,
+    infer_schema,
+    parquet_row_groups,
+    read_parquet,
+    read_text,
+)
+from midstream.connectors.generator import check_rate
+from midstream.core.batches import canonical_schema
+from midstream.core.config import Duration, duration_s
+from midstream.core.errors import ConfigError, StorageError
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+
+__all__ = ["CsvOptions", "FileSource", "Format"]
+
+_SPLIT_BYTES_MIN = 4 * 2**20
+"""Smaller row groups are read together."""
+_NAME_BYTES = 16
+
+
+class FileSplit(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    size: int
+    modified_ns: int
+    first_group: int = 0
+    last_group: int = -1
+    """Row groups `first_group` up to, not including, `last_group`; -1 for formats that have none."""
+
+
+class _Position(msgspec.Struct, frozen=True, array_like=True):
+    """Which files have become splits: `seen` holds a 16-byte hash of each path, sorted.
+
+    A file that has since been removed is forgotten, so that this does not grow for ever.
+    """
+
+    files: int
+    seen: bytes
+
+
+class FileSource(Source):
+    """Reads files of one format: a path, a glob, a directory (recursively), or a list of these.
+
+    `path`: local paths or URLs that pyarrow knows (file, s3, gs, hdfs …); with `filesystem`, paths
+    inside it. `format`: by default from the suffix (.parquet, .csv, .jsonl; the latter two also with
+    .gz, .bz2, .zst or .zip). `schema`: the columns to read and their types, by default those of the
+    first file. `watch`: never end; look every `interval` for new files and read them in order of
+    modification time. Below a directory, names that begin with `.` or `_` or end in .tmp or .part
+    are not seen: write a file under such a name, then rename it. A file must not change any more.
+
+    Raises ConfigError (nothing there, format unknown), StorageError (unreadable, half-written) or
+    SchemaError (the files disagree); here for the first file, else when a file is found or read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: Format | None = None,
+        schema: pa.Schema | None = None,
+        watch: bool = False,
+        interval: Duration = "1 s",
+        csv: CsvOptions | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> None:
+        if format not in (None, "parquet", "csv", "jsonl"):
+            raise ConfigError(f"FileSource: format {format!r} is not one of parquet, csv, jsonl")
+        check_rate(rows_per_s, "FileSource")
+        given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        if not given:
+            raise ConfigError("FileSource: an empty list of paths")
+        resolved = [resolve(each, filesystem, "FileSource") for each in given]
+        if any(not found.equals(resolved[0][0]) for found, _ in resolved):
+            raise ConfigError("FileSource: paths on different filesystems; make one source of each and union them")
+        self.bounded = not watch
+        self.discovery_interval_s = duration_s(interval, "interval")
+        if self.discovery_interval_s <= 0:
+            raise ConfigError("interval: 0 is not an interval; give a time such as '1 s'")
+        self.rows_per_s = rows_per_s
+        self._filesystem = resolved[0][0]
+        self._paths = [inner for _, inner in resolved]
+        self._csv = csv or CsvOptions()
+        self._declared = schema is not None
+        files = self._find()
+        self._format: Format = format or self._infer_format(files)
+        if schema is None:
+            schema = self._infer_schema(files)
+        check_columns(schema, "FileSource: the declared schema")
+        self.schema = canonical_schema(schema)
+
+    # ---- on the driver ----
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        if self.bounded:
+            if position is not None:
+                return Discovery((), position, exhausted=True)
+            return Discovery(tuple(self._splits(self._find(), 0)), b"all", exhausted=True)
+        known = msgspec.msgpack.decode(position, type=_Position) if position is not None else _Position(0, b"")
+        step = range(0, len(known.seen), _NAME_BYTES)
+        seen = {known.seen[at : at + _NAME_BYTES] for at in step}
+        # an empty file is one that somebody has just begun to write
+        files = {_name(info.path): info for info in self._find() if info.size}
+        new = sorted((files[name] for name in files.keys() - seen), key=lambda info: (_modified_ns(info), info.path))
+        after = _Position(known.files + len(new), b"".join(sorted(files)))
+        return Discovery(tuple(self._splits(new, known.files)), msgspec.msgpack.encode(after), exhausted=False)
+
+    def _find(self) -> list[Any]:
+        """The files that there are, in the order in which they were asked for; each once."""
+        found: dict[str, Any] = {}
+        for path in self._paths:
+            infos = find_files(self._filesystem, path)
+            if not infos and self.bounded:
+                raise ConfigError(f"FileSource: {_nothing(self._filesystem, path)}")
+            if not infos and file_info(self._filesystem, glob_base(path)).type == pyarrow.fs.FileType.NotFound:
+                raise ConfigError(f"FileSource: there is no directory {glob_base(path)} to watch; create it first")
+            found.update((info.path, info) for info in infos)
+        return list(found.values())
+
+    def _infer_format(self, files: list[Any]) -> Format:
+        first: Format | None = None
+        for info in files:
+            found = format_of(info.path)
+            if found is None:
+                raise ConfigError(
+                    f"FileSource: the name of {info.path} does not tell its format; give format=, or a glob that leaves it out"
+                )
+            if first is not None and found != first:
+                raise ConfigError(
+                    f"FileSource: {info.path} is {found}, files before it are {first}; read one format with a glob such as *.{first}"
+                )
+            first = found
+        if first is None:
+            raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give format= (and schema=) to watch it")
+        return first
+
+    def _infer_schema(self, files: list[Any]) -> pa.Schema:
+        if self._format == "csv" and not self._csv.header:
+            raise ConfigError("FileSource: CSV without a header needs schema= to name its columns")
+        if not files:
+            raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give schema= to watch it")
+        first = next((info for info in files if info.size), files[0])
+        return infer_schema(self._filesystem, first.path, self._format, self._csv)
+
+    def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
+        for number, info in enumerate(files, files_before):
+            whole = FileSplit(info.path, info.size, _modified_ns(info))
+            if self._format != "parquet":
+                if info.size:
+                    yield Split(f"{number:08d}:{info.path}", msgspec.msgpack.encode(whole))
+                continue
+            groups = parquet_row_groups(self._filesystem, info.path, self.schema, self._declared)
+            for run in _runs(groups):
+                part = msgspec.structs.replace(whole, first_group=run.start, last_group=run.stop)
+                yield Split(f"{number:08d}:{run.start:06d}:{info.path}", msgspec.msgpack.encode(part))
+
+    # ---- on the subtasks ----
+
+    def open_split(self, split: Split) -> SplitReader:
+        part = msgspec.msgpack.decode(split.payload, type=FileSplit)
+        info = file_info(self._filesystem, part.path)
+        if info.type != pyarrow.fs.FileType.File:
+            raise StorageError(
+                f"{part.path}: the file is gone since it was found; a source's files must stay until they are read"
+            )
+        if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
+            raise StorageError(
+                f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
+                "name that begins with '.' or ends in .tmp, and rename them when they are whole"
+            )
+        stack = ExitStack()
+        skip_rows = split.offset
+        if self._format == "parquet":
+            groups = range(part.first_group, part.last_group)
+            batches, skip_rows = read_parquet(self._filesystem, part.path, self.schema, groups, skip_rows, stack)
+        else:
+            batches = read_text(
+                self._filesystem, part.path, self._format, self.schema, self._declared, self._csv, stack
+            )
+        return BatchCursor(
+            batches, where=part.path, offset_rows=split.offset, skip_rows=skip_rows, on_close=stack.close
+        )
+
+
+def _runs(groups: list[tuple[int, int]]) -> Iterator[range]:
+    """Consecutive row groups of at least `_SPLIT_BYTES_MIN` together; those without rows go with the others."""
+    start = size = rows = 0
+    for index, (group_rows, group_bytes) in enumerate(groups):
+        rows += group_rows
+        size += group_bytes
+        if rows and (size >= _SPLIT_BYTES_MIN or index + 1 == len(groups)):
+            yield range(start, index + 1)
+            start, size, rows = index + 1, 0, 0
+
+
+def _name(path: str) -> bytes:
+    return xxhash.xxh3_128_digest(path.encode())
+
+
+def _modified_ns(info: Any) -> int:
+    return int(info.mtime_ns or 0)
+
+
+def _nothing(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
+    if glob_base(path) != path:
+        return f"no file matches {path}"
+    if file_info(filesystem, path).type == pyarrow.fs.FileType.Directory:
+        return f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are left out)"
+    return f"there is no file {path}"

@@ -1,0 +1,129 @@
+"""Where files are: paths and URLs to pyarrow filesystems, listings, globs, durable writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.core.errors import ConfigError, StorageError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_IGNORED_SUFFIXES = (".tmp", ".part")
+
+
+def resolve(
+    path: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None, where: str
+) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The filesystem of `path`, and the path inside it; local paths become absolute, as slots run elsewhere.
+
+    Raises ConfigError for a URL that pyarrow has no filesystem for.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{where}: {path!r} is not a path")
+    if filesystem is not None:
+        return filesystem, text.rstrip("/") or "/"
+    if _SCHEME.match(text):
+        try:
+            found, inner = pyarrow.fs.FileSystem.from_uri(text)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ConfigError(
+                f"{where}: cannot use {text!r}: {error}; give a local path, or a URL such as s3://bucket/dir"
+            ) from error
+        return found, inner.rstrip("/") or "/"
+    return pyarrow.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+
+
+def is_local(filesystem: pyarrow.fs.FileSystem) -> bool:
+    return isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+
+
+def is_ignored(relative: str) -> bool:
+    """Whether a reader of the directory must not see this file: hidden, or still being written."""
+    return relative.endswith(_IGNORED_SUFFIXES) or any(part.startswith((".", "_")) for part in relative.split("/"))
+
+
+def file_info(filesystem: pyarrow.fs.FileSystem, path: str) -> Any:
+    """pyarrow's FileInfo. Raises StorageError when the filesystem does not answer."""
+    try:
+        return filesystem.get_file_info(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be looked at: {error}") from error
+
+
+def find_files(filesystem: pyarrow.fs.FileSystem, path: str) -> list[Any]:
+    """FileInfos of the file, of what is below the directory, or of what the glob matches; sorted by path.
+
+    What `is_ignored` says below a directory or glob is left out. [] when there is nothing.
+    Raises StorageError when a directory cannot be listed.
+    """
+    info = file_info(filesystem, path)
+    if info.type == pyarrow.fs.FileType.File:
+        return [info]
+    if info.type == pyarrow.fs.FileType.Directory:
+        return sorted(_below(filesystem, path), key=lambda found: str(found.path))
+    base = glob_base(path)
+    if base == path or file_info(filesystem, base).type != pyarrow.fs.FileType.Directory:
+        return []
+    matches = _glob_regex(path)
+    return sorted(
+        (found for found in _below(filesystem, base) if matches.fullmatch(found.path)),
+        key=lambda found: str(found.path),
+    )
+
+
+def _below(filesystem: pyarrow.fs.FileSystem, directory: str) -> Iterator[Any]:
+    selector = pyarrow.fs.FileSelector(directory, recursive=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be listed: {error}") from error
+    for info in infos:
+        if info.type == pyarrow.fs.FileType.File and not is_ignored(info.path[len(directory) :].lstrip("/")):
+            yield info
+
+
+def glob_base(path: str) -> str:
+    """The directory above the first segment with a wildcard; `path` itself when it has none."""
+    head, wild, _ = re.split(r"([*?\[])", path, maxsplit=1) if re.search(r"[*?\[]", path) else (path, "", "")
+    if not wild:
+        return path
+    return head.rsplit("/", 1)[0] or ("/" if head.startswith("/") else ".")
+
+
+def _glob_regex(pattern: str) -> re.Pattern[str]:
+    """`**` crosses directories, `*` and `?` do not."""
+    pieces = []
+    for piece in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern):
+        if piece == "**/":
+            pieces.append("(?:.*/)?")
+        elif piece == "**":
+            pieces.append(".*")
+        elif piece == "*":
+            pieces.append("[^/]*")
+        elif piece == "?":
+            pieces.append("[^/]")
+        elif piece.startswith("[") and piece.endswith("]"):
+            pieces.append("[" + ("^" + piece[2:-1] if piece[1] == "!" else piece[1:-1]).replace("\\", r"\\") + "]")
+        else:
+            pieces.append(re.escape(piece))
+    try:
+        return re.compile("".join(pieces))
+    except re.error as error:
+        raise ConfigError(f"{pattern}: not a pattern of file names: {error}") from error
+
+
+def make_durable(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
+    """After this a local file or directory survives a power cut; object stores are durable by themselves."""
+    if not is_local(filesystem):
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

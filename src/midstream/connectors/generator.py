@@ -1,0 +1,164 @@
+"""Rows made from their index: the deterministic source of benchmarks, examples and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+
+Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
+Generate: TypeAlias = Callable[[npt.NDArray[np.int64]], Rows]
+
+_ENDLESS_SPLITS = 16
+_ENDLESS_ROWS_MAX = 8192
+"""Endless splits are read in turns: small steps keep their indices close together."""
+
+
+class IndexRange(msgspec.Struct, frozen=True):
+    """The indices start, start + step … below `stop` (None: for ever). A split's offset counts those done."""
+
+    start: int
+    stop: int | None
+    step: int = 1
+
+
+def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
+    """`count` indices as contiguous ranges of almost equal length; endless ones as interleaved streams."""
+    if count is None:
+        ranges = [IndexRange(k, None, splits) for k in range(splits)]
+    else:
+        cuts = [count * k // splits for k in range(splits + 1)]
+        ranges = [IndexRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+    return tuple(Split(f"{k:06d}", msgspec.msgpack.encode(span)) for k, span in enumerate(ranges))
+
+
+def check_splits(splits: int | None, where: str) -> None:
+    if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
+        raise ConfigError(f"{where}: splits {splits!r} is not a positive whole number")
+
+
+def check_rate(rows_per_s: float | None, where: str) -> None:
+    if rows_per_s is not None and not 0 < rows_per_s < float("inf"):
+        raise ConfigError(f"{where}: rows_per_s {rows_per_s!r} is not a positive number; None means no limit")
+
+
+class GeneratorSource(Source):
+    """`fn(indices)` gives one row per index: a record batch, a polars frame, or a dict of columns.
+
+    `count`: rows in all, cut into `splits` contiguous ranges, by default one per subtask. None: endless,
+    dealt out as `splits` (by default 16) interleaved streams: stream k has the indices k, k + splits,
+    k + 2 * splits …; they are never fewer or more, however the job is rescaled. `schema`: by default what
+    `fn` gives for the indices 0 to 3. `rows_per_s`: rows per second over all subtasks. `fn` must give
+    the same row for the same index, always.
+
+    Raises JobError when `fn` fails or gives something else than rows, SchemaError when its columns change.
+    """
+
+    blocking = False
+
+    def __init__(
+        self,
+        fn: Generate,
+        count: int | None = None,
+        *,
+        schema: pa.Schema | None = None,
+        splits: int | None = None,
+        rows_per_s: float | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise ConfigError(f"GeneratorSource: {fn!r} is not a function of an array of indices")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+            raise ConfigError(f"GeneratorSource: count {count!r} is not a whole number; None means endless")
+        check_splits(splits, "GeneratorSource")
+        check_rate(rows_per_s, "GeneratorSource")
+        self.bounded = count is not None
+        self.rows_per_s = rows_per_s
+        self._fn = fn
+        self._count = count
+        self._splits = splits if splits is not None or count is not None else _ENDLESS_SPLITS
+        if schema is None:
+            sample = np.arange(4 if count is None else max(1, min(4, count)), dtype=np.int64)
+            schema = call_generator(fn, sample).schema
+        self.schema = canonical_schema(schema)
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        splits = () if position is not None else index_splits(self._count, self._splits or context.parallelism)
+        return Discovery(splits, position=b"all", exhausted=True)
+
+    def splits_per_reader(self, parallelism: int) -> int:
+        if self._count is not None:
+            return 1
+        assert self._splits is not None
+        return -(-self._splits // parallelism)
+
+    def open_split(self, split: Split) -> SplitReader:
+        return _GeneratorReader(
+            self._fn, self.schema, msgspec.msgpack.decode(split.payload, type=IndexRange), split.offset
+        )
+
+
+class _GeneratorReader(SplitReader):
+    def __init__(self, fn: Generate, schema: pa.Schema, span: IndexRange, done: int) -> None:
+        self._fn = fn
+        self._schema = schema
+        self._span = span
+        self._done = done
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        span = self._span
+        first = span.start + self._done * span.step
+        rows = min(rows_max, _ENDLESS_ROWS_MAX) if span.stop is None else min(rows_max, span.stop - first)
+        if rows <= 0:
+            return None
+        indices = np.arange(first, first + rows * span.step, span.step, dtype=np.int64)
+        batch = conform(call_generator(self._fn, indices), self._schema, "GeneratorSource")
+        self._done += rows
+        return batch, self._done
+
+
+def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """What `fn` gives for `indices`, as one batch with a row for each."""
+    where = f"GeneratorSource: the function, called for indices {indices[0]} to {indices[-1]},"
+    try:
+        rows = fn(indices)
+        if isinstance(rows, pa.RecordBatch):
+            batch = rows
+        elif isinstance(rows, pl.DataFrame):
+            batch = single_batch(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+        elif isinstance(rows, Mapping):
+            batch = _from_columns(rows)
+        else:
+            raise JobError(
+                f"{where} gave {type(rows).__name__}; it must give a record batch, a polars frame or a dict of columns"
+            )
+    except (JobError, SchemaError):
+        raise
+    except Exception as error:
+        raise JobError(f"{where} failed: {type(error).__name__}: {error}") from error
+    if batch.num_rows != len(indices):
+        raise JobError(f"{where} gave {batch.num_rows} rows; it must give one for each of the {len(indices)} indices")
+    return batch
+
+
+def _from_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    if not columns:
+        raise SchemaError("GeneratorSource: the function gave no columns")
+    arrays = [
+        column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+        for column in columns.values()
+    ]
+    for name, array in zip(columns, arrays, strict=True):
+        if len(array) != len(arrays[0]):
+            raise SchemaError(
+                f"GeneratorSource: column {name!r} has {len(array)} rows, column {next(iter(columns))!r} {len(arrays[0])}"
+            )
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))

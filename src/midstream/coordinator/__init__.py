@@ -1,0 +1,6 @@
+"""The job's one head: slots, deployment, failover, checkpoints, splits, commits, questions from outside.
+
+May import everything up to `worker`. A pure machine on the driver's loop thread: events in,
+instructions out (`events`), no clock, thread, file or socket of its own. Storage is touched only
+inside the closures that it hands out in `RunIo`.
+"""

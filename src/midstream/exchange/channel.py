@@ -1,0 +1,208 @@
+"""The consumer side of one channel. Local and remote ones differ only in where elements come from.
+
+A channel gives elements in the order they were emitted. What it has given stays charged to the
+pool until the task calls `done`: a batch is worked in slices, and its rest is in-flight data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+from midstream.core.elements import Element, Event, Watermark
+from midstream.core.errors import InvariantError
+from midstream.core.ids import ChannelId
+from midstream.exchange.partition import Subpartition, join_waiting
+from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
+
+
+class InputChannel(Protocol):
+    id: ChannelId
+
+    def take(self, rows_max: int) -> Element | None:
+        """The next element; small batches that already wait come joined, up to `rows_max` rows."""
+        ...
+
+    def done(self) -> None:
+        """The batch taken last is worked off: its buffers are free."""
+        ...
+
+    def has_data(self) -> bool: ...
+
+    def discard(self) -> None:
+        """Drop everything and give back every buffer (the attempt is over)."""
+        ...
+
+
+class LocalChannel:
+    """Takes elements by reference from a subpartition in the same slot."""
+
+    def __init__(self, subpartition: Subpartition) -> None:
+        self.id = subpartition.channel
+        self._subpartition = subpartition
+        self._taken = 0
+
+    def connect(self, on_data: Callable[[], None]) -> None:
+        self._subpartition.connect(on_data)
+
+    def take(self, rows_max: int) -> Element | None:
+        assert self._taken == 0, f"{self.id}: taken again before done"
+        head = self._subpartition.take(rows_max)
+        if head is None:
+            return None
+        element, self._taken = head
+        return element
+
+    def done(self) -> None:
+        taken, self._taken = self._taken, 0
+        self._subpartition.done(taken)
+
+    def has_data(self) -> bool:
+        return not self._subpartition.is_empty
+
+    def discard(self) -> None:
+        self._taken = 0  # the subpartition gives back everything that is still charged to it
+
+
+class RemoteChannel:
+    """Receives buffers, puts batches together, and grants credit.
+
+    `window` buffers of the quota are reserved for this channel. Every announced credit is charged
+    from its announcement until the batch that used it is done, and `credit + held <= window`: a
+    static window per channel, so that no channel can starve another and a batch never waits for
+    a round trip of credit while there is room. One exception: a channel that holds nothing but
+    the first part of a batch larger than the window is granted more, over the quota; only the
+    rest of that batch could ever free those buffers.
+    """
+
+    def __init__(
+        self,
+        channel: ChannelId,
+        schema: pa.Schema,
+        pool: BufferPool,
+        quota: Quota,
+        window: int,
+        on_data: Callable[[], None],
+        grant: Callable[[ChannelId, int], None],
+    ) -> None:
+        self.id = channel
+        self._schema = schema
+        self._pool = pool
+        self._quota = quota
+        self._window = window
+        self._on_data = on_data
+        self._grant = grant
+        self._elements: deque[tuple[Element, int]] = deque()
+        self._sequence = 0
+        self._credit = 0
+        """Announced and not yet used."""
+        self._held = 0
+        """Buffers that queued batches, the partial one, and the one being worked are charged as."""
+        self._taken = 0
+        self._partial: bytearray | None = None
+        self._partial_filled = 0
+        self._partial_buffers = 0
+        self._closed = False
+
+    def open(self) -> None:
+        """Announce the first credits."""
+        self._top_up()
+
+    # ---- from the link ----
+
+    def receive_data(self, sequence: int, payload: memoryview) -> None:
+        self._next_sequence(sequence)
+        if self._credit <= 0:
+            raise InvariantError(f"{self.id}: a buffer came without credit")
+        if len(payload) > self._pool.buffer_bytes:
+            raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._pool.buffer_bytes}")
+        self._credit -= 1
+        self._held += 1
+        self._partial_buffers += 1
+        self._assemble(payload)
+        self._top_up()
+
+    def receive_event(self, sequence: int, event: Event) -> None:
+        self._next_sequence(sequence)
+        if self._partial is not None:
+            raise InvariantError(f"{self.id}: {type(event).__name__} inside a batch")
+        if isinstance(event, Watermark) and self._elements and isinstance(self._elements[-1][0], Watermark):
+            self._elements.pop()
+        self._elements.append((event, 0))
+        self._on_data()
+
+    def _next_sequence(self, sequence: int) -> None:
+        if sequence != self._sequence:
+            raise InvariantError(f"{self.id}: frame {sequence} came where {self._sequence} was due")
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+
+    def _assemble(self, payload: memoryview) -> None:
+        """A buffer holds the rest of at most one batch, or the start of one: batches begin in new buffers."""
+        if self._partial is None:
+            (length,) = ELEMENT_LENGTH.unpack_from(payload)
+            if not 0 < length <= ELEMENT_BYTES_MAX:
+                raise InvariantError(f"{self.id}: a batch of {length} bytes is announced")
+            payload = payload[ELEMENT_LENGTH.size :]
+            self._partial = bytearray(length)
+            self._partial_filled = 0
+        end = self._partial_filled + len(payload)
+        if end > len(self._partial):
+            raise InvariantError(f"{self.id}: a batch of {len(self._partial)} bytes got {end}")
+        self._partial[self._partial_filled : end] = payload
+        self._partial_filled = end
+        if end == len(self._partial):
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._schema)
+            self._elements.append((batch, self._partial_buffers))
+            self._partial = None
+            self._partial_buffers = 0
+            self._on_data()
+
+    # ---- to the task ----
+
+    def take(self, rows_max: int) -> Element | None:
+        assert self._taken == 0, f"{self.id}: taken again before done"
+        if not self._elements:
+            return None
+        element, buffers = self._elements.popleft()
+        if not isinstance(element, pa.RecordBatch):
+            return element
+        joined, self._taken = join_waiting(element, buffers, self._elements, rows_max)
+        return joined
+
+    def done(self) -> None:
+        taken, self._taken = self._taken, 0
+        self._held -= taken
+        self._quota.give(taken)
+        self._top_up()
+
+    def has_data(self) -> bool:
+        return bool(self._elements)
+
+    def _top_up(self) -> None:
+        if self._closed:
+            return
+        wanted = self._window - self._credit - self._held
+        if self._credit == 0 and self._held == self._partial_buffers and wanted <= 0:
+            wanted = max(2, self._window // 2)
+        elif wanted * 2 < self._window and self._credit:
+            return  # not worth a message yet
+        if wanted > 0:
+            self._quota.take(wanted)
+            self._credit += wanted
+            self._grant(self.id, wanted)
+
+    def discard(self) -> None:
+        self._quota.give(self._credit + self._held)
+        self._credit = self._held = self._taken = self._partial_buffers = 0
+        self._elements.clear()
+        self._partial = None
+        self._closed = True
+
+    def check(self) -> None:
+        queued = sum(buffers for _, buffers in self._elements)
+        if self._held != queued + self._partial_buffers + self._taken:
+            raise InvariantError(f"{self.id}: holds {self._held}, queued {queued}, partial {self._partial_buffers}")

@@ -1,0 +1,86 @@
+"""The consumer side of one edge: its channels, and which of them has something to give.
+
+Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data and
+its turn until it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from midstream.core.elements import Element
+from midstream.core.errors import InvariantError
+from midstream.exchange.channel import InputChannel
+from midstream.graph.job_graph import Edge
+
+
+class InputGate:
+    """`wake` is called whenever a channel that is not blocked gets data while the gate had none."""
+
+    def __init__(self, edge: Edge, consumer: int, wake: Callable[[], None]) -> None:
+        self.edge = edge
+        self.consumer = consumer
+        self._wake = wake
+        self.channels: Sequence[InputChannel] = ()
+        self._ready: deque[int] = deque()
+        self._is_ready: list[bool] = []
+        self._blocked: set[int] = set()
+
+    def set_channels(self, channels: Sequence[InputChannel]) -> None:
+        self.channels = channels
+        self._is_ready = [False] * len(channels)
+
+    def on_data(self, channel: int) -> None:
+        """Channel `channel` (an index into `channels`) has data."""
+        if not self._is_ready[channel] and channel not in self._blocked:
+            self._is_ready[channel] = True
+            self._ready.append(channel)
+            self._wake()
+
+    def poll(self, rows_max: int) -> tuple[int, Element] | None:
+        """The next element and the index of its channel; None when nothing can be read now.
+
+        After a batch, call `done(channel)` when all its rows are worked off.
+        """
+        while self._ready:
+            channel = self._ready.popleft()
+            self._is_ready[channel] = False
+            element = self.channels[channel].take(rows_max)
+            if element is not None:
+                if self.channels[channel].has_data():
+                    self._is_ready[channel] = True
+                    self._ready.append(channel)
+                return channel, element
+        return None
+
+    def done(self, channel: int) -> None:
+        self.channels[channel].done()
+
+    def has_data(self) -> bool:
+        return bool(self._ready)
+
+    def block(self, channel: int) -> None:
+        if channel in self._blocked:
+            raise InvariantError(f"{self.channels[channel].id} is blocked twice")
+        self._blocked.add(channel)
+        if self._is_ready[channel]:
+            self._is_ready[channel] = False
+            self._ready.remove(channel)
+
+    def resume(self, channel: int) -> None:
+        if channel not in self._blocked:
+            raise InvariantError(f"{self.channels[channel].id} is resumed but was not blocked")
+        self._blocked.discard(channel)
+        if self.channels[channel].has_data():
+            self.on_data(channel)
+
+    def discard(self) -> None:
+        for channel in self.channels:
+            channel.discard()
+        self._ready.clear()
+
+    def check(self) -> None:
+        for index, channel in enumerate(self.channels):
+            if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
+                raise InvariantError(f"{channel.id}: ready is {self._is_ready[index]}, but that is not so")

@@ -1,0 +1,178 @@
+"""Our end of the data connection to one peer slot: many channels over one byte stream.
+
+The transport pulls frames when the socket can take them, so at most a small bounded number of
+bytes is ever out of reach behind it. Credits go first (they free the other side), then the
+subpartitions that may send take turns, one buffer each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.elements import decode_event, encode_event
+from midstream.core.errors import InvariantError
+from midstream.core.ids import ChannelId
+from midstream.core.seams import DataLink
+from midstream.exchange.channel import RemoteChannel
+from midstream.exchange.partition import Subpartition
+from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
+
+
+class Sender:
+    """Sends one subpartition to its remote consumer, as far as the consumer's credit goes."""
+
+    __slots__ = ("_buffer_bytes", "_credit", "_element", "_element_buffers", "_rows_max", "_sequence", "_sub")
+
+    def __init__(self, subpartition: Subpartition, buffer_bytes: int, rows_max: int) -> None:
+        self._sub = subpartition
+        self._buffer_bytes = buffer_bytes
+        self._rows_max = rows_max
+        self._credit = 0
+        self._sequence = 0
+        self._element: memoryview | None = None
+        """The rest of the batch that is on its way."""
+        self._element_buffers = 0
+
+    def grant(self, credits: int) -> None:
+        self._credit += credits
+
+    def can_send(self) -> bool:
+        if self._element is None and self._sub.is_empty:
+            return False
+        return self._credit > 0 or (self._element is None and self._sub.head_is_event())
+
+    def next_frame(self, pieces: list[bytes | memoryview]) -> int:
+        """Append one frame to `pieces`; how many bytes it has. Only when `can_send`."""
+        if self._element is None:
+            head = self._sub.take(self._rows_max)
+            assert head is not None, f"{self._sub.channel}: nothing to send"
+            element, self._element_buffers = head
+            if not isinstance(element, pa.RecordBatch):
+                payload: bytes | memoryview = encode_event(element)
+                return self._frame(pieces, FrameKind.EVENT, (payload,))
+            message = element.serialize()
+            prefix = ELEMENT_LENGTH.pack(message.size)
+            view = memoryview(message)
+            first = view[: self._buffer_bytes - len(prefix)]
+            self._element = view[len(first) :]
+            sent = self._frame(pieces, FrameKind.DATA, (prefix, first))
+        else:
+            part = self._element[: self._buffer_bytes]
+            self._element = self._element[len(part) :]
+            sent = self._frame(pieces, FrameKind.DATA, (part,))
+        self._credit -= 1
+        if not self._element:
+            self._element = None
+            self._sub.done(self._element_buffers)
+        return sent
+
+    def _frame(self, pieces: list[bytes | memoryview], kind: FrameKind, payload: tuple[bytes | memoryview, ...]) -> int:
+        size = sum(map(len, payload))
+        head = header(kind, self._sub.channel, self._sequence, 0, size)
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        pieces.append(head)
+        pieces.extend(payload)
+        return len(head) + size
+
+
+class PeerLink:
+    """Implements `core.seams.LinkEnd`."""
+
+    def __init__(self, peer: int, buffer_bytes: int, rows_max: int, on_lost: Callable[[str], None]) -> None:
+        self.peer = peer
+        self._buffer_bytes = buffer_bytes
+        self._rows_max = rows_max
+        self._on_lost = on_lost
+        self._link: DataLink | None = None
+        self._senders: dict[ChannelId, Sender] = {}
+        self._receivers: dict[ChannelId, RemoteChannel] = {}
+        self._ready: deque[Sender] = deque()
+        self._in_ready: set[Sender] = set()
+        self._credits: dict[ChannelId, int] = {}
+
+    def attach(self, link: DataLink) -> None:
+        self._link = link
+        if self._credits or self._ready:
+            link.wake()
+
+    def add_sender(self, subpartition: Subpartition) -> None:
+        sender = Sender(subpartition, self._buffer_bytes, self._rows_max)
+        self._senders[subpartition.channel] = sender
+        subpartition.connect(partial(self._schedule, sender))
+
+    def add_receiver(self, channel: RemoteChannel) -> None:
+        self._receivers[channel.id] = channel
+
+    def grant(self, channel: ChannelId, credits: int) -> None:
+        self._credits[channel] = self._credits.get(channel, 0) + credits
+        self._wake()
+
+    # ---- called by the transport ----
+
+    def pull(self, bytes_max: int) -> list[bytes | memoryview]:
+        pieces: list[bytes | memoryview] = []
+        size = 0
+        if self._credits:
+            for channel, credits in self._credits.items():
+                pieces.append(header(FrameKind.CREDIT, channel, 0, credits, 0))
+            self._credits.clear()
+        while self._ready and size < bytes_max:
+            sender = self._ready.popleft()
+            size += sender.next_frame(pieces)
+            if sender.can_send():
+                self._ready.append(sender)
+            else:
+                self._in_ready.discard(sender)
+        return pieces
+
+    def receive(self, frame: memoryview) -> None:
+        if len(frame) < HEADER.size:
+            raise InvariantError(f"slot {self.peer}: a data frame of {len(frame)} bytes")
+        kind, edge, producer, consumer, sequence, value = HEADER.unpack_from(frame)
+        channel = ChannelId(edge, producer, consumer)
+        payload = frame[HEADER.size :]
+        if kind == FrameKind.CREDIT:
+            sender = self._senders.get(channel)
+            if sender is None:
+                raise InvariantError(f"slot {self.peer} grants credit for {channel}, which does not exist here")
+            sender.grant(value)
+            self._schedule(sender)
+            return
+        receiver = self._receivers.get(channel)
+        if receiver is None:
+            raise InvariantError(f"slot {self.peer} sends to {channel}, which does not exist here")
+        if kind == FrameKind.DATA:
+            receiver.receive_data(sequence, payload)
+        elif kind == FrameKind.EVENT:
+            try:
+                event = decode_event(payload)
+            except msgspec.DecodeError as error:
+                raise InvariantError(f"slot {self.peer} sends a malformed event to {channel}: {error}") from error
+            receiver.receive_event(sequence, event)
+        else:
+            raise InvariantError(f"slot {self.peer} sends a frame of unknown kind {kind}")
+
+    def lost(self, reason: str) -> None:
+        self._link = None
+        self._on_lost(reason)
+
+    def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._ready.clear()
+
+    def _schedule(self, sender: Sender) -> None:
+        if sender not in self._in_ready and sender.can_send():
+            self._in_ready.add(sender)
+            self._ready.append(sender)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._link is not None:
+            self._link.wake()

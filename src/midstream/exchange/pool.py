@@ -1,0 +1,117 @@
+"""Accounting of in-flight data: one pool of buffers per slot, shared out in quotas.
+
+Every queued byte is charged here, in whole buffers, by whoever queues it. A quota has a part
+that is reserved for it, which no other can take (so that a consumer can always get on, however
+much its producers have queued), and beyond that competes for the shared rest.
+
+`take` never refuses: a step of a task always completes, even if its output overdraws the pool.
+It is the taker who asks `available()` before it starts the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from midstream.core.errors import ConfigError, InvariantError
+
+
+class BufferPool:
+    """`total` buffers of `buffer_bytes` each."""
+
+    def __init__(self, total_bytes: int, buffer_bytes: int) -> None:
+        self.buffer_bytes = buffer_bytes
+        self.total = total_bytes // buffer_bytes
+        self.in_use = 0
+        self._shared_free = self.total
+        self._quotas: list[Quota] = []
+        self._waiting: dict[Callable[[], None], Quota] = {}
+
+    def quota(self, name: str, reserved: int, limit: int) -> Quota:
+        """A new share. `check_capacity` must follow once all are made."""
+        quota = Quota(self, name, reserved, max(limit, reserved))
+        self._quotas.append(quota)
+        self._shared_free -= reserved
+        return quota
+
+    def check_capacity(self) -> None:
+        """Raises ConfigError when what the quotas reserve is more than the pool has."""
+        needed = sum(quota.reserved for quota in self._quotas)
+        if needed > self.total:
+            raise ConfigError(
+                f"pool_size: the tasks of one slot need at least {needed} buffers of {self.buffer_bytes} bytes "
+                f"({needed * self.buffer_bytes} bytes), the pool has {self.total} ({self.total * self.buffer_bytes} "
+                "bytes); raise pool_size, or lower buffer_size or the parallelism"
+            )
+
+    def buffers_for(self, size_bytes: int) -> int:
+        """How many buffers `size_bytes` of data are charged as (at least one)."""
+        return -(-size_bytes // self.buffer_bytes) or 1
+
+    def wake_when_available(self, quota: Quota, wake: Callable[[], None]) -> None:
+        """Call `wake` once, as soon as `quota` has something available."""
+        self._waiting[wake] = quota
+
+    def returned(self) -> None:
+        """Buffers were given back: wake who can get on."""
+        if self._waiting:
+            for wake in [wake for wake, quota in self._waiting.items() if quota.available() > 0]:
+                self._waiting.pop(wake, None)
+                wake()
+
+    def shared_changed(self, delta: int) -> None:
+        self._shared_free -= delta
+
+    @property
+    def shared_free(self) -> int:
+        return self._shared_free
+
+    def check(self) -> None:
+        """The pool invariant: what the quotas hold is what is in use, and the shared rest adds up."""
+        if self.in_use != sum(q.in_use for q in self._quotas):
+            raise InvariantError(
+                f"pool: {self.in_use} in use, quotas hold {[(q.name, q.in_use) for q in self._quotas]}"
+            )
+        beyond = sum(max(0, q.in_use - q.reserved) for q in self._quotas)
+        reserved = sum(q.reserved for q in self._quotas)
+        if self._shared_free != self.total - reserved - beyond:
+            raise InvariantError(f"pool: shared free is {self._shared_free}, not {self.total - reserved - beyond}")
+
+
+class Quota:
+    """A share of the pool: `reserved` buffers of its own, up to `limit` in all."""
+
+    __slots__ = ("_pool", "in_use", "limit", "name", "reserved")
+
+    def __init__(self, pool: BufferPool, name: str, reserved: int, limit: int) -> None:
+        self._pool = pool
+        self.name = name
+        self.reserved = reserved
+        self.limit = limit
+        self.in_use = 0
+
+    def available(self) -> int:
+        """How many buffers can be taken without overdrawing; 0 or less when none."""
+        own = self.reserved - self.in_use
+        shared = self._pool.shared_free
+        if own > 0:
+            return min(self.limit - self.in_use, own + max(0, shared))
+        return min(self.limit - self.in_use, shared)
+
+    def take(self, buffers: int) -> None:
+        before = max(0, self.in_use - self.reserved)
+        self.in_use += buffers
+        self._pool.in_use += buffers
+        beyond = max(0, self.in_use - self.reserved) - before
+        if beyond:
+            self._pool.shared_changed(beyond)
+
+    def give(self, buffers: int) -> None:
+        if buffers > self.in_use:
+            raise InvariantError(f"quota {self.name}: {buffers} buffers given back, {self.in_use} in use")
+        before = max(0, self.in_use - self.reserved)
+        self.in_use -= buffers
+        self._pool.in_use -= buffers
+        beyond = max(0, self.in_use - self.reserved) - before
+        if beyond:
+            self._pool.shared_changed(beyond)
+        self._pool.returned()

@@ -1,0 +1,49 @@
+"""The form of frames on a data connection between two slots.
+
+Every frame is a little-endian uint32 length, then a 15-byte header, then the payload:
+
+| field    | bytes | meaning                                                              |
+|----------|-------|----------------------------------------------------------------------|
+| kind     | 1     | DATA, EVENT or CREDIT                                                 |
+| edge     | 2     | with producer and consumer: which channel                            |
+| producer | 2     |                                                                      |
+| consumer | 2     |                                                                      |
+| sequence | 4     | counts the DATA and EVENT frames of the channel; a gap is an error   |
+| value    | 4     | CREDIT: buffers granted; else 0                                       |
+
+DATA frames carry at most `buffer_bytes` of the channel's byte stream, which is a series of
+(uint64 length, Arrow IPC record batch message); the schema is the edge's and never sent.
+EVENT frames carry one encoded event, and lie between two batches of the stream.
+CREDIT frames go the other way.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from midstream.core.ids import ChannelId
+
+
+class FrameKind(IntEnum):
+    DATA = 0x11
+    EVENT = 0x12
+    CREDIT = 0x13
+
+
+FRAME: Final = struct.Struct("<IBHHHII")
+HEADER: Final = struct.Struct("<BHHHII")
+ELEMENT_LENGTH: Final = struct.Struct("<Q")
+ELEMENT_BYTES_MAX: Final = 2**31
+"""A larger serialised batch is refused before memory is taken for it."""
+EVENT_BYTES_MAX: Final = 4096
+
+
+def header(kind: FrameKind, channel: ChannelId, sequence: int, value: int, payload_bytes: int) -> bytes:
+    return FRAME.pack(HEADER.size + payload_bytes, kind, *channel, sequence, value)
+
+
+def frame_bytes_max(buffer_bytes: int) -> int:
+    """The longest frame (without its length prefix) that a peer may send."""
+    return HEADER.size + max(buffer_bytes, EVENT_BYTES_MAX)

@@ -1,0 +1,61 @@
+"""Polars expressions as parts of a job: checked on the driver against the schema they will meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema, empty_batch, to_polars
+from midstream.core.errors import JobError, SchemaError
+
+
+def empty_frame(schema: pa.Schema) -> pl.DataFrame:
+    return to_polars(empty_batch(canonical_schema(schema)))
+
+
+def frame_schema(frame: pl.DataFrame) -> pa.Schema:
+    """The canonical Arrow schema of a polars frame."""
+    return canonical_schema(frame.clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema)
+
+
+def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, keep: bool) -> pa.Schema:
+    """The schema of `exprs` over rows of `schema`, after all its own columns if `keep`.
+
+    Raises SchemaError naming `where` for a column that does not exist or types that do not go together.
+    """
+    frame = empty_frame(schema)
+    try:
+        made = frame.with_columns(*exprs) if keep else frame.select(*exprs)
+    except pl.exceptions.ColumnNotFoundError as error:
+        name = str(error).splitlines()[0].strip("\"' ")
+        raise SchemaError(
+            f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
+        ) from error
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(f"{where}: {str(error).splitlines()[0]}") from error
+    return frame_schema(made)
+
+
+def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
+    made = infer_schema(schema, [expr], where, keep=False)
+    if len(made) != 1:
+        raise SchemaError(f"{where}: the expression gives {len(made)} columns, one is needed: {expr}")
+    return made.field(0).type
+
+
+def check_row_by_row(exprs: Sequence[pl.Expr], where: str) -> None:
+    """Raises JobError for an expression whose result for a row depends on other rows of the batch.
+
+    Where batches are cut is the engine's business, so such a result would be arbitrary.
+    """
+    for expr in exprs:
+        if not isinstance(expr, pl.Expr):
+            raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
+        is_row_separable = getattr(expr.meta, "is_row_separable", None)  # polars 2
+        if is_row_separable is not None and not is_row_separable() and not expr.meta.is_literal():
+            raise JobError(
+                f"{where}: {expr} does not work row by row (it aggregates, shifts, or sorts); "
+                "use a window's aggregate() for sums over many rows, or map_batches() if this is meant"
+            )

@@ -1,0 +1,96 @@
+"""Between batches and rows of Python values, and errors that name the operator and the row.
+
+A row is a dict with every column of its schema. Timestamps are datetimes (microseconds; what a
+column of nanoseconds has beyond that is cut off), nulls are None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from midstream.core.errors import JobError, SchemaError
+
+Row: TypeAlias = dict[str, Any]
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """The column as Python values; nanoseconds are cut to microseconds, the finest a datetime has."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif pa.types.is_duration(kind) and kind.unit == "ns":
+        column = column.cast(pa.duration("us"), safe=False)
+    elif pa.types.is_time64(kind) and kind.unit == "ns":
+        column = column.cast(pa.time64("us"), safe=False)
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def to_rows(batch: pa.RecordBatch) -> list[Row]:
+    names = batch.schema.names
+    if not names:
+        return [{} for _ in range(batch.num_rows)]
+    columns = [python_values(column) for column in batch.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[int] | None = None) -> pa.RecordBatch:
+    """A batch of `schema` from rows that a user's function returned.
+
+    `origin[i]` is the position of the input row that gave `rows[i]` (None: the same position).
+    Raises JobError naming `where`, that position, and what does not fit.
+    """
+    names = schema.names
+    try:
+        columns = [[row[name] for row in rows] for name in names]
+        if set(map(len, rows)) <= {len(names)} and all(type(row) is dict for row in rows):
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+            return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, pa.ArrowException):
+        pass  # found row by row below, for the message
+    return pa.RecordBatch.from_arrays(_checked_columns(rows, schema, where, origin), schema=schema)
+
+
+def _checked_columns(
+    rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[int] | None
+) -> list[pa.Array]:
+    names = schema.names
+    for index, row in enumerate(rows):
+        at = f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
+        if not isinstance(row, dict):
+            raise JobError(f"{at} is {_kind_of(row)}; return a dict with the columns {', '.join(names)}")
+        missing = [name for name in names if name not in row]
+        if missing:
+            raise JobError(f"{at} has no column {missing[0]!r}; the declared columns are {', '.join(names)}")
+        extra = [name for name in row if schema.get_field_index(name) < 0]
+        if extra:
+            raise JobError(f"{at} has column {extra[0]!r}, which is not declared ({', '.join(names)})")
+        for field in schema:
+            try:
+                pa.array([row[field.name]], field.type)
+            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+                raise JobError(f"{at}: column {field.name!r} is {row[field.name]!r}, declared as {field.type}") from error
+    return [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def user_error(where: str, what: str, error: BaseException, row: int | None = None) -> JobError:
+    """The JobError for a user's function that raised; `raise user_error(…) from error` keeps the traceback."""
+    at = "" if row is None else f" on row {row} of the batch"
+    text = str(error)
+    return JobError(f"{where}: {what} raised {type(error).__name__}{at}{': ' + text if text else ''}")
+
+
+def require_columns(schema: pa.Schema, names: Iterable[str], where: str, what: str) -> None:
+    """Raises SchemaError naming the first of `names` that is not in `schema`."""
+    for name in names:
+        if schema.get_field_index(name) < 0:
+            raise SchemaError(
+                f"{where}: {what} {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
+            )

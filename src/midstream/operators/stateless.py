@@ -1,0 +1,203 @@
+"""Operators without state: filter, projections, and functions per row or per batch.
+
+All are built on the driver, where their schemas and expressions are checked: a column that does
+not exist is found before anything runs. `schema` is always the schema of what an operator emits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, to_polars
+from midstream.core.errors import JobError, MidstreamError, SchemaError
+from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.expressions import check_row_by_row, infer_schema, infer_type
+from midstream.operators.rows import Row, to_batch, to_rows, user_error
+
+RowFunction: TypeAlias = Callable[[Row], Row]
+RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
+
+
+class Stateless(Operator):
+    """`name` is the operator's display name: it is what errors say."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.schema = canonical_schema(schema)
+        self._where = f"operator {name!r}"
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+
+class FilterOperator(Stateless):
+    """Keeps the rows for which `predicate` is true (null drops).
+
+    `predicate`: a boolean polars expression over the columns, or a function from row to bool.
+    Raises SchemaError at once for an unknown column or an expression that is not boolean.
+    """
+
+    def __init__(self, name: str, predicate: pl.Expr | Callable[[Row], object], schema: pa.Schema) -> None:
+        super().__init__(name, schema)
+        self._predicate = predicate
+        if isinstance(predicate, pl.Expr):
+            check_row_by_row([predicate], self._where)
+            kind = infer_type(self.schema, predicate, self._where)
+            if kind != pa.bool_():
+                raise SchemaError(f"{self._where}: a filter must be boolean, this one is {kind}: {predicate}")
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if isinstance(self._predicate, pl.Expr):
+            kept = self._filter_by_expression(batch, self._predicate)
+        else:
+            kept = self._filter_by_function(batch, self._predicate)
+        if kept.num_rows:
+            self._out.emit(kept)
+
+    def _filter_by_expression(self, batch: pa.RecordBatch, predicate: pl.Expr) -> pa.RecordBatch:
+        try:
+            # with_columns, not select: it gives a literal as many rows as the batch has
+            mask = to_polars(batch).with_columns(predicate.alias("__keep")).get_column("__keep")
+        except Exception as error:
+            raise user_error(self._where, "the expression", error) from error
+        if mask.all(ignore_nulls=False):
+            return batch
+        return batch.filter(mask.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+    def _filter_by_function(self, batch: pa.RecordBatch, predicate: Callable[[Row], object]) -> pa.RecordBatch:
+        keep: list[bool] = []
+        try:
+            for row in to_rows(batch):
+                keep.append(bool(predicate(row)))
+        except Exception as error:
+            raise user_error(self._where, "the function", error, row=len(keep)) from error
+        return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
+
+
+class SelectOperator(Stateless):
+    """Exactly the columns that `exprs` give; each expression works row by row.
+
+    `input_schema` is the schema of the rows that come in; `schema` follows from it.
+    """
+
+    def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema) -> None:
+        where = f"operator {name!r}"
+        check_row_by_row(exprs, where)
+        super().__init__(name, infer_schema(input_schema, exprs, where, keep=False))
+        self._exprs = tuple(exprs)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        frame = to_polars(batch)
+        try:
+            # with_columns first: select alone would turn a batch of literals into one row
+            made = frame.with_columns(*self._exprs).select(self.schema.names)
+        except Exception as error:
+            raise user_error(self._where, "an expression", error) from error
+        self._out.emit(from_polars(made, self.schema, self._where))
+
+
+class WithColumnsOperator(Stateless):
+    """All columns that come in, with those that `exprs` give added or replaced."""
+
+    def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema) -> None:
+        where = f"operator {name!r}"
+        check_row_by_row(exprs, where)
+        super().__init__(name, infer_schema(input_schema, exprs, where, keep=True))
+        self._exprs = tuple(exprs)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        try:
+            made = to_polars(batch).with_columns(*self._exprs)
+        except Exception as error:
+            raise user_error(self._where, "an expression", error) from error
+        self._out.emit(from_polars(made, self.schema, self._where))
+
+
+class MapOperator(Stateless):
+    """`function(row) -> row` for each row; `schema` is that of the rows returned."""
+
+    def __init__(self, name: str, function: RowFunction, schema: pa.Schema) -> None:
+        super().__init__(name, schema)
+        self._function = function
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        function = self._function
+        made: list[Row] = []
+        try:
+            for row in to_rows(batch):
+                made.append(function(row))
+        except Exception as error:
+            raise user_error(self._where, "the function", error, row=len(made)) from error
+        self._out.emit(to_batch(made, self.schema, self._where))
+
+
+class FlatMapOperator(Stateless):
+    """`function(row) -> rows` for each row: any iterable of dicts (a generator is fine), or None for no row."""
+
+    def __init__(self, name: str, function: RowsFunction, schema: pa.Schema) -> None:
+        super().__init__(name, schema)
+        self._function = function
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        function = self._function
+        made: list[Row] = []
+        origin: list[int] = []
+        index = 0
+        try:
+            for index, row in enumerate(to_rows(batch)):
+                result = function(row)
+                if result is None:
+                    continue
+                if isinstance(result, (dict, str, bytes)):
+                    raise JobError(
+                        f"{self._where}: the function returned a {type(result).__name__} for row {index} of the batch; "
+                        "return an iterable of dicts, or None (map() is for one row each)"
+                    )
+                made.extend(result)
+                origin.extend([index] * (len(made) - len(origin)))
+        except MidstreamError:
+            raise
+        except Exception as error:
+            raise user_error(self._where, "the function", error, row=index) from error
+        if made:
+            self._out.emit(to_batch(made, self.schema, self._where, origin))
+
+
+class MapBatchesOperator(Stateless):
+    """`function` on whole batches; it may return any number of rows, in the columns of `schema`.
+
+    `form` says what the function takes: "polars" (a DataFrame) or "arrow" (a RecordBatch). It may
+    return a polars DataFrame, an Arrow RecordBatch or an Arrow Table. Batches are cut where the
+    engine likes: a result must not depend on which rows happen to share one.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[[Any], Any], schema: pa.Schema, form: Literal["polars", "arrow"] = "polars"
+    ) -> None:
+        super().__init__(name, schema)
+        self._function = function
+        self._form = form
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        try:
+            made = self._function(to_polars(batch) if self._form == "polars" else batch)
+        except Exception as error:
+            raise user_error(self._where, "the function", error) from error
+        where = f"{self._where}: the result of the function"
+        if isinstance(made, pl.DataFrame):
+            result = from_polars(made, self.schema, where)
+        elif isinstance(made, pa.Table):
+            result = conform(single_batch(made), self.schema, where)
+        elif isinstance(made, pa.RecordBatch):
+            result = conform(made, self.schema, where)
+        else:
+            raise JobError(
+                f"{self._where}: the function returned a {type(made).__name__}; "
+                "return a polars DataFrame, or an Arrow RecordBatch or Table"
+            )
+        if result.num_rows:
+            self._out.emit(result)

@@ -1,0 +1,120 @@
+"""Frames on a byte stream: a length, a type byte, a body.
+
+    length: u32, little endian, of what follows | type: u8 | body
+
+The length is checked against a limit before memory is taken for the frame, and the limit is tiny
+until the peer has proved that it knows the job's secret (see `handshake`). Types below
+`TRAFFIC_TYPE_MIN` belong to the connection itself; the rest to whoever uses it.
+Sans-I/O: runs on the thread of whoever owns the connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from midstream.core.errors import ClusterError
+
+LENGTH: Final = struct.Struct("<I")
+LENGTH_BYTES: Final = LENGTH.size
+TRAFFIC_TYPE_MIN: Final = 0x10
+MESSAGE: Final = 0x10
+"""One control message, msgpack."""
+
+UNAUTHENTICATED_FRAME_BYTES_MAX: Final = 4 * 2**10
+CONTROL_FRAME_BYTES_MAX: Final = 256 * 2**20
+"""A Deploy carries the whole job graph with the user's functions."""
+DATA_FRAME_BYTES_MAX: Final = 64 * 2**20
+
+
+class ProtocolViolation(ClusterError):
+    """The peer sent what no honest peer sends. The connection is closed; nothing of it is used."""
+
+
+def frame(kind: int, *body: bytes | memoryview) -> list[bytes | memoryview]:
+    """A whole frame as pieces of the byte stream; `body` is not copied."""
+    length = 1 + sum(len(piece) for piece in body)
+    return [LENGTH.pack(length) + bytes((kind,)), *body]
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames, in place.
+
+    The owner receives straight into `space()`, says how much came with `received(n)`, and takes
+    frames with `next_frame()` until it answers None. A frame is a view of the decoder's own
+    buffer: it is valid until the next call of `space()` and is never copied, except that a frame
+    cut off by the end of the buffer is moved to its front.
+    """
+
+    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_start", "_view")
+
+    def __init__(self, frame_bytes_max: int, buffer_bytes: int) -> None:
+        assert buffer_bytes > LENGTH_BYTES, buffer_bytes
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray(buffer_bytes)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        """Bytes [start, end) of the buffer have been received and not yet taken."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Received, but not yet taken as a frame."""
+        return self._end - self._start
+
+    @property
+    def buffer_bytes(self) -> int:
+        return len(self._buffer)
+
+    def allow(self, frame_bytes_max: int, buffer_bytes: int) -> None:
+        """New limits, for a peer that has proved who it is. What is waiting stays."""
+        self._frame_bytes_max = frame_bytes_max
+        if buffer_bytes > len(self._buffer):
+            self._move(bytearray(buffer_bytes))
+
+    def space(self) -> memoryview:
+        """Where the next bytes go; never empty. Frames taken before are no longer valid."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            return self._view
+        needed = LENGTH_BYTES
+        if self._end - self._start >= LENGTH_BYTES:
+            needed += self._length()
+        size = len(self._buffer)
+        if self._start + needed > size or (self._start and size - self._end < size // 4):
+            # the waiting frame does not fit behind `start`, or only crumbs would be received
+            self._move(self._buffer if needed <= size else bytearray(needed))
+        assert self._end < len(self._buffer), (self._start, self._end, size)
+        return self._view[self._end :]
+
+    def received(self, count: int) -> None:
+        assert 0 < count <= len(self._buffer) - self._end, (count, self._end, len(self._buffer))
+        self._end += count
+
+    def next_frame(self) -> memoryview | None:
+        """The next whole frame, from its type byte on, or None. Raises ProtocolViolation on a bad length."""
+        start = self._start
+        if self._end - start < LENGTH_BYTES:
+            return None
+        stop = start + LENGTH_BYTES + self._length()
+        if stop > self._end:
+            return None
+        self._start = stop
+        return self._view[start + LENGTH_BYTES : stop]
+
+    def _length(self) -> int:
+        length: int = LENGTH.unpack_from(self._buffer, self._start)[0]
+        if not 1 <= length <= self._frame_bytes_max:
+            raise ProtocolViolation(f"a frame of {length} bytes, where 1 to {self._frame_bytes_max} are allowed")
+        return length
+
+    def _move(self, target: bytearray) -> None:
+        """Bring what is waiting to the front of `target`, which may be the present buffer."""
+        waiting = self._end - self._start
+        if target is self._buffer:
+            self._view[:waiting] = self._view[self._start : self._end]
+        else:
+            view = memoryview(target)
+            view[:waiting] = self._view[self._start : self._end]
+            self._buffer, self._view = target, view
+        self._start, self._end = 0, waiting

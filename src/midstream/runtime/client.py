@@ -1,0 +1,108 @@
+"""A blocking connection to a running job's driver, for the command line: one question, one answer."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from types import TracebackType
+from typing import Final
+
+import msgspec
+
+from midstream.core.errors import ClusterError
+from midstream.protocol.framing import (
+    CONTROL_FRAME_BYTES_MAX,
+    LENGTH_BYTES,
+    MESSAGE,
+    UNAUTHENTICATED_FRAME_BYTES_MAX,
+    FrameDecoder,
+    ProtocolViolation,
+    frame,
+)
+from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
+from midstream.protocol.messages import ClientRequest, Reply
+from midstream.runtime import registry
+from midstream.runtime.registry import JobEntry, list_jobs
+
+__all__ = ["Client", "connect", "list_jobs"]
+
+CONNECT_TIMEOUT_S: Final = 10.0
+_RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+def connect(job: str) -> Client:
+    """Connect to a running job by id or name. Raises JobError when there is none, ClusterError when it does not answer."""
+    return Client(registry.find(job))
+
+
+class Client:
+    """Not thread-safe. `ask` as often as you like, then `close`."""
+
+    def __init__(self, entry: JobEntry, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self.entry = entry
+        deadline_s = time.monotonic() + connect_timeout_s
+        try:
+            self._sock = socket.create_connection((entry.host, entry.port), timeout=connect_timeout_s)
+        except OSError as error:
+            raise ClusterError(
+                f"job {entry.name} ({entry.job_id}) does not answer at {entry.host}:{entry.port}: "
+                f"{error.strerror or error}; it may have ended just now"
+            ) from error
+        self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
+        try:
+            dialer = Dialer(entry.secret, Identity(Role.CLIENT, entry.job_id), secrets.token_bytes(NONCE_BYTES))
+            self._sock.sendall(dialer.start())
+            while not dialer.done:
+                self._sock.sendall(dialer.receive(self._next_frame(deadline_s)))
+        except BaseException:
+            self._sock.close()
+            raise
+        self._decoder.allow(CONTROL_FRAME_BYTES_MAX, _RECEIVE_BUFFER_BYTES)
+
+    def ask(self, request: ClientRequest, timeout_s: float | None = None) -> Reply:
+        """Wait for the answer; a checkpoint answers when it is complete, a stop when the job has ended.
+
+        Raises ClusterError when the driver goes away or `timeout_s` passes; this client is of no
+        use after that.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            self._sock.sendall(b"".join(frame(MESSAGE, _encode(request))))
+        except OSError as error:
+            raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
+        received = self._next_frame(deadline_s)
+        if received[0] != MESSAGE:
+            raise ProtocolViolation(f"a frame of type {received[0]:#x} where a reply was expected")
+        try:
+            return _decoder.decode(received[1:])
+        except msgspec.MsgspecError as error:
+            raise ProtocolViolation(f"a reply that is none: {error}") from error
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _next_frame(self, deadline_s: float | None) -> memoryview:
+        while True:
+            received = self._decoder.next_frame()
+            if received is not None:
+                return received
+            try:
+                self._sock.settimeout(None if deadline_s is None else max(0.001, deadline_s - time.monotonic()))
+                count = self._sock.recv_into(self._decoder.space())
+            except TimeoutError as error:
+                raise ClusterError(f"job {self.entry.name} ({self.entry.job_id}) did not answer in time") from error
+            except OSError as error:
+                raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
+            if count == 0:
+                raise ClusterError(f"job {self.entry.name} ({self.entry.job_id}) closed the connection; it may have ended")
+            self._decoder.received(count)

@@ -1,0 +1,370 @@
+"""One nonblocking TCP connection: handshake first, then frames between a socket and a `LinkEnd`.
+
+Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still
+overtake it, until the socket takes it. Outside the LinkEnd there are at most `PULL_BYTES_MAX`
+here and about `NOT_SENT_BYTES_MAX` unsent in the kernel. Receiving is into one reused buffer, and
+a frame is handed on as a view of it. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from midstream.core.errors import ClusterError
+from midstream.core.seams import LinkEnd
+from midstream.protocol.framing import (
+    LENGTH_BYTES,
+    UNAUTHENTICATED_FRAME_BYTES_MAX,
+    FrameDecoder,
+    ProtocolViolation,
+)
+from midstream.protocol.handshake import Acceptor, Handshake, Refused
+from midstream.runtime.loop import READ, WRITE, EventLoop
+
+PULL_BYTES_MAX: Final = 128 * 2**10
+NOT_SENT_BYTES_MAX: Final = 128 * 2**10
+PULLS_PER_TURN_MAX: Final = 8
+READS_PER_TURN_MAX: Final = 4
+PIECES_PER_CALL_MAX: Final = 512
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+FLUSH_TIMEOUT_S: Final = 5.0
+
+_TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if os.uname().sysname == "Linux" else None)
+_KEEPALIVE: Final = [
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+]
+"""A host that is gone is noticed within a minute even by who has nothing to send."""
+
+
+class State(Enum):
+    CONNECTING = auto()
+    HANDSHAKE = auto()
+    OPEN = auto()
+    """Authenticated; frames flow once `carry` has been called."""
+    FINISHING = auto()
+    """Sends what is left, then waits for the peer to close; what it receives is dropped."""
+    CLOSED = auto()
+
+
+class Connection:
+    """`opened` is called once when the handshake is through; `failed(reason)` once if it never is.
+
+    After `carry(end)` the end is told instead (`LinkEnd.lost`). Nothing is called after `close`.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        sock: socket.socket,
+        handshake: Handshake,
+        opened: Callable[[Connection], None],
+        failed: Callable[[Connection, str], None],
+        *,
+        frame_bytes_max: int,
+        buffer_bytes: int,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        connecting: bool = False,
+    ) -> None:
+        self.handshake = handshake
+        self.heard_s = loop.monotonic_s()
+        """When the last byte of the peer arrived, on the monotonic clock."""
+        self._loop = loop
+        self._sock = sock
+        self._opened = opened
+        self._failed = failed
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer_bytes = buffer_bytes
+        self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
+        self._end: LinkEnd | None = None
+        self._out: list[bytes | memoryview] = []
+        """Pulled and not yet taken by the kernel; the first piece may be the rest of one."""
+        self._blocked = False
+        """The kernel takes no more; the selector tells when it does."""
+        self._flush_posted = False
+        self._finished: Callable[[], None] | None = None
+        self._state = State.CONNECTING if connecting else State.HANDSHAKE
+        self._timer = loop.call_later(handshake_timeout_s, self._handshake_late)
+        _prepare(sock)
+        if connecting:
+            loop.watch(sock, WRITE, self._ready)
+        else:
+            self._begin()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def local_host(self) -> str:
+        """The address of our side."""
+        host: str = self._sock.getsockname()[0]
+        return host
+
+    def carry(self, end: LinkEnd) -> None:
+        """Let frames flow to and from `end`, but not from inside this call."""
+        assert self._state is State.OPEN and self._end is None, (self._state, self._end)
+        self._end = end
+        self._loop.post(self._start_traffic)
+
+    def wake(self) -> None:
+        """The end has something to be pulled."""
+        if not self._flush_posted and not self._blocked:
+            self._flush_posted = True
+            self._loop.post(self._flush)
+
+    def finish(self, finished: Callable[[], None] | None = None) -> None:
+        """Send what the end still has, then close; `finished` is called when that is done or has failed."""
+        if self._state is not State.OPEN:
+            self.close()
+            if finished is not None:
+                finished()
+            return
+        self._finished = finished
+        self._state = State.FINISHING
+        self._timer = self._loop.call_later(FLUSH_TIMEOUT_S, self._finish_late)
+        self._watch()
+        self.wake()
+
+    def close(self) -> None:
+        """Close at once; nobody is told. May be called again."""
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSED
+        self._timer.cancel()
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+        self._out.clear()
+        self._end = None
+
+    # ---- opening
+
+    def _begin(self) -> None:
+        self._state = State.HANDSHAKE
+        self._out.append(self.handshake.start())
+        self._watch()
+        self._flush()
+
+    def _connected(self) -> None:
+        error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self._give_up(f"cannot connect: {os.strerror(error)}")
+        else:
+            self._begin()
+
+    def _greet(self, frame: memoryview) -> None:
+        self._out.append(self.handshake.receive(frame))
+        self._flush()
+        if not self.handshake.done or self._state is not State.HANDSHAKE:
+            return
+        self._timer.cancel()
+        self._state = State.OPEN
+        self._decoder.allow(self._frame_bytes_max, self._buffer_bytes)
+        if isinstance(self.handshake, Acceptor) and self.handshake.refusal:
+            self._failed(self, self.handshake.refusal)
+            self.finish()
+            return
+        self._loop.unwatch(self._sock)  # until there is an end to hand frames to
+        self._opened(self)
+
+    def _start_traffic(self) -> None:
+        if self._state is not State.OPEN:
+            return
+        self._watch()
+        try:
+            self._hand_on()
+        except ProtocolViolation as error:
+            self._give_up(str(error))
+            return
+        self._flush()
+
+    def _handshake_late(self) -> None:
+        self._give_up("the handshake took too long")
+
+    def _open(self) -> bool:
+        return self._state is not State.CLOSED
+
+    # ---- reading
+
+    def _ready(self, mask: int) -> None:
+        if self._state is State.CONNECTING:
+            self._connected()
+            return
+        if mask & WRITE and self._open():
+            self._blocked = False
+            self._flush()
+            if not self._blocked and self._open():
+                self._watch()
+        if mask & READ and self._open():
+            try:
+                self._read()
+            except (ProtocolViolation, Refused) as error:
+                self._give_up(str(error))
+
+    def _read(self) -> None:
+        decoder, sock = self._decoder, self._sock
+        for _ in range(READS_PER_TURN_MAX):
+            space = decoder.space()
+            try:
+                count = sock.recv_into(space)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._give_up(f"the connection broke: {error.strerror or error}")
+                return
+            if count == 0:
+                self._give_up("the peer closed the connection")
+                return
+            self.heard_s = self._loop.monotonic_s()
+            if self._state is State.FINISHING:
+                continue
+            decoder.received(count)
+            self._hand_on()
+            if self._state is State.CLOSED or self._end is None:
+                return
+            if count < len(space):
+                return
+
+    def _hand_on(self) -> None:
+        """Every whole frame that has arrived, to the handshake or to the end."""
+        decoder = self._decoder
+        while self._state is State.HANDSHAKE:
+            frame = decoder.next_frame()
+            if frame is None:
+                return
+            self._greet(frame)
+        end = self._end
+        while end is not None and self._state is State.OPEN:
+            frame = decoder.next_frame()
+            if frame is None:
+                return
+            end.receive(frame)
+
+    # ---- writing
+
+    def _flush(self) -> None:
+        self._flush_posted = False
+        if self._state in (State.CLOSED, State.CONNECTING):
+            return
+        for _ in range(PULLS_PER_TURN_MAX):
+            if not self._out:
+                if self._end is not None:
+                    self._out = self._end.pull(PULL_BYTES_MAX)
+                if not self._out:
+                    if self._state is State.FINISHING:
+                        self._all_sent()
+                    return
+            if not self._send():
+                return
+        self.wake()
+
+    def _send(self) -> bool:
+        """Send from `_out`; whether the kernel took all of it."""
+        out = self._out
+        try:
+            sent = self._sock.sendmsg(out if len(out) <= PIECES_PER_CALL_MAX else out[:PIECES_PER_CALL_MAX])
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._give_up(f"the connection broke: {error.strerror or error}")
+            return False
+        whole = 0
+        for piece in out:
+            if sent < len(piece):
+                break
+            sent -= len(piece)
+            whole += 1
+        if whole == len(out):
+            out.clear()
+            return True
+        del out[:whole]
+        if sent:
+            out[0] = memoryview(out[0])[sent:]
+        elif whole == PIECES_PER_CALL_MAX:
+            return True  # only the call's limit stopped it
+        if not self._blocked:
+            self._blocked = True
+            self._watch()
+        return False
+
+    def _watch(self) -> None:
+        self._loop.watch(self._sock, READ | WRITE if self._blocked else READ, self._ready)
+
+    # ---- ending
+
+    def _all_sent(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            self._give_up("the peer closed the connection")
+
+    def _finish_late(self) -> None:
+        self._give_up("the peer did not take what was left to send")
+
+    def _give_up(self, reason: str) -> None:
+        state, end, finished = self._state, self._end, self._finished
+        if state is State.CLOSED:
+            return
+        self.close()
+        if state is State.FINISHING:
+            if finished is not None:
+                finished()
+        elif end is not None:
+            end.lost(reason)
+        else:
+            self._failed(self, reason)
+
+
+def dial(
+    loop: EventLoop,
+    host: str,
+    port: int,
+    handshake: Handshake,
+    opened: Callable[[Connection], None],
+    failed: Callable[[Connection, str], None],
+    *,
+    frame_bytes_max: int,
+    buffer_bytes: int,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> Connection:
+    """Begin a connection to a numeric address (looking up a name would block). Raises ClusterError for any other."""
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        family, kind, proto, _, address = info[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise ClusterError(f"cannot connect to {host}:{port}: {error.strerror or error}") from error
+    sock.setblocking(False)
+    error_number = sock.connect_ex(address)
+    if error_number not in (0, errno.EINPROGRESS):
+        sock.close()
+        raise ClusterError(f"cannot connect to {host}:{port}: {os.strerror(error_number)}")
+    return Connection(
+        loop,
+        sock,
+        handshake,
+        opened,
+        failed,
+        frame_bytes_max=frame_bytes_max,
+        buffer_bytes=buffer_bytes,
+        handshake_timeout_s=handshake_timeout_s,
+        connecting=True,
+    )
+
+
+def _prepare(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if _TCP_NOTSENT_LOWAT is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)

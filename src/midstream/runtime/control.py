@@ -1,0 +1,102 @@
+"""Control connections: typed messages, first in first out, both ways, bounded.
+
+One `MessageChannel` is the LinkEnd of a control connection: it checks what arrives against the
+types that this side expects, and queues what is to be sent. A peer that does not read is given up
+once `QUEUE_BYTES_MAX` wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from midstream.core.errors import ClusterError
+from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, MESSAGE, ProtocolViolation, frame
+from midstream.runtime.connection import Connection
+
+RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
+QUEUE_BYTES_MAX: Final = CONTROL_FRAME_BYTES_MAX
+HEARTBEATS_PER_TIMEOUT: Final = 5
+"""How many heartbeats are sent in the time after which none means lost."""
+
+In = TypeVar("In")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class MessageChannel(Generic[In]):
+    """`received` gets each message, `lost` is told once when the peer is gone. Loop thread only."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        decoder: msgspec.msgpack.Decoder[In],
+        received: Callable[[In], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._decoder = decoder
+        self._received = received
+        self._lost = lost
+        self._queue: deque[list[bytes | memoryview]] = deque()
+        self._queue_bytes = 0
+        connection.carry(self)
+
+    @property
+    def heard_s(self) -> float:
+        """When the peer was last heard, on the monotonic clock."""
+        return self._connection.heard_s
+
+    @property
+    def local_host(self) -> str:
+        return self._connection.local_host
+
+    def send(self, message: Any) -> None:
+        """Queue a message. Raises ClusterError when it is too large to be sent at all."""
+        body = _encode(message)
+        if len(body) >= CONTROL_FRAME_BYTES_MAX:
+            raise ClusterError(
+                f"a {type(message).__name__} message of {len(body)} bytes is above the limit of "
+                f"{CONTROL_FRAME_BYTES_MAX}; do the job's functions carry large objects? Let them load these in open()"
+            )
+        self._queue.append(frame(MESSAGE, body))
+        self._queue_bytes += len(body)
+        if self._queue_bytes - len(body) > QUEUE_BYTES_MAX:
+            self._connection.close()
+            self.lost(f"it does not read what it is sent ({self._queue_bytes} bytes wait)")
+            return
+        self._connection.wake()
+
+    def finish(self, finished: Callable[[], None] | None = None) -> None:
+        """Send what is queued, then close; `finished` is called at the end of it, good or bad."""
+        self._connection.finish(finished)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # ---- LinkEnd
+
+    def pull(self, bytes_max: int) -> list[bytes | memoryview]:
+        pieces: list[bytes | memoryview] = []
+        pulled_bytes = 0
+        while self._queue and pulled_bytes < bytes_max:
+            message = self._queue.popleft()
+            pieces += message
+            pulled_bytes += len(message[1])
+        self._queue_bytes -= pulled_bytes
+        return pieces
+
+    def receive(self, frame: memoryview) -> None:
+        if frame[0] != MESSAGE:
+            raise ProtocolViolation(f"a frame of type {frame[0]:#x} on a control connection")
+        try:
+            message = self._decoder.decode(frame[1:])
+        except msgspec.MsgspecError as error:
+            raise ProtocolViolation(f"a control message that is none: {error}") from error
+        self._received(message)
+
+    def lost(self, reason: str) -> None:
+        self._lost(reason)

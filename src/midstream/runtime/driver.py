@@ -1,0 +1,318 @@
+"""The driver's side of a job: carries out what the Coordinator decides, on a thread of its own.
+
+The Coordinator is a pure machine. This feeds it one event at a time and executes its instructions
+in order: slots are asked for from a SlotProvider, connect to our control port, prove themselves and
+register; their messages, losses and silences become events; timers and I/O too. Questions come from
+the `Job` handle (any thread) or over a connection of the command line. When the job has ended, for
+whatever reason, everything that was opened for it is closed before anyone hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Final, Protocol
+
+from midstream.coordinator.events import (
+    CancelRequested,
+    CancelTimer,
+    ClientAsked,
+    CloseSlot,
+    CoordinatorEvent,
+    Instruction,
+    IoDone,
+    JobEnded,
+    JobPlan,
+    ReplyTo,
+    RequestSlot,
+    RunIo,
+    Send,
+    SetTimer,
+    SlotConnected,
+    SlotLost,
+    SlotMessage,
+    SlotRequestFailed,
+    Started,
+    TimerFired,
+)
+from midstream.core.errors import ClusterError, InvariantError, MidstreamError
+from midstream.core.seams import Done, Failed, Timer
+from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
+from midstream.protocol.messages import ClientRequest, JobStatus, Register, Reply, SlotStatus
+from midstream.runtime import registry
+from midstream.runtime.lines import ClientLine, Lines, SlotLine
+from midstream.runtime.loop import EventLoop
+from midstream.runtime.provider import SlotLaunch, SlotProvider
+
+END_TIMEOUT_S: Final = 6.0
+"""How long peers may take to hear of the end, before they are cut off."""
+
+_log = logging.getLogger(__name__)
+
+
+class CoordinatorMachine(Protocol):
+    """`midstream.coordinator.Coordinator`, or a probe in tests."""
+
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]: ...
+
+    def status(self, now_ms: int) -> JobStatus: ...
+
+
+class Driver:
+    """One job from `start` to its end. Everything but `start`, `ask`, `cancel` and `ended` is the loop's."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        slots: SlotProvider,
+        make_coordinator: Callable[[JobPlan, int], CoordinatorMachine] | None = None,
+    ) -> None:
+        """Raises ClusterError when the cluster cannot have as many slots as the job needs."""
+        slots_max = slots.slots_max
+        if slots_max is not None and plan.graph.slots > slots_max:
+            raise ClusterError(
+                f"the job {plan.config.name!r} needs {plan.graph.slots} slots, the cluster has {slots_max} cores; "
+                f"lower the parallelism to {slots_max}, or give Spark more cores"
+            )
+        if make_coordinator is None:
+            from midstream.coordinator import Coordinator
+
+            make_coordinator = Coordinator
+        self.plan = plan
+        self.ended = threading.Event()
+        """Set once all is over and closed; `outcome` is there then."""
+        self.outcome: JobEnded | None = None
+        self._slots = slots
+        self._loop = EventLoop("driver", fatal=self._fatal)
+        self._coordinator = make_coordinator(plan, self._loop.now_ms())
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._lines = Lines(self._loop, plan.job_id, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self)
+        self._events: deque[CoordinatorEvent] = deque()
+        self._stepping = False
+        self._timers: dict[str, Timer] = {}
+        self._requests: dict[str, int | None] = {}
+        """Requests that are open (None) or that a connected slot answers."""
+        self._client_count = 0
+        self._clients: dict[int, ClientLine | Future[Reply]] = {}
+        """Who waits for the answer to which question."""
+        self._questions: dict[int, Future[Reply]] = {}
+        """Questions of other threads that are not answered; their last resort when the loop has ended."""
+        self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
+
+    # ---- for other threads
+
+    def start(self) -> None:
+        """Raises StorageError when the job cannot be announced to the command line."""
+        process_started_s = registry.process_started_s(os.getpid())
+        assert process_started_s is not None
+        registry.announce(
+            registry.JobEntry(
+                job_id=self.plan.job_id,
+                name=self.plan.config.name,
+                host=self._lines.host,
+                port=self._lines.port,
+                secret=self._secret,
+                pid=os.getpid(),
+                process_started_s=process_started_s,
+                started_ms=self._loop.now_ms(),
+            )
+        )
+        self._loop.post(self._begin)
+        self._thread.start()
+
+    def ask(self, request: ClientRequest) -> Future[Reply]:
+        """The answer, in time; an error reply when the job has ended before it."""
+        future: Future[Reply] = Future()
+        self._questions[id(future)] = future
+        self._loop.post(partial(self._asked, future, request))
+        if self.ended.is_set():  # the loop may have run its last mail before ours
+            self._answer_unanswered()
+        return future
+
+    def cancel(self, reason: str) -> None:
+        """End the job now; returns at once."""
+        self._loop.post(partial(self._feed, CancelRequested(reason)))
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:  # noqa: BLE001 - the job's end must be told whatever it was
+            self._conclude_on(error)
+        finally:
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        """Close everything, then say that it is over. Each step whatever became of the one before."""
+        for step in (self._lines.close, self._slots.close, self._loop.close, partial(registry.withdraw, self.plan.job_id)):
+            try:
+                step()
+            except Exception:
+                _log.exception("job %s: ending went wrong", self.plan.job_id)
+        assert self.outcome is not None
+        self.ended.set()
+        self._answer_unanswered()
+
+    def _answer_unanswered(self) -> None:
+        while self._questions:
+            try:
+                _, future = self._questions.popitem()
+            except KeyError:  # another thread took the last one
+                return
+            if not future.done():
+                future.set_result(Reply(error=f"the job has ended: {self.outcome.state if self.outcome else 'failed'}"))
+
+    # ---- events and instructions
+
+    def _begin(self) -> None:
+        self._lines.start()
+        self._feed(Started())
+
+    def _feed(self, event: CoordinatorEvent) -> None:
+        """One event after the other: what an instruction brings about at once waits for its turn."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events and self.outcome is None:
+                for instruction in self._coordinator.handle(self._events.popleft(), self._loop.now_ms()):
+                    self._execute(instruction)
+        finally:
+            self._stepping = False
+
+    def _execute(self, instruction: Instruction) -> None:
+        match instruction:
+            case Send(slot, message):
+                self._lines.send(slot, message)
+            case RequestSlot(request):
+                self._request_slot(request)
+            case CloseSlot(slot, reason):
+                self._lines.release(slot, reason)
+            case SetTimer(token, delay_s):
+                assert token not in self._timers, token
+                self._timers[token] = self._loop.call_later(delay_s, partial(self._timer_fired, token))
+            case CancelTimer(token):
+                timer = self._timers.pop(token, None)
+                if timer is not None:
+                    timer.cancel()
+            case RunIo(token, work):
+                self._loop.submit(work, partial(self._io_done, token))
+            case ReplyTo(client, reply):
+                self._reply(client, reply)
+            case JobEnded():
+                self._conclude(instruction)
+            case _:
+                raise InvariantError(f"the driver does not know the instruction {instruction!r}")
+
+    def _timer_fired(self, token: str) -> None:
+        del self._timers[token]
+        self._feed(TimerFired(token))
+
+    def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
+        self._feed(IoDone(token, outcome))
+
+    # ---- slots
+
+    def _request_slot(self, request: str) -> None:
+        assert request not in self._requests, request
+        self._requests[request] = None
+        launch = SlotLaunch(self._lines.host, self._lines.port, self._secret, self.plan.job_id, request)
+
+        def failed(reason: str) -> None:
+            self._loop.post(partial(self._slot_failed, request, reason))
+
+        try:
+            self._slots.request(launch, failed)
+        except ClusterError as error:
+            failed(str(error))
+
+    def _slot_failed(self, request: str, reason: str) -> None:
+        """The provider says that the process of this request is no more, or never was."""
+        slot = self._requests.pop(request, None)
+        if slot is None:
+            self._feed(SlotRequestFailed(request, reason))
+        elif self._lines.drop(slot):
+            self._feed(SlotLost(slot, reason))
+
+    # ---- what the lines tell
+
+    def judge(self, identity: Identity) -> str:
+        if identity.job_id != self.plan.job_id:
+            return f"this is the driver of job {self.plan.job_id}"
+        if identity.role not in (Role.SLOT_CONTROL, Role.CLIENT):
+            return "this is a driver's port; it takes slots and clients"
+        return ""
+
+    def slot_registered(self, line: SlotLine, register: Register) -> bool:
+        """Whether this slot was asked for and has not come before."""
+        if self._requests.get(register.request, -1) is not None:
+            return False
+        self._requests[register.request] = line.slot
+        self._feed(SlotConnected(line.slot, register))
+        return True
+
+    def slot_said(self, line: SlotLine, message: object) -> None:
+        self._feed(SlotMessage(line.slot, message))  # type: ignore[arg-type]
+
+    def slot_lost(self, line: SlotLine, reason: str) -> None:
+        self._feed(SlotLost(line.slot, reason))
+
+    def client_asked(self, line: ClientLine, request: ClientRequest) -> None:
+        self._question(line, request)
+
+    def _asked(self, future: Future[Reply], request: ClientRequest) -> None:
+        self._question(future, request)
+
+    def _question(self, asker: ClientLine | Future[Reply], request: ClientRequest) -> None:
+        self._client_count += 1
+        self._clients[self._client_count] = asker
+        if self.outcome is not None:
+            self._reply(self._client_count, Reply(error=f"the job has ended: {self.outcome.state}"))
+        else:
+            self._feed(ClientAsked(self._client_count, request))
+
+    def _reply(self, client: int, reply: Reply) -> None:
+        asker = self._clients.pop(client)
+        if isinstance(asker, ClientLine):
+            asker.answer(reply)
+            return
+        self._questions.pop(id(asker), None)
+        if not asker.done():
+            asker.set_result(reply)
+
+    # ---- the end
+
+    def _conclude(self, outcome: JobEnded) -> None:
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._loop.call_later(END_TIMEOUT_S, self._loop.stop)
+        self._lines.release_all(self._loop.stop)
+
+    def _fatal(self, error: BaseException) -> None:
+        """A bug, in midstream or its environment: the job fails with it rather than hang."""
+        _log.error("job %s: the driver failed", self.plan.job_id, exc_info=error)
+        self._conclude_on(error)
+
+    def _conclude_on(self, error: BaseException) -> None:
+        if not isinstance(error, MidstreamError):
+            cause = error
+            error = InvariantError(f"the driver of job {self.plan.job_id} failed: {type(error).__name__}: {error}")
+            error.__cause__ = cause
+        now_ms = self._loop.now_ms()
+        self._conclude(JobEnded("failed", error, self._coordinator.status(now_ms)))
+
+
+__all__ = ["Driver", "SlotStatus"]

@@ -1,0 +1,146 @@
+"""A listening socket that lets nobody in but who proves to know the job's secret.
+
+What an outsider can cost is bounded: so many unauthenticated connections at once (a new one then
+takes the place of the oldest, so that idle ones cannot keep an honest peer out), so many seconds
+each, so many bytes each, and one line in the log in all.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from midstream.core.errors import ClusterError
+from midstream.protocol.handshake import NONCE_BYTES, Acceptor, Identity
+from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection
+from midstream.runtime.loop import READ, EventLoop
+
+UNAUTHENTICATED_MAX: Final = 128
+ACCEPTS_PER_TURN_MAX: Final = 64
+BACKLOG: Final = 512
+ACCEPT_PAUSE_S: Final = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+class Listener:
+    """`judge` says "" to welcome a proved identity, else why not; `opened` gets the welcome ones."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        host: str,
+        secret: bytes,
+        judge: Callable[[Identity], str],
+        opened: Callable[[Connection, Identity], None],
+        *,
+        frame_bytes_max: int,
+        buffer_bytes: int,
+        port: int = 0,
+        unauthenticated_max: int = UNAUTHENTICATED_MAX,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    ) -> None:
+        self._loop = loop
+        self._secret = secret
+        self._judge = judge
+        self._opened = opened
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer_bytes = buffer_bytes
+        self._unauthenticated_max = unauthenticated_max
+        self._handshake_timeout_s = handshake_timeout_s
+        self._strangers: dict[Connection, None] = {}
+        """Connections that have not proved anything yet, oldest first."""
+        self._turned_away = 0
+        self._sock = listen(host, port)
+        self.host: str = self._sock.getsockname()[0]
+        self.port: int = self._sock.getsockname()[1]
+
+    @property
+    def unauthenticated(self) -> int:
+        """At most `unauthenticated_max`."""
+        return len(self._strangers)
+
+    def start(self) -> None:
+        """Loop thread only, like everything but the constructor."""
+        self._loop.watch(self._sock, READ, self._ready)
+
+    def close(self) -> None:
+        """Stop listening and drop who is still in the handshake; opened connections live on."""
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+        for stranger in list(self._strangers):
+            stranger.close()
+        self._strangers.clear()
+
+    def _ready(self, _mask: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN_MAX):
+            if self._sock.fileno() < 0:
+                return
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                _log.warning("cannot take a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
+                self._loop.unwatch(self._sock)
+                self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
+                return
+            self._admit(sock)
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self.start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        if len(self._strangers) >= self._unauthenticated_max:
+            oldest = next(iter(self._strangers))
+            oldest.close()
+            self._failed(oldest, "too many connections at once that have not said who they are")
+        connection = Connection(
+            self._loop,
+            sock,
+            Acceptor(self._secret, secrets.token_bytes(NONCE_BYTES), self._judge),
+            self._authenticated,
+            self._failed,
+            frame_bytes_max=self._frame_bytes_max,
+            buffer_bytes=self._buffer_bytes,
+            handshake_timeout_s=self._handshake_timeout_s,
+        )
+        self._strangers[connection] = None
+
+    def _authenticated(self, connection: Connection) -> None:
+        del self._strangers[connection]
+        assert isinstance(connection.handshake, Acceptor) and connection.handshake.identity is not None
+        self._opened(connection, connection.handshake.identity)
+
+    def _failed(self, connection: Connection, reason: str) -> None:
+        self._strangers.pop(connection, None)
+        self._turned_away += 1
+        if self._turned_away == 1:
+            _log.warning("turned away a connection to port %d: %s (said once)", self.port, reason)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A nonblocking listening socket. Raises ClusterError, above all when the port is in use."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise ClusterError(f"cannot listen on {host!r}: {error.strerror or error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ClusterError(f"port {port} on {host} is in use; choose another, or 0 for any free one") from error
+        raise ClusterError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,234 @@
+"""The one thread on which all protocol code of a process runs: mails, timers, sockets, in turn.
+
+A round is: a bounded number of mails (and a bounded time), then the sockets that are ready, then
+the timers that are due. So no source of work starves another, and what has arrived on a socket is
+seen before a timer that judges by it (a peer's heartbeat before its timeout).
+
+`post` is the hot path: an append to a deque and one look at a flag. The loop announces that it is
+about to sleep *before* it looks for mails a last time, and a poster looks whether the loop sleeps
+*after* it has appended: whichever comes second sees the other, so no wake-up is lost, and one is
+sent only to a loop that really sleeps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from midstream.core.seams import Done, Failed, Mail
+from midstream.runtime.io_pool import THREADS_MAX, IoPool
+
+T = TypeVar("T")
+Ready = Callable[[int], None]
+"""Called with the selectors event mask."""
+
+MAILS_PER_ROUND_MAX: Final = 256
+ROUND_S_MAX: Final = 0.005
+IO_CLOSE_WAIT_S: Final = 5.0
+TIMERS_SWEEP_MIN: Final = 1024
+
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+
+_log = logging.getLogger(__name__)
+
+
+class LoopTimer:
+    """What `call_later` answers."""
+
+    __slots__ = ("mail",)
+
+    def __init__(self, mail: Mail) -> None:
+        self.mail: Mail | None = mail
+
+    def cancel(self) -> None:
+        self.mail = None
+
+
+class EventLoop:
+    """Clock and Executor (see core.seams) of one process.
+
+    `fatal` receives what escapes a mail, a timer or a socket callback, on the loop thread; the
+    loop goes on until someone calls `stop`. Without a `fatal`, or if that raises, `run` raises.
+    """
+
+    def __init__(
+        self,
+        name: str = "midstream",
+        fatal: Callable[[BaseException], None] | None = None,
+        io_threads_max: int = THREADS_MAX,
+    ) -> None:
+        self._mails: deque[Mail] = deque()
+        self._asleep = False
+        self._timers: list[tuple[float, int, LoopTimer]] = []
+        self._timer_count = 0
+        self._timers_sweep_at = TIMERS_SWEEP_MIN
+        """How many timers there may be before the cancelled ones are swept out."""
+        self._fatal = fatal
+        self._pool = IoPool(name, io_threads_max)
+        self._stopping = False
+        self._closed = False
+        self._thread_id: int | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_in, READ, self._woken)
+
+    # ---- Clock
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    # ---- Executor
+
+    def post(self, mail: Mail) -> None:
+        self._mails.append(mail)
+        if self._asleep:
+            self._wake()
+
+    def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
+        timer = LoopTimer(mail)
+        self._timer_count += 1
+        if len(self._timers) >= self._timers_sweep_at:
+            self._timers = [entry for entry in self._timers if entry[2].mail is not None]
+            heapq.heapify(self._timers)
+            self._timers_sweep_at = max(TIMERS_SWEEP_MIN, 2 * len(self._timers))
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, self._timer_count, timer))
+        return timer
+
+    def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        self._pool.submit(partial(self._do, work, done))
+
+    # ---- sockets (loop thread only)
+
+    def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+        """Call `ready` whenever `sock` is ready for one of `events`, from now on or instead of before.
+
+        A call that is already due may still come after `unwatch`, or for the `events` of before.
+        """
+        try:
+            self._selector.modify(sock, events, ready)
+        except KeyError:
+            self._selector.register(sock, events, ready)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """Nothing if it was not watched. To be called before the socket is closed."""
+        try:
+            self._selector.unregister(sock)
+        except KeyError:
+            return
+
+    # ---- life
+
+    def run(self) -> None:
+        """Run on the calling thread until `stop`. What was posted before `stop` is still run."""
+        assert not self._closed
+        self._thread_id = threading.get_ident()
+        mails, selector = self._mails, self._selector
+        while True:
+            round_end_s = time.monotonic() + ROUND_S_MAX
+            for _ in range(MAILS_PER_ROUND_MAX):
+                if not mails:
+                    break
+                mail = mails.popleft()
+                try:
+                    mail()
+                except BaseException as error:  # noqa: BLE001 - decided by the fatal handler
+                    self._escaped(error)
+                if time.monotonic() >= round_end_s:
+                    break
+            if self._stopping and not mails:
+                return
+            timeout_s: float | None = None
+            if self._timers:
+                timeout_s = max(0.0, self._timers[0][0] - time.monotonic())
+            self._asleep = True
+            if mails:
+                self._asleep = False
+                timeout_s = 0.0
+            ready = selector.select(timeout_s)
+            self._asleep = False
+            for key, mask in ready:
+                try:
+                    key.data(mask)
+                except BaseException as error:  # noqa: BLE001 - decided by the fatal handler
+                    self._escaped(error)
+            if self._timers:
+                self._fire_timers()
+
+    def stop(self) -> None:
+        """End `run` once the mails posted so far are done. Callable from any thread."""
+        self.post(self._stop)
+
+    def close(self, io_wait_s: float = IO_CLOSE_WAIT_S) -> None:
+        """After `run` has ended: end the I/O threads, close what the loop itself has opened. Later posts do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._pool.close(io_wait_s):
+            _log.warning("I/O that began before the end still hangs after %.0f s; it is left behind", io_wait_s)
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+        self._mails.clear()
+        self._timers.clear()
+
+    def is_current(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        return threading.get_ident() == self._thread_id
+
+    # ---- inside
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _fire_timers(self) -> None:
+        timers, now_s = self._timers, time.monotonic()
+        while timers and (timers[0][2].mail is None or timers[0][0] <= now_s):
+            mail = heapq.heappop(timers)[2].mail
+            if mail is not None:
+                self._mails.append(mail)
+
+    def _do(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        """On an I/O thread. Every end of `work`, good or bad, is a mail."""
+        outcome: Done[T] | Failed
+        try:
+            outcome = Done(work())
+        except BaseException as error:  # noqa: BLE001 - reported as the outcome
+            outcome = Failed(error)
+        if not self._closed:
+            self.post(partial(done, outcome))
+
+    def _wake(self) -> None:
+        self._asleep = False
+        try:
+            self._wake_out.send(b"\0")
+        except BlockingIOError:
+            return  # enough wake-ups are on their way
+        except OSError:
+            if not self._closed:
+                raise
+
+    def _woken(self, _mask: int) -> None:
+        try:
+            while self._wake_in.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _escaped(self, error: BaseException) -> None:
+        if self._fatal is None:
+            raise error
+        self._fatal(error)

@@ -1,0 +1,231 @@
+"""The main of a slot process: connect to the driver, register, run the SlotMachine until released.
+
+A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout,
+when the control connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later
+finds its connection closed, or the silence too long: a zombie ends by itself. Whatever the end,
+its tasks are cancelled, its sockets closed and its I/O threads joined before `run_slot` returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from midstream.core.errors import ClusterError
+from midstream.core.seams import Storage
+from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
+from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
+from midstream.protocol.messages import (
+    FromSlot,
+    Heartbeat,
+    Register,
+    Release,
+    SlotStatus,
+    ToSlot,
+    Welcome,
+)
+from midstream.runtime.connection import Connection, dial
+from midstream.runtime.control import RECEIVE_BUFFER_BYTES, MessageChannel
+from midstream.runtime.ids import RandomIds
+from midstream.runtime.loop import EventLoop
+from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.storage import FileStorage
+from midstream.runtime.threads import limit_threads
+from midstream.runtime.transport import TcpTransport
+
+WELCOME_TIMEOUT_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+_decoder: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
+
+
+class Machine(Protocol):
+    """What the slot runs: `worker.slot.SlotMachine`, or a probe in tests."""
+
+    def handle(self, message: ToSlot) -> None: ...
+
+    def status(self) -> SlotStatus: ...
+
+    def close(self) -> None: ...
+
+
+class MakeMachine(Protocol):
+    def __call__(
+        self,
+        *,
+        clock: EventLoop,
+        executor: EventLoop,
+        ids: RandomIds,
+        transport: TcpTransport,
+        open_storage: Callable[[str], Storage],
+        send: Callable[[FromSlot], None],
+        unpickle: Callable[[bytes], Any],
+    ) -> Machine: ...
+
+
+def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None) -> None:
+    """Be a slot until released. Call it on the main thread of a process of its own.
+
+    Raises ClusterError when the driver cannot be reached, and whatever bug ended the machine.
+    """
+    limit_threads()
+    if make_machine is None:
+        from midstream.worker.slot import SlotMachine
+
+        make_machine = SlotMachine
+    _SlotProcess(launch, make_machine).run()
+
+
+class _SlotProcess:
+    def __init__(self, launch: SlotLaunch, make_machine: MakeMachine) -> None:
+        import psutil
+
+        self._launch = launch
+        self._make_machine = make_machine
+        self._loop = EventLoop("slot", fatal=self._fatal)
+        self._memory = psutil.Process().memory_info
+        self._transport: TcpTransport | None = None
+        self._channel: MessageChannel[ToSlot] | None = None
+        self._machine: Machine | None = None
+        self._welcome: Welcome | None = None
+        self._ending = False
+        self._error: BaseException | None = None
+        """Why the slot ends, if that is not as it should be."""
+
+    def run(self) -> None:
+        try:
+            self._loop.post(self._connect)
+            self._loop.run()
+        finally:
+            self._close()
+        if self._error is not None:
+            raise self._error
+
+    # ---- joining
+
+    def _connect(self) -> None:
+        launch = self._launch
+        try:
+            host = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_STREAM)[0][4][0]
+        except OSError as error:
+            raise ClusterError(f"cannot find the driver's host {launch.host!r}: {error.strerror or error}") from error
+        dial(
+            self._loop,
+            str(host),
+            launch.port,
+            Dialer(launch.secret, Identity(Role.SLOT_CONTROL, launch.job_id), secrets.token_bytes(NONCE_BYTES)),
+            self._connected,
+            self._unreachable,
+            frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
+            buffer_bytes=RECEIVE_BUFFER_BYTES,
+        )
+
+    def _unreachable(self, _connection: Connection, reason: str) -> None:
+        where = f"{self._launch.host}:{self._launch.port}"
+        self._end(ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver at {where}: {reason}"))
+
+    def _connected(self, connection: Connection) -> None:
+        launch = self._launch
+        self._channel = MessageChannel(connection, _decoder, self._received, self._lost)
+        self._transport = TcpTransport(self._loop, launch.secret, launch.job_id, connection.local_host)
+        self._channel.send(
+            Register(
+                host=self._transport.host,
+                port=self._transport.port,
+                pid=os.getpid(),
+                python=f"{sys.version_info.major}.{sys.version_info.minor}",
+                request=launch.request,
+            )
+        )
+        self._loop.call_later(WELCOME_TIMEOUT_S, self._check_welcome)
+
+    def _check_welcome(self) -> None:
+        if self._welcome is None:
+            self._lost("it did not answer")
+
+    # ---- being a slot
+
+    def _received(self, message: ToSlot) -> None:
+        if self._ending:
+            return
+        if isinstance(message, Welcome):
+            self._begin(message)
+        elif isinstance(message, Heartbeat):
+            return  # it counted when its bytes came
+        elif isinstance(message, Release):
+            self._end(None)
+        elif self._machine is None:
+            raise ProtocolViolation(f"{type(message).__name__} before Welcome")
+        else:
+            self._machine.handle(message)
+
+    def _begin(self, welcome: Welcome) -> None:
+        if self._welcome is not None:
+            raise ProtocolViolation("a second Welcome")
+        assert self._transport is not None and self._channel is not None
+        self._welcome = welcome
+        self._transport.slot = welcome.slot
+        self._machine = self._make_machine(
+            clock=self._loop,
+            executor=self._loop,
+            ids=RandomIds(),
+            transport=self._transport,
+            open_storage=FileStorage,
+            send=self._channel.send,
+            unpickle=pickle.loads,
+        )
+        self._beat()
+
+    def _beat(self) -> None:
+        """Say that we live, and look whether the driver does."""
+        if self._ending:
+            return
+        assert self._welcome is not None and self._channel is not None and self._machine is not None
+        silent_s = self._loop.monotonic_s() - self._channel.heard_s
+        if silent_s > self._welcome.heartbeat_timeout_s:
+            self._lost(f"it has been silent for {silent_s:.1f} s")
+            return
+        self._channel.send(msgspec.structs.replace(self._machine.status(), memory_bytes=self._memory().rss))
+        self._loop.call_later(self._welcome.heartbeat_interval_s, self._beat)
+
+    # ---- ending
+
+    def _lost(self, reason: str) -> None:
+        """The driver is gone, or has given us up: nobody wants what we do any more."""
+        if self._ending:
+            return
+        _log.warning("slot %s ends: lost its driver: %s", self._welcome.slot if self._welcome else "?", reason)
+        self._end(None if self._welcome else ClusterError(f"the driver did not take the slot: {reason}"))
+
+    def _fatal(self, error: BaseException) -> None:
+        _log.error("slot %s ends on an error", self._welcome.slot if self._welcome else "?", exc_info=error)
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        self._error = error
+        try:
+            if self._machine is not None:
+                self._machine.close()
+        finally:
+            if self._channel is not None and error is None:
+                self._channel.finish(self._loop.stop)
+            else:
+                self._loop.stop()
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._transport is not None:
+            self._transport.close()
+        self._loop.close()

@@ -1,0 +1,286 @@
+"""Files of checkpoints and sinks on any filesystem that pyarrow knows: the Storage of core.seams.
+
+| scheme | a file is whole and durable because | `create` is exclusive because |
+|---|---|---|
+| (path), file | temporary name, fsync, rename, fsync of the directory | `link` refuses an existing name |
+| s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | it is not: looked up, then written |
+| hdfs, viewfs | temporary name, then rename | it is not: looked up, then written |
+
+Where `create` is not exclusive two coordinators that start within the same moment can both win an
+epoch. Nothing else of the fencing rests on it: files carry their attempt in their path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from midstream.core.errors import ConfigError, StorageError
+from midstream.core.seams import Storage
+
+TEMPORARY: Final = ".tmp-"
+"""Names that begin so are files that were never finished; `list` does not show them."""
+PIECES_PER_CALL_MAX: Final = 512
+
+_OBJECT_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "abfss")
+_FILE_SCHEMES: Final = ("hdfs", "viewfs")
+_KNOWN: Final = ("file", *_OBJECT_SCHEMES, *_FILE_SCHEMES)
+
+
+def FileStorage(url: str) -> Storage:
+    """The storage whose root is `url`: a path, or a URL of a known scheme.
+
+    Raises ConfigError for an unknown scheme or a URL that is none. Nothing is touched yet.
+    """
+    scheme = urlsplit(url).scheme if "://" in url or url.startswith("file:") else ""
+    if not url.strip():
+        raise ConfigError("storage: an empty path; give a directory or a URL")
+    if scheme in ("", "file"):
+        return LocalStorage(unquote(urlsplit(url).path) if scheme else url)
+    if scheme not in _KNOWN:
+        raise ConfigError(
+            f"storage {url!r}: unknown scheme {scheme!r}; use a path or one of "
+            f"{', '.join(f'{known}://' for known in _KNOWN)}"
+        )
+    return RemoteStorage(url, scheme)
+
+
+def confined(path: str) -> str:
+    """`path` as it is, if it stays below the root it is relative to. Raises StorageError otherwise."""
+    parts = path.split("/")
+    if path.startswith("/") or "\0" in path or "\\" in path or ".." in parts or "." in parts or "" in parts:
+        raise StorageError(f"path {path!r} is not a plain relative path; a checkpoint may only name files of its own")
+    return path
+
+
+class LocalStorage:
+    """A directory of this machine, or one mounted here."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self.root!r})"
+
+    def read(self, path: str) -> bytes:
+        with self._explained("read", path) as full, open(full, "rb") as file:
+            return file.read()
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        with self._explained("write", path) as full:
+            _make_directories(os.path.dirname(full))
+            temporary = _write_temporary(full, parts)
+            try:
+                os.rename(temporary, full)
+            except BaseException:
+                _remove(temporary)
+                raise
+            _sync_directory(os.path.dirname(full))
+
+    def create(self, path: str, data: bytes) -> bool:
+        with self._explained("create", path) as full:
+            _make_directories(os.path.dirname(full))
+            temporary = _write_temporary(full, [data])
+            try:
+                os.link(temporary, full)
+            except FileExistsError:
+                return False
+            finally:
+                _remove(temporary)
+            _sync_directory(os.path.dirname(full))
+            return True
+
+    def delete(self, path: str) -> None:
+        with self._explained("delete", path) as full:
+            if os.path.isdir(full) and not os.path.islink(full):
+                # under another name first: a directory that is half deleted must not look whole
+                doomed = os.path.join(os.path.dirname(full), f"{TEMPORARY}{secrets.token_hex(8)}")
+                os.rename(full, doomed)
+                shutil.rmtree(doomed)
+            else:
+                _remove(full)
+
+    def list(self, path: str) -> list[str]:
+        with self._explained("list", path, root_too=True) as full:
+            try:
+                return sorted(name for name in os.listdir(full) if not name.startswith(TEMPORARY))
+            except FileNotFoundError:
+                return []
+
+    def exists(self, path: str) -> bool:
+        with self._explained("look for", path) as full:
+            return os.path.exists(full)
+
+    @contextmanager
+    def _explained(self, verb: str, path: str, root_too: bool = False) -> Iterator[str]:
+        """The full path of `path`, confined to the root; an OSError under it becomes a StorageError that says why."""
+        full = self.root if root_too and path in ("", ".") else os.path.join(self.root, confined(path))
+        root = os.path.realpath(self.root)
+        parent = os.path.realpath(os.path.dirname(full) if full != self.root else full)
+        if parent != root and not parent.startswith(root.rstrip("/") + "/"):
+            raise StorageError(f"path {path!r} leads out of {self.root} through a symbolic link")
+        try:
+            yield full
+        except OSError as error:
+            raise StorageError(f"cannot {verb} {full}: {_explanation(error)}") from error
+
+
+class RemoteStorage:
+    """A bucket or a distributed filesystem, through pyarrow."""
+
+    def __init__(self, url: str, scheme: str) -> None:
+        import pyarrow as pa
+        from pyarrow import fs
+
+        self.url = url
+        try:
+            self._files, self._root = fs.FileSystem.from_uri(url)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ConfigError(f"storage {url!r}: {error}") from error
+        self._renames = scheme in _FILE_SCHEMES
+        self._missing = fs.FileType.NotFound
+        self._directory = fs.FileType.Directory
+        self._selector = fs.FileSelector
+
+    def __repr__(self) -> str:
+        return f"RemoteStorage({self.url!r})"
+
+    def read(self, path: str) -> bytes:
+        with self._explained("read", path) as full, self._files.open_input_stream(full) as file:
+            data: bytes = file.read()
+            return data
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        with self._explained("write", path) as full:
+            pieces = list(parts)  # all there before the upload begins: a torn one would be published on close
+            target = full
+            if self._renames:
+                self._files.create_dir(str(PurePosixPath(full).parent), recursive=True)
+                target = str(PurePosixPath(full).parent / f"{TEMPORARY}{secrets.token_hex(8)}")
+            with self._files.open_output_stream(target) as file:
+                for piece in pieces:
+                    file.write(piece)
+            if target != full:
+                self._files.move(target, full)
+
+    def create(self, path: str, data: bytes) -> bool:
+        if self.exists(path):
+            return False
+        self.write(path, [data])
+        return True
+
+    def delete(self, path: str) -> None:
+        with self._explained("delete", path) as full:
+            kind = self._files.get_file_info(full).type
+            if kind == self._directory:
+                self._files.delete_dir(full)
+            elif kind != self._missing:
+                self._files.delete_file(full)
+
+    def list(self, path: str) -> list[str]:
+        with self._explained("list", path, root_too=True) as full:
+            infos = self._files.get_file_info(self._selector(full, allow_not_found=True))
+            return sorted(info.base_name for info in infos if not info.base_name.startswith(TEMPORARY))
+
+    def exists(self, path: str) -> bool:
+        with self._explained("look for", path) as full:
+            return bool(self._files.get_file_info(full).type != self._missing)
+
+    @contextmanager
+    def _explained(self, verb: str, path: str, root_too: bool = False) -> Iterator[str]:
+        full = self._root if root_too and path in ("", ".") else f"{self._root.rstrip('/')}/{confined(path)}"
+        try:
+            yield full
+        except OSError as error:
+            raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}") from error
+
+
+def _write_temporary(full: str, parts: Iterable[bytes | memoryview]) -> str:
+    """A synced file beside `full` that holds `parts`; gone again if that fails."""
+    temporary = os.path.join(os.path.dirname(full), f"{TEMPORARY}{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        pieces: list[bytes | memoryview] = []
+        for part in parts:
+            pieces.append(part)
+            if len(pieces) == PIECES_PER_CALL_MAX:
+                _write_all(descriptor, pieces)
+                pieces = []
+        _write_all(descriptor, pieces)
+        os.fsync(descriptor)
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        os.close(descriptor)
+    return temporary
+
+
+def _write_all(descriptor: int, pieces: list[bytes | memoryview]) -> None:
+    """`writev` takes as much as it likes: go on until all is written."""
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while views:
+        written = os.writev(descriptor, views)
+        whole = 0
+        for view in views:
+            if written < len(view):
+                break
+            written -= len(view)
+            whole += 1
+        views = views[whole:]
+        if written:
+            views[0] = views[0][written:]
+
+
+def _make_directories(directory: str) -> None:
+    """Make what is missing of `directory`, and make it durable: each new name is synced in its parent."""
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory)
+    _make_directories(parent)
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        if not os.path.isdir(directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from None
+    _sync_directory(parent)
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network filesystems have no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
+_WHY: Final = {
+    errno.ENOENT: "there is no such file or directory",
+    errno.EACCES: "permission denied; the user that runs the job must be allowed to read and write there",
+    errno.EPERM: "not permitted; the user that runs the job must be allowed to read and write there",
+    errno.EROFS: "the filesystem is mounted read-only",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.EISDIR: "it is a directory, not a file",
+}
+
+
+def _explanation(error: OSError) -> str:
+    return _WHY.get(error.errno or 0, error.strerror or str(error))

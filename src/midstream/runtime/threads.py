@@ -1,0 +1,28 @@
+"""How many threads the libraries of a slot process may start: one each.
+
+A slot is one core's worth of work on one loop thread. polars, Arrow and BLAS would otherwise each
+start a thread per core in every slot. Must run before they are imported; imports nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+ENVIRONMENT: Final = {
+    "POLARS_MAX_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "ARROW_IO_THREADS": "2",
+}
+
+
+def limit_threads() -> None:
+    """Limit this process; what the user has set in the environment stays."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)

@@ -1,0 +1,101 @@
+"""Storage of a simulated world: files in memory that are slow, fail, fill up, and tear at a crash.
+
+One `Disk` is one storage that every process of the world sees. Each operation is a point where
+the process may die and where others may get on (`World.io_point`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from midstream.core.errors import StorageError
+from midstream.sim.network import SIM
+from midstream.sim.world import Bug, Killed, World
+
+TEMPORARY: Final = ".midstream-"
+
+
+class Disk:
+    """core.seams.Storage. Files never change once they are there; nobody may write one twice."""
+
+    def __init__(self, world: World) -> None:
+        self.files: dict[str, bytes] = {}
+        self.torn: dict[str, bytes] = {}
+        """What crashes have left under temporary names."""
+        self.is_full = False
+        self.failing_writes: set[int] = set()
+        """Numbers of write operations that fail."""
+        self.failures = 0
+        self.writes = 0
+        self._world = world
+
+    def read(self, path: str) -> bytes:
+        self._world.io_point()
+        data = self.files.get(_confined(path))
+        if data is None:
+            raise StorageError(f"cannot read {path}: there is no such file")
+        return data
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        name = _confined(path)
+        data = b"".join(parts)
+        self._begin_write(name, data)
+        if name in self.files:
+            self._world.bug(f"{name} is written a second time")
+            raise Bug(name)
+        self.files[name] = data
+        self._world.note(("wrote", name, str(len(data)), "bytes"))
+
+    def create(self, path: str, data: bytes) -> bool:
+        name = _confined(path)
+        self._begin_write(name, data)
+        if name in self.files:
+            return False
+        self.files[name] = data
+        self._world.note(("created", name))
+        return True
+
+    def delete(self, path: str) -> None:
+        self._world.io_point()
+        name = _confined(path)
+        if self._world.torn:
+            raise Killed
+        if self.files.pop(name, None) is None:
+            below = name + "/"
+            for file in [file for file in self.files if file.startswith(below)]:
+                del self.files[file]
+        self._world.note(("deleted", name))
+
+    def list(self, path: str) -> list[str]:
+        self._world.io_point()
+        name = _confined(path) if path not in ("", ".") else ""
+        below = name + "/" if name else ""
+        skip = len(below)
+        return sorted({file[skip:].split("/", 1)[0] for file in self.files if file.startswith(below)})
+
+    def exists(self, path: str) -> bool:
+        self._world.io_point()
+        name = _confined(path)
+        return name in self.files or any(file.startswith(name + "/") for file in self.files)
+
+    def _begin_write(self, name: str, data: bytes) -> None:
+        world = self._world
+        world.io_point()
+        if world.torn:
+            directory, _, base = name.rpartition("/")
+            self.torn[f"{directory}/{TEMPORARY}{base}"] = data[: world.below(len(data) + 1)]
+            raise Killed
+        self.writes += 1
+        if self.is_full or self.writes in self.failing_writes:
+            self.failures += 1
+            why = "the disk is full" if self.is_full else "input/output error"
+            world.note(("write of", name, "fails:", why))
+            raise StorageError(f"cannot write {name}: {why} {SIM}")
+
+
+def _confined(path: str) -> str:
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts or "" in parts:
+        raise StorageError(f"path {path!r} leads out of the storage")
+    return path

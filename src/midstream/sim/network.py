@@ -1,0 +1,236 @@
+"""Connections of a simulated world: in order, each at its own pace, until they are cut.
+
+`Pipe` is one direction of a control connection and carries whole messages. `SimTransport` is the
+data plane of one slot process (core.seams.Transport): pulled like the real one, with a bounded
+number of bytes on the wire, fenced by job, attempt and pair of slots.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from midstream.core.seams import LinkEnd
+from midstream.sim.trace import Kind
+from midstream.sim.world import Process, World
+
+SIM: Final = "[sim]"
+"""In every reason that the simulator gives: what fails because of it is no bug."""
+HANDSHAKE_S: Final = 30.0
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Pipe:
+    """One direction of a connection: messages arrive in order, each after a time of its own."""
+
+    def __init__(self, world: World, receiver: Process, deliver: Callable[[Any], None]) -> None:
+        self._world = world
+        self._receiver = receiver
+        self._deliver = deliver
+        self._last_at_us = 0
+        self.is_cut = False
+
+    def send(self, message: Any, delay_us: int | None = None) -> None:
+        if self.is_cut:
+            return
+        world = self._world
+        delay = world.delay(world.tempo.control_us) if delay_us is None else delay_us
+        delay = max(delay, self._last_at_us - world.now_us)
+        self._last_at_us = world.schedule(delay, self._receiver, Kind.CONTROL, partial(self._arrive, message), message)
+
+    def hold(self, delay_us: int) -> None:
+        """Whatever is sent from now on arrives no sooner than in `delay_us`."""
+        self._last_at_us = max(self._last_at_us, self._world.now_us + delay_us)
+
+    def _arrive(self, message: Any) -> None:
+        if not self.is_cut:
+            self._deliver(message)
+
+
+class Network:
+    """All data connections of a world, so that faults can find them, and peers each other."""
+
+    def __init__(self, world: World, *, wire_bytes_max: int, pull_bytes_max: int) -> None:
+        self.world = world
+        self.wire_bytes_max = wire_bytes_max
+        self.pull_bytes_max = pull_bytes_max
+        self.waiting: dict[tuple[str, int, int, int], SimLink] = {}
+        """Ends whose peer has not opened yet, by job, attempt and the two slots, the lower first."""
+        self.connected: dict[tuple[str, int, int, int], SimLink] = {}
+        """One end of each connection that is up."""
+        self.frames = 0
+
+    def meet(self, link: SimLink) -> None:
+        other = self.waiting.pop(link.key, None)
+        world = self.world
+        if other is None:
+            self.waiting[link.key] = link
+            link.process.call_later(HANDSHAKE_S, link.too_late)
+            return
+        link.peer, other.peer = other, link
+        self.connected[link.key] = link
+        for end in (link, other):
+            world.schedule(world.delay(world.tempo.data_us), end.process, Kind.LINK, end.up, f"connected {end.name}")
+
+    def forget(self, link: SimLink) -> None:
+        if self.waiting.get(link.key) is link:
+            del self.waiting[link.key]
+        self.connected.pop(link.key, None)
+
+    def cut(self, link: SimLink, reason: str) -> None:
+        """Both sides lose it, each in its own time; what is on the wire until then may still arrive."""
+        self.connected.pop(link.key, None)
+        for end in (link, link.peer):
+            if end is not None:
+                end.lose_later(reason)
+
+
+class SimTransport:
+    """The data connections of one slot process."""
+
+    def __init__(self, network: Network, process: Process, job_id: str) -> None:
+        self.slot: int | None = None
+        self.links: dict[tuple[int, int], SimLink] = {}
+        self._network = network
+        self._process = process
+        self._job_id = job_id
+        process.on_death.append(self.gone)
+
+    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> SimLink:
+        assert self.slot is not None and slot != self.slot, (slot, self.slot)
+        assert (slot, attempt) not in self.links, f"slot {slot} opened twice in attempt {attempt}"
+        low, high = min(slot, self.slot), max(slot, self.slot)
+        link = SimLink(self, self._network, self._process, end, (self._job_id, attempt, low, high), (slot, attempt))
+        self.links[slot, attempt] = link
+        self._network.meet(link)
+        return link
+
+    def gone(self) -> None:
+        """The process is dead: its peers find out."""
+        for link in list(self.links.values()):
+            link.drop(f"{SIM} {self._process.name} is gone")
+
+
+class SimLink:
+    """core.seams.DataLink: our side of a connection to one peer."""
+
+    def __init__(
+        self,
+        transport: SimTransport,
+        network: Network,
+        process: Process,
+        end: LinkEnd,
+        key: tuple[str, int, int, int],
+        place: tuple[int, int],
+    ) -> None:
+        self.key = key
+        self.name = f"slots {key[2]}-{key[3]} attempt {key[1]}"
+        self.process = process
+        self.peer: SimLink | None = None
+        self._transport = transport
+        self._network = network
+        self._world = network.world
+        self._end: LinkEnd | None = end
+        self._place = place
+        self._is_up = False
+        self._pump_is_due = False
+        self._wire: deque[tuple[int, list[bytearray]]] = deque()
+        """Sent and not yet received: bytes, and frames without their length."""
+        self._wire_bytes = 0
+        self._last_at_us = 0
+        self._is_cut = False
+
+    # ---- DataLink
+
+    def wake(self) -> None:
+        if self._is_up and not self._pump_is_due and not self._is_cut and self._wire_bytes < self._network.wire_bytes_max:
+            self._pump_is_due = True
+            world = self._world
+            delay = 1 + int(world.chance() * self.process.mail_us)
+            world.schedule(delay, self.process, Kind.PUMP, self._pump, self.name)
+
+    def close(self) -> None:
+        self.drop(f"{SIM} the other side has closed the connection")
+
+    # ---- life
+
+    def up(self) -> None:
+        if self._end is not None and not self._is_cut:
+            self._is_up = True
+            self.wake()
+
+    def too_late(self) -> None:
+        if self.peer is None and self._end is not None:
+            self._lost(f"{SIM} the other side did not connect in time")
+
+    def drop(self, reason: str) -> None:
+        """Let go on this side; the other side hears of it after all that was sent."""
+        if self._end is None:
+            return
+        self._end = None
+        self._transport.links.pop(self._place, None)
+        self._network.forget(self)
+        peer = self.peer
+        if peer is not None and peer._end is not None and not self._is_cut:
+            peer.lose_later(reason, after_us=max(0, self._last_at_us - self._world.now_us))
+
+    def lose_later(self, reason: str, after_us: int = 0) -> None:
+        world = self._world
+        self._network.connected.pop(self.key, None)
+        delay = after_us + world.delay(world.tempo.data_us)
+        world.schedule(delay, self.process, Kind.LINK, partial(self._lost, reason), f"lost {self.name}: {reason}")
+        if self.peer is not None:
+            self.peer._is_cut = True  # what the peer sends from now on leads nowhere
+
+    def _lost(self, reason: str) -> None:
+        end = self._end
+        if end is None:
+            return
+        self._end = None
+        self._is_cut = True
+        self._transport.links.pop(self._place, None)
+        self._network.forget(self)
+        end.lost(reason)
+
+    # ---- traffic
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
+        if self._end is None or self._is_cut:
+            return
+        network, world = self._network, self._world
+        pieces = self._end.pull(network.pull_bytes_max)
+        if not pieces:
+            return
+        data = b"".join(pieces)
+        frames: list[bytearray] = []
+        start = 0
+        while start < len(data):
+            (length,) = _LENGTH.unpack_from(data, start)
+            start += _LENGTH.size
+            frames.append(bytearray(data[start : start + length]))
+            start += length
+        assert start == len(data), "a link gave less than a whole frame"
+        network.frames += len(frames)
+        self._wire.append((len(data), frames))
+        self._wire_bytes += len(data)
+        peer = self.peer
+        assert peer is not None
+        delay = max(world.delay(world.tempo.data_us), self._last_at_us - world.now_us)
+        self._last_at_us = world.schedule(delay, peer.process, Kind.FRAMES, peer._arrive, frames)
+        self.wake()
+
+    def _arrive(self) -> None:
+        sender = self.peer
+        assert sender is not None
+        size, frames = sender._wire.popleft()
+        sender._wire_bytes -= size
+        for frame in frames:
+            if self._end is None:
+                return
+            self._end.receive(memoryview(frame))
+            frame[:] = b"\xdb" * len(frame)  # must not have been kept
+        sender.wake()

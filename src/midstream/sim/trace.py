@@ -1,0 +1,159 @@
+"""What happened in a run: a hash always, lines for people on demand.
+
+Every step of the world goes into the running hash as plain integers, so that two runs can be
+compared anywhere. Kept in full only when asked for: as tuples, formatted when read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.elements import decode_event
+from midstream.core.ids import ChannelId
+from midstream.exchange.wire import HEADER, FrameKind
+
+_TEXT_MAX: Final = 220
+
+
+class Kind(IntEnum):
+    """What sort of step it is; also the first thing in a line of the trace."""
+
+    MAIL = 1
+    TIMER = 2
+    IO = 3
+    IO_DONE = 4
+    CONTROL = 5
+    LINK = 6
+    """A data connection came about or is gone."""
+    PUMP = 7
+    """The transport asks a link for frames."""
+    FRAMES = 8
+    FAULT = 9
+    CLUSTER = 10
+    NOTE = 11
+    """Not a step: something worth knowing inside one (a file written, rows committed)."""
+
+
+Entry = tuple[int, int, int, str, Kind, Any]
+"""step, cause (a step), time in µs, process, kind, detail"""
+
+
+class Trace:
+    """`lines()` of a run that was told to keep them."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def add(self, step: int, cause: int, at_us: int, process: str, kind: Kind, detail: Any) -> None:
+        self._entries.append((step, cause, at_us, process, kind, detail))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def lines(self, pattern: str | None = None, tail: int | None = None) -> Iterator[str]:
+        """One line an event; `pattern` (a regular expression) filters, `tail` keeps the last so many.
+
+        Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`, so that each can be asked for.
+        """
+        found = re.compile(pattern).search if pattern else None
+        entries = self._entries if tail is None or found else self._entries[-tail:]
+        lines = (line for entry in entries if found is None or found(line := format_entry(entry)))
+        if found is None:
+            lines = (format_entry(entry) for entry in entries)
+        if tail is not None and found:
+            yield from list(lines)[-tail:]
+        else:
+            yield from lines
+
+
+def format_entry(entry: Entry) -> str:
+    step, cause, at_us, process, kind, detail = entry
+    number = f"#{step:<6}" if kind is not Kind.NOTE else " " * 7
+    return f"{number} {at_us / 1e6:11.6f} {process:<14} {kind.name.lower():<8} {describe(detail)}  ← #{cause}"
+
+
+def describe(detail: Any) -> str:
+    """One line for whatever a step was scheduled with."""
+    if isinstance(detail, str):
+        text = detail
+    elif isinstance(detail, msgspec.Struct):
+        text = describe_message(detail)
+    elif isinstance(detail, tuple):
+        text = " ".join(describe(part) for part in detail)
+    elif isinstance(detail, list):
+        text = " | ".join(describe_frame(frame) for frame in detail)
+    else:
+        text = describe_call(detail)
+    return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
+
+
+def describe_call(call: Any) -> str:
+    """The name of a function; of a partial, its arguments too."""
+    arguments = ""
+    while hasattr(call, "func"):
+        arguments = ", ".join(_short(argument) for argument in call.args)
+        call = call.func
+    owner = getattr(call, "__self__", None)
+    name = getattr(call, "__qualname__", None) or type(call).__name__
+    reference = getattr(owner, "ref", None) or getattr(owner, "id", None)
+    where = f" {reference}" if isinstance(reference, tuple) else ""
+    return f"{name.replace('.<locals>', '')}({arguments}){where}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, pa.RecordBatch):
+        return f"{value.num_rows} rows"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"{len(value)} bytes"
+    if isinstance(value, str | int | float):
+        return str(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return str(value)
+    return type(value).__name__
+
+
+def describe_message(message: msgspec.Struct) -> str:
+    """`trigger attempt=1 chk 3 tasks=[v0/0 v0/1]`"""
+    parts = [type(message).__name__]
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if name == "checkpoint_id":
+            parts.append(f"chk {value}")
+        elif name in ("details", "config"):
+            continue
+        elif value in ((), None, ""):
+            continue
+        else:
+            parts.append(f"{name}={_field(value)}")
+    return " ".join(parts)
+
+
+def _field(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, tuple | list):
+        return f"[{' '.join(_field(item) for item in value)}]"
+    fields = getattr(value, "__struct_fields__", ())
+    if fields[:2] == ("vertex", "subtask"):
+        return f"v{value.vertex}/{value.subtask}"
+    if fields:
+        return f"({' '.join(_field(getattr(value, name)) for name in fields)})"
+    return str(value)
+
+
+def describe_frame(frame: bytes | bytearray | memoryview) -> str:
+    """A data frame: its channel, number and content."""
+    kind, edge, producer, consumer, sequence, value = HEADER.unpack_from(frame)
+    channel = ChannelId(edge, producer, consumer)
+    if kind == FrameKind.CREDIT:
+        return f"{channel} credit +{value}"
+    if kind == FrameKind.EVENT:
+        event = decode_event(bytes(frame[HEADER.size :]))
+        return f"{channel} {sequence}: {describe_message(event)}"
+    return f"{channel} {sequence}: {len(frame) - HEADER.size} bytes"

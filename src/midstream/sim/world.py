@@ -1,0 +1,411 @@
+"""One seeded world: virtual time, chance, and processes that are nothing but queues of steps.
+
+A step is one thing that happens to one process: a mail, a timer, an arrival, an I/O completion.
+Every step is scheduled with a delay drawn from the world's random source and steps happen in the
+order of their times; that is how a seed chooses the order of everything. Only these orders are
+kept: mails of one process as posted, messages of one connection as sent.
+
+What happens is a pure function of the seed and the parameters: nothing here looks at a hash of a
+string, an object's address, a clock, or the environment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final, TypeVar
+
+from midstream.core.seams import Done, Failed, Mail
+from midstream.sim.trace import Kind, Trace
+
+T = TypeVar("T")
+
+EPOCH_MS: Final = 1_700_000_000_000
+NESTING_MAX: Final = 3
+_MASK: Final = (1 << 61) - 1
+
+
+class Killed(BaseException):
+    """Ends the I/O of a process that has just crashed. No one may catch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How long things take at most, in µs. Each time is drawn anew, skewed towards the short end."""
+
+    mail_us: int = 40
+    control_us: int = 400
+    data_us: int = 200
+    io_us: int = 2_000
+    clock_tick_us: int = 0
+    """Reading the monotonic clock takes up to so long: work seems slow, and is sliced more."""
+    interleave: float = 0.0
+    """How probable it is that others get on between two file operations of one piece of I/O."""
+
+
+class Bug(Exception):
+    """Something happened that never may. Ends the run."""
+
+
+class World:
+    """Time, chance, and the queue of what happens next."""
+
+    def __init__(self, seed: int, tempo: Tempo = Tempo(), *, keep_trace: bool = False) -> None:  # noqa: B008
+        self.seed = seed
+        self.tempo = tempo
+        self._random = Random(seed)
+        self.chance: Callable[[], float] = self._random.random
+        """A number in [0, 1). The only source of randomness."""
+        self.now_us = 0
+        self.step_number = 0
+        self.trace = Trace() if keep_trace else None
+        self.hash = seed & _MASK
+        self.bugs: list[str] = []
+        self.processes: list[Process] = []
+        self._queue: list[tuple[int, int, Process | None, Kind, Callable[[], None], Any, int]] = []
+        self._scheduled = 0
+        self._current_io: _Io | None = None
+        self._nesting = 0
+        self._ids = 0
+        self._alarms: dict[int, list[Callable[[], None]]] = {}
+
+    # ---- chance
+
+    def below(self, limit: int) -> int:
+        """A whole number in [0, limit)."""
+        return int(self.chance() * limit)
+
+    def delay(self, max_us: int) -> int:
+        """Mostly short, sometimes as long as `max_us`."""
+        x = self.chance()
+        return int(max_us * x * x * x)
+
+    def new_id(self) -> str:
+        self._ids += 1
+        return f"{(self._ids * 0x9E3779B97F4A7C15) & (2**64 - 1):016x}"
+
+    # ---- what happens next
+
+    def schedule(
+        self, delay_us: int, process: Process | None, kind: Kind, call: Callable[[], None], detail: Any = None
+    ) -> int:
+        """`call` happens to `process` (if it still lives) in `delay_us`; the time at which it will."""
+        at_us = self.now_us + delay_us
+        self._scheduled += 1
+        heappush(self._queue, (at_us, self._scheduled, process, kind, call, detail, self.step_number))
+        return at_us
+
+    def at_step(self, number: int, call: Callable[[], None]) -> None:
+        """`call` right before step `number`."""
+        self._alarms.setdefault(number, []).append(call)
+
+    def step(self) -> bool:
+        """The next thing happens. False when nothing is left."""
+        queue = self._queue
+        while queue:
+            entry = heappop(queue)
+            at_us, number, process, kind, call, detail, cause = entry
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.paused:
+                    process.backlog.append(entry)
+                    continue
+            if kind is Kind.TIMER and call.mail is None:  # type: ignore[attr-defined]
+                continue
+            self.now_us = max(self.now_us, at_us)
+            self.step_number += 1
+            if self._alarms and self.step_number in self._alarms:
+                for alarm in self._alarms.pop(self.step_number):
+                    alarm()
+                if process is not None and not (process.alive and not process.paused):
+                    heappush(queue, entry)
+                    continue
+            self.hash = (self.hash * 1_000_003 + number * 64 + kind + self.now_us) & _MASK
+            if self.trace is not None:
+                name = process.name if process is not None else "world"
+                self.trace.add(self.step_number, cause, self.now_us, name, kind, call if detail is None else detail)
+            if process is None:
+                call()
+                return True
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - the border to the code under test
+                self.report_escape(process, error)
+            return True
+        return False
+
+    def run(self, until: Callable[[], bool], steps_max: int) -> bool:
+        """Steps until `until()`; False if that did not come within `steps_max` steps or nothing was left to do."""
+        step = self.step
+        while not until():
+            if self.step_number >= steps_max or self.bugs or not step():
+                return until()
+        return True
+
+    def requeue(self, process: Process) -> None:
+        """What came while `process` was stopped happens now, in the order in which it came."""
+        for entry in process.backlog:
+            heappush(self._queue, entry)
+        process.backlog.clear()
+
+    def waiting(self) -> list[str]:
+        """What is still to happen, for a report."""
+        lines = []
+        for at_us, _, process, kind, call, detail, cause in sorted(self._queue, key=lambda entry: entry[:2]):
+            if process is not None and not process.alive:
+                continue
+            if kind is Kind.TIMER and call.mail is None:  # type: ignore[attr-defined]
+                continue
+            name = process.name if process is not None else "world"
+            entry = (0, cause, at_us, name, kind, call if detail is None else detail)
+            lines.append(entry)
+        from midstream.sim.trace import format_entry
+
+        return [format_entry(entry)[8:] for entry in lines]
+
+    # ---- what may never happen
+
+    def bug(self, text: str) -> None:
+        """Note that a rule was broken; the run ends after this step."""
+        self.bugs.append(text)
+        self.note("BUG: " + text)
+
+    def report_escape(self, process: Process, error: Exception) -> None:
+        import traceback
+
+        frames = "".join(traceback.format_exception(error))
+        self.bug(f"{process.name}: {type(error).__name__} escaped a step: {error}\n{frames}")
+
+    def note(self, detail: Any) -> None:
+        """Put a line into the trace that belongs to the present step."""
+        if self.trace is not None:
+            self.trace.add(self.step_number, self.step_number, self.now_us, "", Kind.NOTE, detail)
+
+    # ---- inside I/O
+
+    def io_point(self) -> None:
+        """Between two file operations: here a process may die, and here others may get on.
+
+        Must be called by everything that protocol code may only do on its I/O pool.
+        """
+        io = self._current_io
+        if io is None:
+            self.bug("blocking I/O on a loop thread")
+            raise Bug(self.bugs[-1])
+        if io.operations_left is not None:
+            io.operations_left -= 1
+            if io.operations_left < 0:
+                raise Killed
+        if self.tempo.interleave and self._nesting < NESTING_MAX and self.chance() < self.tempo.interleave:
+            self._let_others_on(io)
+
+    @property
+    def torn(self) -> bool:
+        """Whether the present operation is the last of a process that dies in it."""
+        io = self._current_io
+        return io is not None and io.operations_left == 0
+
+    def _let_others_on(self, io: _Io) -> None:
+        self._current_io = None
+        self._nesting += 1
+        try:
+            for _ in range(1 + self.below(30)):
+                if self.bugs or not self.step():
+                    break
+            while io.process.paused and io.process.alive and not self.bugs and self.step():
+                pass
+        finally:
+            self._nesting -= 1
+            self._current_io = io
+        if not io.process.alive:
+            raise Killed
+
+
+class SimTimer:
+    __slots__ = ("mail",)
+
+    def __init__(self, mail: Mail) -> None:
+        self.mail: Mail | None = mail
+
+    def cancel(self) -> None:
+        self.mail = None
+
+    def __call__(self) -> None:
+        mail, self.mail = self.mail, None
+        assert mail is not None
+        mail()
+
+
+class _Io:
+    """One piece of work on a process's I/O pool."""
+
+    __slots__ = ("done", "operations_left", "outcome", "process", "work")
+
+    def __init__(self, process: Process, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.process = process
+        self.work = work
+        self.done = done
+        self.outcome: Done[Any] | Failed | None = None
+        self.operations_left: int | None = None
+        """Set when the process dies in the middle: how many file operations it still gets done."""
+
+    def start(self) -> None:
+        process = self.process
+        world = process.world
+        del process.ios[self]
+        before, world._current_io = world._current_io, self
+        try:
+            self.outcome = Done(self.work())
+        except Killed:
+            return
+        except Exception as error:  # noqa: BLE001 - an outcome like another
+            self.outcome = Failed(error)
+        finally:
+            world._current_io = before
+        if process.alive:
+            world.schedule(world.delay(process.io_us), process, Kind.IO_DONE, self.finish, self.done)
+
+    def finish(self) -> None:
+        assert self.outcome is not None
+        self.done(self.outcome)
+
+    def die_within(self, operations: int) -> None:
+        self.operations_left = operations
+        world = self.process.world
+        before, world._current_io = world._current_io, self
+        try:
+            self.work()
+        except (Exception, Killed):  # noqa: BLE001 - nobody is left to hear of it
+            return
+        finally:
+            world._current_io = before
+
+
+class Process:
+    """Clock, Executor and Ids (core.seams) of one simulated process: a loop thread and an I/O pool."""
+
+    def __init__(self, world: World, name: str, *, slowness: float = 1.0) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.backlog: list[Any] = []
+        self.ios: dict[_Io, None] = {}
+        """Submitted and not begun."""
+        self.on_death: list[Callable[[], None]] = []
+        self.mail_us = max(1, int(world.tempo.mail_us * slowness))
+        self.io_us = max(1, world.tempo.io_us)
+        self.skew_ms = world.below(400)
+        """Wall clocks differ."""
+        self._mails: deque[tuple[Mail, int]] = deque()
+        self._turn_is_due = False
+        world.processes.append(self)
+
+    # ---- Clock
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + self.skew_ms + self.world.now_us // 1000
+
+    def monotonic_s(self) -> float:
+        world = self.world
+        tick_us = world.tempo.clock_tick_us
+        if tick_us:
+            world.now_us += world.delay(tick_us)
+        return world.now_us / 1e6
+
+    # ---- Ids
+
+    def new_id(self) -> str:
+        return self.world.new_id()
+
+    # ---- Executor
+
+    def post(self, mail: Mail) -> None:
+        world = self.world
+        self._mails.append((mail, world.step_number))
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            world.schedule(1 + int(world.chance() * self.mail_us), self, Kind.MAIL, self._turn, mail)
+
+    def call_later(self, delay_s: float, mail: Mail) -> SimTimer:
+        timer = SimTimer(mail)
+        late_us = self.world.delay(self.mail_us * 4)
+        self.world.schedule(int(delay_s * 1e6) + late_us, self, Kind.TIMER, timer, mail)
+        return timer
+
+    def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        io = _Io(self, work, done)
+        self.ios[io] = None
+        self.world.schedule(self.world.delay(self.io_us), self, Kind.IO, io.start, work)
+
+    @property
+    def mails_waiting(self) -> int:
+        return len(self._mails)
+
+    def _turn(self) -> None:
+        mail, _ = self._mails.popleft()
+        if self._mails:
+            world = self.world
+            following, cause = self._mails[0]
+            at_us = world.now_us + 1 + int(world.chance() * self.mail_us)
+            world._scheduled += 1
+            heappush(world._queue, (at_us, world._scheduled, self, Kind.MAIL, self._turn, following, cause))
+        else:
+            self._turn_is_due = False
+        mail()
+
+    # ---- what can befall it
+
+    def crash(self) -> None:
+        """Memory, queues and timers are gone. I/O that had been submitted may get some way, torn."""
+        if not self.alive:
+            return
+        world = self.world
+        ios = list(self.ios)
+        self.ios.clear()
+        for io in ios:
+            if world.chance() < 0.5:
+                io.die_within(world.below(6))
+        self.alive = False
+        self._mails.clear()
+        self.backlog.clear()
+        for told in self.on_death:
+            told()
+
+    def end(self) -> None:
+        """Left in good order: I/O that was submitted still runs to its end, but nobody waits for it."""
+        if not self.alive:
+            return
+        world = self.world
+        ios = list(self.ios)
+        self.ios.clear()
+        for io in ios:
+            io.die_within(1_000_000)
+        self.alive = False
+        self._mails.clear()
+        self.backlog.clear()
+        for told in self.on_death:
+            told()
+        world.note(f"{self.name} has ended")
+
+    def pause(self) -> None:
+        """SIGSTOP: nothing of it moves, its connections stay."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.world.requeue(self)
+
+
+def draw(world: World, weights: Mapping[str, float]) -> str:
+    """A name, with a probability in proportion to its weight."""
+    x = world.chance() * sum(weights.values())
+    for name, weight in weights.items():
+        x -= weight
+        if x < 0:
+            return name
+    return next(reversed(weights))

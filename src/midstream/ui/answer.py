@@ -1,0 +1,67 @@
+"""What a command has to say, and the one place where it is printed."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TextIO
+
+import msgspec
+from rich.console import Console, RenderableType
+
+
+class Exit(IntEnum):
+    """The exit status of the command line; 128 + n after signal n."""
+
+    OK = 0
+    JOB_FAILED = 1
+    BAD_INPUT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`data` for machines (anything msgspec can write), `view` for people."""
+
+    data: object
+    view: RenderableType
+    exit: int = Exit.OK
+
+
+def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
+    if json:
+        stream.write(msgspec.json.encode(answer.data).decode() + "\n")
+        stream.flush()
+    else:
+        Console(file=stream, highlight=False).print(answer.view)
+
+
+@contextmanager
+def stdout_kept_for_the_answer() -> Iterator[TextIO]:
+    """What a job prints, in this process or a child of it, goes to stderr meanwhile; the real stdout is given."""
+    real = sys.stdout
+    real.flush()
+    try:
+        number = real.fileno()
+    except (io.UnsupportedOperation, OSError):  # captured by a test or a notebook: no file behind it
+        number = -1
+    sys.stdout = sys.stderr
+    if number < 0:
+        try:
+            yield real
+        finally:
+            sys.stdout = real
+        return
+    kept = os.dup(number)
+    os.dup2(2, number)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as stream:
+            yield stream
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
+        sys.stdout = real

@@ -1,0 +1,223 @@
+"""The command line: parse, do one thing, print it for people or (`--json`) for machines.
+
+Exit status: 0 it went well, 1 the job failed, 2 the input was bad, 128 + n after signal n.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import cyclopts
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from midstream.core.errors import ConfigError, MidstreamError
+from midstream.ui.answer import Answer, Exit, print_answer, stdout_kept_for_the_answer
+from midstream.ui.failures import print_error, print_midstream_error
+
+
+def _whole_number(_: object, tokens: Sequence[cyclopts.Token]) -> int:
+    """Strict: cyclopts itself would take 1.5 for 1."""
+    token = tokens[0]
+    try:
+        return int(token.value)
+    except ValueError:
+        raise ConfigError(f"{token.keyword}: {token.value!r} is not a whole number") from None
+
+
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]
+
+app = App(
+    name="midstream",
+    help="A stateful stream processor for Python that runs on Spark.",
+    version_flags=["--version"],
+    result_action="return_value",
+    help_format="plaintext",
+)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"midstream {version('midstream')}"
+
+
+app.version = _version
+
+
+@app.command
+def run(
+    job: Path,
+    /,
+    *,
+    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    master: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    checkpoint_dir: str | None = None,
+    json: Json = False,
+) -> Answer:
+    """Run the job in a Python file until it ends, and show it live.
+
+    The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves at once.
+
+    Parameters
+    ----------
+    job
+        The Python file.
+    parallelism
+        Subtasks per operator, where the job does not say otherwise.
+    master
+        Spark master URL, such as local[4] or spark://host:7077. Default: local[*].
+    from_
+        Go on from a checkpoint: its path, or "latest" of the checkpoint directory.
+    checkpoint_dir
+        Where checkpoints go: a directory or a storage URL.
+    """
+    from midstream.ui.running import Overrides, run_job
+
+    return run_job(job, Overrides(parallelism, master, from_, checkpoint_dir), json)
+
+
+@app.command(name="list")
+def list_(*, json: Json = False) -> Answer:
+    """List the jobs that run on this machine under this user."""
+    from midstream.ui.remote import list_jobs
+
+    return list_jobs(json)
+
+
+@app.command
+def status(job: str | None = None, /, *, json: Json = False) -> Answer:
+    """Show one job: operators, watermarks, checkpoints, failures.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name; not needed when only one job runs.
+    """
+    from midstream.ui.remote import show_status
+
+    return show_status(job, json)
+
+
+@app.command
+def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
+    """Make a checkpoint now and print its path.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name; not needed when only one job runs.
+    """
+    from midstream.ui.remote import make_checkpoint
+
+    return make_checkpoint(job, json)
+
+
+@app.command
+def stop(
+    job: str | None = None, /, *, drain: Annotated[bool, Parameter(negative=())] = False, json: Json = False
+) -> Answer:
+    """Stop a job at a checkpoint from which it can go on.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name; not needed when only one job runs.
+    drain
+        End the sources instead and let everything flow out: windows fire, the job finishes.
+    """
+    from midstream.ui.remote import stop_job
+
+    return stop_job(job, drain, json)
+
+
+@app.command
+def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
+    """Show what is in a checkpoint, and verify every checksum.
+
+    Parameters
+    ----------
+    checkpoint
+        A checkpoint (chk-N), or a job's checkpoint directory: then its latest one.
+    """
+    from midstream.ui.inspecting import inspect_checkpoint
+
+    return inspect_checkpoint(checkpoint)
+
+
+@app.command
+def bench(name: str, /, *, json: Json = False) -> Answer:
+    """Measure: window, exchange, or latency.
+
+    Parameters
+    ----------
+    name
+        Which benchmark.
+    """
+    from midstream.ui.benching import run_bench
+
+    return run_bench(name, json)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    json = "--json" in arguments
+    errors = Console(stderr=True, highlight=False)
+    try:
+        if not json:
+            return _answer(arguments, json, sys.stdout, errors)
+        with stdout_kept_for_the_answer() as stdout:
+            return _answer(arguments, json, stdout, errors)
+    except BrokenPipeError:  # `midstream list | head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return Exit.OK
+    except KeyboardInterrupt:
+        print_error(errors, "interrupted")
+        return 128 + signal.SIGINT
+
+
+def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:
+    try:
+        answer = app(arguments, exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        problem = _usage_problem(error, arguments)
+        print_error(errors, problem, f"{_command_of(arguments)} --help")
+        return _refused(problem, json, stdout)
+    except MidstreamError as error:
+        exit_status = print_midstream_error(errors, error)
+        _refused(str(error), json, stdout)
+        return exit_status
+    if isinstance(answer, Answer):  # else it was --help or --version, already printed
+        print_answer(answer, json, stdout)
+        return answer.exit
+    return Exit.OK
+
+
+def _refused(problem: str, json: bool, stdout: TextIO) -> int:
+    if json:
+        print_answer(Answer({"error": problem}, ""), json, stdout)
+    return Exit.BAD_INPUT
+
+
+def _command_of(arguments: list[str]) -> str:
+    known = bool(arguments) and arguments[0] in app
+    return f"midstream {arguments[0]}" if known else "midstream"
+
+
+def _usage_problem(error: cyclopts.CycloptsError, arguments: list[str]) -> str:
+    """What cyclopts says, in our words where its own would puzzle."""
+    if isinstance(error, cyclopts.UnusedCliTokensError):
+        extra = " ".join(error.unused_tokens or [])
+        return f"{_command_of(arguments)} takes no further argument: {extra}"
+    if isinstance(error, cyclopts.UnknownCommandError) and arguments[0].startswith("-"):
+        close = get_close_matches(arguments[0], ["--help", "--version"], n=1)
+        return f"Unknown option: {arguments[0]}." + (f" Did you mean {close[0]}?" if close else "")
+    return str(error)

@@ -1,0 +1,62 @@
+"""Errors as people see them: the user's traceback first, then one message."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+import midstream
+from midstream.core.errors import InvariantError, MidstreamError
+from midstream.protocol.messages import JobStatus
+from midstream.ui import text
+from midstream.ui.answer import Exit
+
+_OUR_CODE = str(Path(midstream.__file__).parent)
+_LOADERS = ("<frozen runpy>", "<frozen importlib", "runpy.py")
+
+
+def print_error(console: Console, message: str, hint: str = "") -> None:
+    line = Text("error: ", style="bold red")
+    line.append(text.printable(message.strip()), style="not bold default")
+    console.print(line, soft_wrap=True)
+    if hint:
+        console.print(Text(f"hint: {hint}", style="dim"), soft_wrap=True)
+
+
+def print_midstream_error(console: Console, error: MidstreamError) -> Exit:
+    """One message without a traceback of ours; that of the user's code, if it raised, before it."""
+    trace = user_traceback(error.__cause__)
+    if trace:
+        console.print(Text(text.printable(trace)), soft_wrap=True)
+    if isinstance(error, InvariantError):
+        print_error(console, f"{error}", "this is a bug in midstream; please report it with the lines above")
+        return Exit.JOB_FAILED
+    print_error(console, f"{error}")
+    return Exit.BAD_INPUT
+
+
+def user_traceback(error: BaseException | None) -> str:
+    """The traceback of an exception out of the user's code, without frames of ours; else nothing."""
+    if error is None or isinstance(error, (MidstreamError, OSError)):
+        return ""
+    report = traceback.TracebackException.from_exception(error)
+    users = [f for f in report.stack if not f.filename.startswith((_OUR_CODE, *_LOADERS)) and "runpy" not in f.filename]
+    if not users and not isinstance(error, SyntaxError):
+        return ""
+    report.stack = traceback.StackSummary.from_list(users)
+    report.__cause__ = report.__context__ = None
+    return "".join(report.format())
+
+
+def print_job_failure(console: Console, status: JobStatus, hint: str = "") -> None:
+    """Why the job ended as failed: details of the last failure, user frames first, then its summary."""
+    if not status.failures:
+        print_error(console, f"the job {status.name!r} failed", hint)
+        return
+    last = status.failures[0]
+    if last.details:
+        console.print(Text(text.printable(last.details.rstrip())), soft_wrap=True)
+    print_error(console, last.summary, hint)

@@ -1,0 +1,167 @@
+"""Watching one job to its end in the foreground: live tables, or lines where there is no terminal.
+
+The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from midstream.core.errors import MidstreamError
+from midstream.protocol.messages import FailureStatus, JobStatus
+from midstream.ui import text
+from midstream.ui.rates import Rates
+from midstream.ui.tables import job_view, progress_line
+
+ENDED = frozenset({"finished", "stopped", "failed"})
+POLL_S = 0.1
+REFRESH_S = 0.5
+LINE_EVERY_S = 5.0
+
+
+class RunningJob(Protocol):
+    """What following needs of `runtime.driver.Job`."""
+
+    def status(self) -> JobStatus: ...
+
+    def stop(self, drain: bool = False) -> str | None: ...
+
+
+class Display(Protocol):
+    def show(self, status: JobStatus) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+
+class Silence:
+    """For `--json`: nothing before the answer."""
+
+    def show(self, status: JobStatus) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+
+class Lines:
+    """One line every few seconds, and one for every change of state."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rates = Rates()
+        self._next_ms = 0
+        self._state = ""
+
+    def show(self, status: JobStatus) -> None:
+        self._rates.add(status)
+        if status.state != self._state or status.now_ms >= self._next_ms:
+            self._state = status.state
+            self._next_ms = status.now_ms + round(LINE_EVERY_S * 1000)
+            self.say(progress_line(status, self._rates))
+
+    def say(self, message: str) -> None:
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+class Tables:
+    """The job's tables, drawn again in place; what is said scrolls by above them."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._rates = Rates()
+        self._notice = ""
+
+    def show(self, status: JobStatus) -> None:
+        self._rates.add(status)
+        footer = [Text(self._notice, style="yellow")] if self._notice else []
+        self._live.update(Group(job_view(status, self._rates), *footer), refresh=True)
+
+    def say(self, message: str) -> None:
+        self._notice = message
+        self._live.console.print(message, markup=False, highlight=False, style="yellow")
+
+
+@contextmanager
+def display(console: Console, silent: bool) -> Iterator[Display]:
+    if silent:
+        yield Silence()
+    elif console.is_terminal and not console.is_dumb_terminal:
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            yield Tables(live)
+    else:
+        yield Lines(console)
+
+
+class Interrupts:
+    """Counts Ctrl-C and SIGTERM. The handler only counts: the loop in `follow` acts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_signal = 0
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.last_signal = number
+        if self.count > 1:
+            os.write(2, b"\nleft without stopping the job cleanly\n")
+            os._exit(128 + number)
+
+    @contextmanager
+    def installed(self) -> Iterator[Interrupts]:
+        """Install the handlers; later than Spark does, whose own would end the slots under the job."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self.on_signal) for number in numbers]
+        try:
+            yield self
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
+class _Stop(threading.Thread):
+    """Asks the job to stop while the display goes on."""
+
+    def __init__(self, job: RunningJob) -> None:
+        super().__init__(name="midstream-stop", daemon=True)
+        self._job = job
+        self.error = ""
+
+    def run(self) -> None:
+        try:
+            self._job.stop(drain=False)
+        except MidstreamError as error:
+            self.error = str(error)
+
+
+def follow(job: RunningJob, screen: Display, interrupts: Interrupts) -> JobStatus:
+    """Show the job until it has ended, or until stopping it failed; its last status."""
+    stop: _Stop | None = None
+    next_look_s = 0.0
+    told: FailureStatus | None = None
+    while True:
+        if interrupts.count and stop is None:
+            screen.say("stopping at a checkpoint; Ctrl-C again to leave at once")
+            stop = _Stop(job)
+            stop.start()
+        if time.monotonic() >= next_look_s:
+            next_look_s = time.monotonic() + REFRESH_S
+            status = job.status()
+            screen.show(status)
+            if status.failures and status.failures[0] != told and status.state != "failed":
+                told = status.failures[0]
+                screen.say(f"{text.clock(told.at_ms)} failure: {text.printable(told.summary)}")
+            if status.state in ENDED:
+                return status
+            if stop is not None and stop.error:
+                screen.say(f"the job could not be stopped cleanly: {stop.error}")
+                return status
+        time.sleep(POLL_S)

@@ -1,0 +1,274 @@
+"""What is in a checkpoint: read from its files alone, without Spark and without the job's code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
+from midstream.checkpoint.state_files import read_parts, verify_chunks
+from midstream.checkpoint.store import checkpoint_path, load
+from midstream.core.errors import StorageError
+from midstream.core.seams import Storage
+from midstream.operators.source import Split
+from midstream.protocol.messages import PartHandle
+from midstream.runtime.storage import FileStorage
+from midstream.ui import text
+from midstream.ui.answer import Answer, Exit
+
+_CHECKPOINT = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")
+SPLITS = "splits"
+"""The part in which a source's readers keep their splits."""
+SPLITS_SHOWN_MAX = 20
+
+
+class PartReport(msgspec.Struct, frozen=True):
+    name: str
+    redistribute: str
+    rows: int
+    bytes: int
+    chunks: int
+    files: int
+
+
+class OperatorReport(msgspec.Struct, frozen=True):
+    uid: str
+    name: str
+    parallelism: int
+    finished_subtasks: int
+    parts: tuple[PartReport, ...]
+    rows: int
+    bytes: int
+    files: int
+
+
+class SplitReport(msgspec.Struct, frozen=True):
+    id: str
+    offset: int
+
+
+class SourceReport(msgspec.Struct, frozen=True):
+    uid: str
+    exhausted: bool
+    """No split will be found any more."""
+    splits_waiting: int
+    splits_in_progress: tuple[SplitReport, ...]
+
+
+class CommittablesReport(msgspec.Struct, frozen=True):
+    uid: str
+    name: str
+    checkpoint_id: int
+    count: int
+    bytes: int
+
+
+class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    checkpoint_id: int
+    job_name: str
+    job_id: str
+    epoch: int
+    attempt: int
+    created_ms: int
+    completed_ms: int
+    max_parallelism: int
+    state_bytes: int
+    files: int
+    operators: tuple[OperatorReport, ...]
+    sources: tuple[SourceReport, ...]
+    committables: tuple[CommittablesReport, ...]
+    verified_bytes: int
+    problems: tuple[str, ...]
+    """What does not verify: empty for a checkpoint that can be restored."""
+    warnings: tuple[str, ...]
+    """Newer checkpoints that were passed over when the latest one was asked for."""
+
+
+def inspect_checkpoint(where: str) -> Answer:
+    """`where`: a chk-N directory, its metadata file, or a job's checkpoint directory.
+
+    Raises StorageError when there is no checkpoint or its metadata cannot be believed.
+    """
+    report = read_report(where)
+    return Answer(report, report_view(report), Exit.BAD_INPUT if report.problems else Exit.OK)
+
+
+def read_report(where: str) -> CheckpointReport:
+    match = _CHECKPOINT.fullmatch(where)
+    root, which = (_root(match["root"]), match["name"]) if match else (where, "latest")
+    storage = FileStorage(root)
+    if not storage.list(""):
+        raise StorageError(f"{root}: there is no such directory, or nothing is in it")
+    try:
+        metadata, warnings = load(storage, None, which)
+    except StorageError as error:
+        raise StorageError(f"{root}: {error}") from error
+    return _report(storage, root, metadata, warnings)
+
+
+def _root(path: str | None) -> str:
+    return "." if path is None else path or "/"
+
+
+def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings: tuple[str, ...]) -> CheckpointReport:
+    path = checkpoint_path(metadata.checkpoint_id)
+    problems: list[str] = []
+    verified = 0
+    for operator in metadata.operators:
+        try:
+            verified += verify_chunks(storage, _handles(operator), f"{path}, operator {operator.name!r}")
+        except StorageError as error:
+            problems.append(str(error))
+    names = {operator.uid: operator for operator in metadata.operators}
+    return CheckpointReport(
+        path=f"{root.rstrip('/')}/{path}",
+        checkpoint_id=metadata.checkpoint_id,
+        job_name=metadata.job_name,
+        job_id=metadata.job_id,
+        epoch=metadata.epoch,
+        attempt=metadata.attempt,
+        created_ms=metadata.created_ms,
+        completed_ms=metadata.completed_ms,
+        max_parallelism=metadata.max_parallelism,
+        state_bytes=metadata.state_bytes,
+        files=len(metadata.files),
+        operators=tuple(_operator(operator) for operator in metadata.operators),
+        sources=tuple(
+            SourceReport(
+                source.uid,
+                source.exhausted,
+                len(source.pending),
+                () if problems else tuple(_splits(storage, names.get(source.uid), metadata.max_parallelism)),
+            )
+            for source in metadata.sources
+        ),
+        committables=tuple(
+            CommittablesReport(c.uid, c.name, c.checkpoint_id, len(c.items), sum(map(len, c.items)))
+            for c in metadata.committables
+        ),
+        verified_bytes=verified,
+        problems=tuple(problems),
+        warnings=warnings,
+    )
+
+
+def _handles(operator: OperatorState) -> list[PartHandle]:
+    return [part for subtask in operator.subtasks for part in subtask.parts]
+
+
+def _operator(operator: OperatorState) -> OperatorReport:
+    by_name: dict[str, list[PartHandle]] = {}
+    for handle in _handles(operator):
+        by_name.setdefault(handle.name, []).append(handle)
+    parts = tuple(_part(name, handles) for name, handles in by_name.items())
+    return OperatorReport(
+        uid=operator.uid,
+        name=operator.name,
+        parallelism=operator.parallelism,
+        finished_subtasks=len(operator.finished),
+        parts=parts,
+        rows=sum(part.rows for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        files=len({chunk.file for handle in _handles(operator) for chunk in handle.chunks}),
+    )
+
+
+def _part(name: str, handles: list[PartHandle]) -> PartReport:
+    chunks = [chunk for handle in handles for chunk in handle.chunks]
+    return PartReport(
+        name=name,
+        redistribute=handles[0].redistribute,
+        rows=sum(chunk.rows for chunk in chunks),
+        bytes=sum(chunk.length for chunk in chunks),
+        chunks=len(chunks),
+        files=len({chunk.file for chunk in chunks}),
+    )
+
+
+def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: int) -> Iterator[SplitReport]:
+    """Where each reader was."""
+    if operator is None:
+        return
+    handles = [handle for handle in _handles(operator) if handle.name == SPLITS]
+    parts = read_parts(storage, handles, range(max_parallelism), "inspect")
+    for chunk in parts[SPLITS].chunks if SPLITS in parts else ():
+        for encoded in chunk.table.column("split").to_pylist():
+            split = msgspec.msgpack.decode(encoded, type=Split)
+            yield SplitReport(split.id, split.offset)
+
+
+# ---- for people ------------------------------------------------------------
+
+
+def report_view(report: CheckpointReport) -> RenderableType:
+    headline = Text(f"checkpoint {report.checkpoint_id}", style="bold")
+    headline.append(f"  of job {text.printable(report.job_name)}", style="not bold")
+    headline.append(f"  {report.path}", style="not bold dim")
+    took = text.span((report.completed_ms - report.created_ms) / 1e3)
+    facts = Text(f"completed {text.moment(report.completed_ms * 1000)} UTC, took {took}", style="dim")
+    facts.append(f"; epoch {report.epoch}, attempt {report.attempt}, max_parallelism {report.max_parallelism}")
+    parts: list[RenderableType] = [Rule(headline, align="left", style="dim"), facts, _operators_table(report)]
+    parts += [_source_line(source) for source in report.sources]
+    parts += [
+        Text(f"sink {text.printable(c.name)}: {c.count} prepared in checkpoint {c.checkpoint_id}, {text.size(c.bytes)}")
+        for c in report.committables
+    ]
+    parts += [Text(f"warning: {text.printable(warning)}", style="yellow") for warning in report.warnings]
+    parts += [Text(f"damaged: {text.printable(problem)}", style="bold red") for problem in report.problems]
+    if not report.problems:
+        parts.append(
+            Text(f"verified: every checksum of {text.size(report.verified_bytes)} in {_files(report.files)}", "green")
+        )
+    return Group(*parts)
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
+
+
+def _operators_table(report: CheckpointReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for header in ("operator", "uid"):
+        table.add_column(header, overflow="fold")
+    table.add_column("×", justify="right")
+    table.add_column("state", overflow="fold")
+    table.add_column("moves", overflow="fold")
+    for header in ("rows", "bytes", "chunks", "files"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for operator in report.operators:
+        name = Text(text.printable(operator.name), style="bold")
+        if operator.finished_subtasks:
+            name.append(f"  {operator.finished_subtasks} finished", style="not bold yellow")
+        head: list[RenderableType] = [name, Text(text.printable(operator.uid), "dim"), str(operator.parallelism)]
+        if not operator.parts:
+            table.add_row(*head, Text("–", "dim"))
+        for part in operator.parts:
+            table.add_row(
+                *head,
+                text.printable(part.name),
+                part.redistribute,
+                text.rows(part.rows),
+                text.size(part.bytes),
+                str(part.chunks),
+                str(part.files),
+            )
+            head = ["", "", ""]
+    return table
+
+
+def _source_line(source: SourceReport) -> Text:
+    line = Text(f"source {text.printable(source.uid)}: ")
+    line.append(f"{source.splits_waiting} splits waiting, {len(source.splits_in_progress)} being read")
+    for split in source.splits_in_progress[:SPLITS_SHOWN_MAX]:
+        line.append(f"\n  {text.printable(split.id)} at {split.offset:,}", style="dim")
+    if len(source.splits_in_progress) > SPLITS_SHOWN_MAX:
+        line.append(f"\n  and {len(source.splits_in_progress) - SPLITS_SHOWN_MAX} more", style="dim")
+    line.append("\n  more may be found" if not source.exhausted else "\n  all of its input is known", style="dim")
+    return line

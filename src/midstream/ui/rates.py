@@ -1,0 +1,48 @@
+"""Rows per second, from successive statuses of one job."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from midstream.protocol.messages import JobStatus, OperatorStatus
+
+WINDOW_MS = 3000
+"""Rates are means over about this long: short enough to see a stall, long enough to be calm."""
+
+
+class _Sample(NamedTuple):
+    at_ms: int
+    rows: dict[str, int]
+
+
+def rows_handled(operator: OperatorStatus) -> int:
+    """What its speed is counted in: rows taken in, or for a source rows given out."""
+    return operator.rows_in or operator.rows_out
+
+
+class Rates:
+    """Feed it every status seen; ask it for rows per second by operator uid."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque()
+        self._attempt = -1
+
+    def add(self, status: JobStatus) -> None:
+        if status.attempt != self._attempt:  # totals count from the deployment of an attempt
+            self._attempt = status.attempt
+            self._samples.clear()
+        rows = {op.uid: rows_handled(op) for vertex in status.vertices for op in vertex.operators}
+        self._samples.append(_Sample(status.now_ms, rows))
+        while len(self._samples) > 2 and self._samples[1].at_ms <= status.now_ms - WINDOW_MS:
+            self._samples.popleft()
+
+    def rows_per_s(self, uid: str) -> float | None:
+        """None until there are two samples."""
+        if len(self._samples) < 2:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        passed_s = (last.at_ms - first.at_ms) / 1e3
+        if passed_s <= 0:
+            return None
+        return max(0, last.rows.get(uid, 0) - first.rows.get(uid, 0)) / passed_s

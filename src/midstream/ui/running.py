@@ -1,0 +1,95 @@
+"""`midstream run`: load a job file, start it, follow it to its end, say how it went."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from midstream.core.errors import JobError, MidstreamError
+from midstream.protocol.messages import JobStatus
+from midstream.ui import text
+from midstream.ui.answer import Answer, Exit
+from midstream.ui.failures import print_error, print_job_failure, user_traceback
+from midstream.ui.follow import Interrupts, display, follow
+from midstream.ui.tables import job_view, rows_read
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says over the job file; None: as the file says."""
+
+    parallelism: int | None = None
+    master: str | None = None
+    restore: str | None = None
+    checkpoint_dir: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """As they were given, but for where to start from."""
+        named = (
+            ("--parallelism", self.parallelism),
+            ("--master", self.master),
+            ("--checkpoint-dir", self.checkpoint_dir),
+        )
+        return [item for name, value in named if value is not None for item in (name, str(value))]
+
+
+def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
+    """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
+    from midstream.api.loading import load_job
+
+    errors = Console(stderr=True, highlight=False)
+    environment = load_job(path)
+    with _starting(errors, silent=json):
+        job = environment.start(
+            parallelism=overrides.parallelism,
+            master=overrides.master,
+            restore_from=overrides.restore,
+            checkpoint_dir=overrides.checkpoint_dir,
+        )
+    interrupts = Interrupts()
+    with interrupts.installed():
+        with display(errors, silent=json) as screen:
+            last = follow(job, screen, interrupts)
+        if last.state == "failed":
+            return Answer(last, "", _report_failure(errors, last))
+        again = shlex.join(["midstream", "run", str(path), *overrides.arguments, "--from", "latest"])
+        summary = _summary(last, again)
+        view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
+        return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
+
+
+@contextmanager
+def _starting(console: Console, silent: bool) -> Iterator[None]:
+    """Starting Spark takes seconds: say so."""
+    if silent:
+        yield
+    elif console.is_terminal:
+        with console.status("starting Spark and the job's slots"):
+            yield
+    else:
+        console.print("starting Spark and the job's slots")
+        yield
+
+
+def _summary(status: JobStatus, again: str) -> Text:
+    took = text.span((status.now_ms - status.started_ms) / 1e3)
+    line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
+    line.append(f": {text.rows(rows_read(status))} rows read in {took}", style="not bold")
+    if status.restarts:
+        line.append(f", {status.restarts} restarts", style="not bold")
+    if status.state == "stopped":
+        line.append(f"\n{_how_to_go_on(status, again)}", style="not bold")
+    return line
+
+
+def _how_to_go_on(status: JobStatus, again: str) -> str:
+    if status.checkpoint_dir is None:
+        return "there is nothing to go on from: the job has no checkpoint directory (--checkpoint-dir)"
+    return f"go on with: {again}"

@@ -1,0 +1,191 @@
+"""A `JobStatus` as something rich can print: one table of operators, then what happened to the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from midstream.protocol.messages import CheckpointStatus, JobStatus, VertexStatus
+from midstream.ui import text
+from midstream.ui.rates import Rates, rows_handled
+
+STATE_STYLE = {
+    "running": "bold green",
+    "finished": "bold green",
+    "stopped": "bold yellow",
+    "stopping": "yellow",
+    "restarting": "bold yellow",
+    "failed": "bold red",
+}
+BAR_CELLS = 6
+
+
+def job_view(status: JobStatus, rates: Rates | None = None) -> RenderableType:
+    """Everything worth seeing of one job; `rates` adds rows per second."""
+    return Group(
+        Rule(_headline(status), align="left", style="dim"),
+        operator_table(status, rates),
+        *_facts(status),
+    )
+
+
+def _headline(status: JobStatus) -> Text:
+    line = Text(text.printable(status.name), style="bold")
+    line.append(f"  {status.state}", style=STATE_STYLE.get(status.state, "cyan"))
+    line.append(f"  {text.span((status.now_ms - status.started_ms) / 1e3)}", style="not bold")
+    line.append(f"  slots {status.slots}/{status.slots_needed}", style="not bold")
+    line.append(f"  {status.job_id}", style="not bold dim")
+    return line
+
+
+def operator_table(status: JobStatus, rates: Rates | None = None) -> Table:
+    """One row per operator; operators chained into one task share its watermark and bars."""
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column("operator", min_width=16, overflow="fold")
+    table.add_column("×", justify="right")
+    table.add_column("rows in", justify="right", no_wrap=True)
+    table.add_column("rows out", justify="right", no_wrap=True)
+    if rates is not None:
+        table.add_column("rows/s", justify="right", no_wrap=True)
+    table.add_column("watermark (UTC)", no_wrap=True)
+    table.add_column("lag", justify="right", no_wrap=True)
+    table.add_column("busy", no_wrap=True)
+    table.add_column("backpressured", no_wrap=True)
+    for vertex in status.vertices:
+        for index, operator in enumerate(vertex.operators):
+            first = index == 0
+            name = Text("" if first else "└ ", style="dim")
+            name.append(text.printable(operator.name), style="not dim")
+            if first:
+                name.append(_states(vertex), style="yellow")
+            cells: list[RenderableType] = [
+                name,
+                str(operator.parallelism),
+                text.rows(operator.rows_in) if operator.rows_in else "",
+                text.rows(operator.rows_out) if operator.rows_out else "",
+            ]
+            if rates is not None:
+                rate = rates.rows_per_s(operator.uid)
+                cells.append("" if rate is None else text.short(rate))
+            if first:
+                cells += [
+                    text.watermark(vertex.watermark_us),
+                    text.lag(vertex.watermark_us, status.now_ms),
+                    bar(vertex.busy, "green"),
+                    bar(vertex.backpressured, "red"),
+                ]
+            table.add_row(*cells)
+    return table
+
+
+def _states(vertex: VertexStatus) -> str:
+    """Said only when it is not the normal one: all subtasks running."""
+    states = {state: count for state, count in vertex.states.items() if count and state != "running"}
+    if not states:
+        return ""
+    if len(states) == 1 and sum(states.values()) == vertex.parallelism:
+        return f"  {next(iter(states))}"
+    return "  " + ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+def bar(share: float, color: str) -> Text:
+    """A bar of `share` (0 to 1) and the percentage."""
+    share = min(1.0, max(0.0, share))
+    full = round(share * BAR_CELLS)
+    line = Text("━" * full, style=color)
+    line.append("━" * (BAR_CELLS - full), style="bright_black")
+    line.append(f" {share:4.0%}")
+    return line
+
+
+def _facts(status: JobStatus) -> list[RenderableType]:
+    facts: list[RenderableType] = [_checkpoints(status)]
+    if status.restored_from:
+        facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim", overflow="fold"))
+    if any(status.slot_memory_bytes):
+        sizes = ", ".join(text.size(used) for used in status.slot_memory_bytes)
+        facts.append(Text(f"slot memory {sizes}", style="dim"))
+    if status.restarts or status.failures:
+        line = Text(f"restarts {status.restarts}", style="yellow")
+        if status.failures:
+            last = status.failures[0]
+            ago = text.span(max(0, status.now_ms - last.at_ms) / 1e3)
+            line.append(f"  last failure {ago} ago: ", style="yellow")
+            line.append(text.printable(last.summary), style="red")
+        facts.append(line)
+    return facts
+
+
+def _checkpoints(status: JobStatus) -> Text:
+    if status.checkpoint_dir is None:
+        return Text("no checkpoints: the job has no checkpoint directory", style="dim")
+    line = Text("checkpoints ", style="dim")
+    line.append(f"{status.checkpoints_completed} completed", style="not dim")
+    if status.checkpoints_failed:
+        line.append(f", {status.checkpoints_failed} failed", style="not dim yellow")
+    last = status.last_checkpoint
+    if last is not None:
+        line.append("; last: ", style="dim")
+        line.append(checkpoint_line(last), style="not dim")
+        line.append(f", {text.span(max(0, status.now_ms - last.created_ms) / 1e3)} ago", style="not dim")
+    line.append(f"  in {text.printable(status.checkpoint_dir)}", style="dim")
+    return line
+
+
+def checkpoint_line(checkpoint: CheckpointStatus) -> str:
+    """`3 (120 ms, 1.2 MiB)`, or why there is none."""
+    if checkpoint.state == "completed":
+        took = text.span(checkpoint.duration_ms / 1e3)
+        return f"{checkpoint.id} ({took}, {text.size(checkpoint.state_bytes)})"
+    state = checkpoint.state.replace("_", " ")
+    reason = f": {text.printable(checkpoint.reason)}" if checkpoint.reason else ""
+    return f"{checkpoint.id} {state}{reason}"
+
+
+def jobs_table(statuses: Sequence[JobStatus]) -> Table:
+    """One row per job, for `midstream list`."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for header in ("job", "name", "state"):
+        table.add_column(header)
+    for header in ("since", "slots", "rows read", "checkpoints", "restarts"):
+        table.add_column(header, justify="right")
+    for status in statuses:
+        table.add_row(
+            status.job_id,
+            Text(text.printable(status.name), style="bold"),
+            Text(status.state, style=STATE_STYLE.get(status.state, "cyan")),
+            text.span((status.now_ms - status.started_ms) / 1e3),
+            f"{status.slots}/{status.slots_needed}",
+            text.rows(rows_read(status)),
+            str(status.checkpoints_completed),
+            str(status.restarts),
+        )
+    return table
+
+
+def rows_read(status: JobStatus) -> int:
+    """Rows given out by all sources in this attempt."""
+    targets = {target for _, target, _ in status.edges}
+    return sum(v.operators[0].rows_out for v in status.vertices if v.operators and v.id not in targets)
+
+
+def progress_line(status: JobStatus, rates: Rates) -> str:
+    """The status in one line, for logs and pipes."""
+    parts = [f"{text.clock(status.now_ms)} {text.printable(status.name)} {status.state}"]
+    for vertex in status.vertices:
+        for operator in (vertex.operators[0], vertex.operators[-1])[: len(vertex.operators)]:
+            rate = rates.rows_per_s(operator.uid)
+            speed = "" if rate is None else f" ({text.short(rate)}/s)"
+            parts.append(f"{text.printable(operator.name)} {text.rows(rows_handled(operator))} rows{speed}")
+    marks = [v.watermark_us for v in status.vertices if v.watermark_us is not None]
+    if marks:
+        parts.append(f"watermark {text.watermark(min(marks))}")
+    if status.last_checkpoint is not None:
+        parts.append(f"checkpoint {checkpoint_line(status.last_checkpoint)}")
+    if status.restarts:
+        parts.append(f"restarts {status.restarts}")
+    return " | ".join(parts)

@@ -1,0 +1,81 @@
+"""Numbers, sizes, spans and moments as people read them; job-supplied text made safe to print."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+
+NOTHING = "–"
+_SPANS_S = ((365 * 86400, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: a name in a job must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+
+def rows(count: int) -> str:
+    return f"{count:,}"
+
+
+def short(number: float) -> str:
+    """Three or four characters and a unit: 950, 12.4 k, 3.1 M."""
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= 0.9995 * limit:
+            scaled = number / limit
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def size(count_bytes: float) -> str:
+    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count_bytes >= limit:
+            return f"{count_bytes / limit:.1f} {unit}"
+    return f"{count_bytes:.0f} B"
+
+
+def span(seconds: float) -> str:
+    """The two most significant units: 120 ms, 2.4 s, 3 min 20 s, 1 d 4 h."""
+    if seconds < 0:
+        return f"-{span(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    left = round(seconds)
+    for index, (unit_s, unit) in enumerate(_SPANS_S):
+        if left >= unit_s:
+            whole, rest = divmod(left, unit_s)
+            if index + 1 == len(_SPANS_S):
+                return f"{whole} {unit}"
+            next_s, next_unit = _SPANS_S[index + 1]
+            more = rest // next_s
+            return f"{whole} {unit} {more} {next_unit}" if more else f"{whole} {unit}"
+    return "0 s"
+
+
+def moment(time_us: int) -> str:
+    """UTC, to the second; the raw number where no calendar reaches."""
+    try:
+        return datetime.fromtimestamp(time_us / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_us} µs"
+
+
+def watermark(watermark_us: int | None) -> str:
+    if watermark_us is None or watermark_us == MIN_WATERMARK_US:
+        return NOTHING
+    return "end of data" if watermark_us == MAX_WATERMARK_US else moment(watermark_us)
+
+
+def lag(watermark_us: int | None, now_ms: int) -> str:
+    """How far event time is behind the wall clock."""
+    if watermark_us is None or watermark_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
+        return NOTHING
+    return span(now_ms / 1e3 - watermark_us / 1e6)
+
+
+def clock(now_ms: int) -> str:
+    """Local wall-clock time of day."""
+    return datetime.fromtimestamp(now_ms / 1e3).astimezone().strftime("%H:%M:%S")

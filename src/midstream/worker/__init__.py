@@ -1,0 +1,8 @@
+"""What a slot does: tasks, their operator chains and sources, snapshots, and the slot itself.
+
+May import everything below it (`core` … `exchange`). Confined to the slot's loop thread; files
+are reached through `Executor.submit`, peers through `exchange` links, the driver through `send`.
+
+Reading order: chain (rows and watermarks through operators), source (splits into batches),
+snapshot (state into files), task (one subtask), slot (all tasks of a process).
+"""

@@ -1,0 +1,137 @@
+"""The operators of one task, linked: what one emits is the next one's input, in the same call.
+
+Watermarks go down the chain only as fast as they fire: an operator that has more due than fits
+in a slice keeps its watermark pending, and `pump` goes on with it later. An operator never gets
+rows while a watermark that came before them is still pending for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.operators.base import Operator
+
+
+class Edges:
+    """Where the last operator's rows leave the task. Implemented by the task."""
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
+        raise NotImplementedError
+
+    def watermark(self, watermark_us: int) -> None:
+        raise NotImplementedError
+
+    def idle(self, idle: bool) -> None:
+        raise NotImplementedError
+
+
+class Link:
+    """The output of the operator at `index - 1` (or of the source): the operator at `index`, or the edges."""
+
+    __slots__ = ("_chain", "_edges", "_index", "_is_last", "rows_out")
+
+    def __init__(self, chain: Chain, index: int, edges: Edges) -> None:
+        self._chain = chain
+        self._index = index
+        self._edges = edges
+        self._is_last = index == len(chain.operators)
+        self.rows_out = 0
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        rows = batch.num_rows
+        if rows == 0:
+            return
+        self.rows_out += rows
+        if self._is_last or tag is not None:
+            self._edges.emit(batch, tag)
+        else:
+            self._chain.process_at(self._index, batch, 0)
+
+    def watermark(self, watermark_us: int) -> None:
+        self._chain.offer(self._index, watermark_us)
+
+    def idle(self, idle: bool) -> None:
+        for index in range(self._index, len(self._chain.operators)):
+            if self._chain.operators[index].makes_watermarks:
+                return
+        self._edges.idle(idle)
+
+
+class Chain:
+    """`operators` in order; `links[i]` is the input of operator i, and the last link leads to the edges."""
+
+    def __init__(self, operators: Sequence[Operator], edges: Edges) -> None:
+        self.operators = tuple(operators)
+        self._edges = edges
+        self.links = [Link(self, index, edges) for index in range(len(self.operators) + 1)]
+        self.rows_in = [0] * len(self.operators)
+        self._pending: dict[int, int] = {}
+        """Operator index: the watermark that it has not finished firing for."""
+        self.watermark_us = MIN_WATERMARK_US
+        """The last watermark that left the chain."""
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self.operators:
+            self.process_at(0, batch, port)
+        else:
+            self.links[0].emit(batch)
+
+    def process_at(self, index: int, batch: pa.RecordBatch, port: int) -> None:
+        if self._pending:
+            self._finish_pending(index)
+        self.rows_in[index] += batch.num_rows
+        self.operators[index].process(batch, port)
+
+    def offer(self, index: int, watermark_us: int) -> None:
+        """A watermark for the operator at `index` and, once that has fired, for those behind it."""
+        while index < len(self.operators):
+            operator = self.operators[index]
+            if operator.makes_watermarks and watermark_us != MAX_WATERMARK_US:
+                return
+            if index in self._pending:
+                self._pending[index] = max(watermark_us, self._pending[index])
+                return
+            if not operator.advance_watermark(watermark_us):
+                self._pending[index] = watermark_us
+                return
+            index += 1
+        if watermark_us > self.watermark_us:
+            self.watermark_us = watermark_us
+            self._edges.watermark(watermark_us)
+
+    @property
+    def is_firing(self) -> bool:
+        """Whether a watermark is pending: call `pump` before anything else."""
+        return bool(self._pending)
+
+    def pump(self) -> None:
+        """One more slice of what is due, for the operator closest to the edges."""
+        index = max(self._pending)
+        watermark_us = self._pending[index]
+        if self.operators[index].advance_watermark(watermark_us):
+            del self._pending[index]
+            self.offer(index + 1, watermark_us)
+
+    def end_input(self, port: int) -> None:
+        if self.operators:
+            self.operators[0].end_input(port)
+
+    def finish(self) -> None:
+        """Every input has ended and every watermark has fired."""
+        assert not self._pending, self._pending
+        for index, operator in enumerate(self.operators):
+            if index:
+                operator.end_input(0)
+            operator.finish()
+            self._finish_pending(index + 1)
+
+    def _finish_pending(self, index: int) -> None:
+        """Rows are about to reach the operator at `index`: let it finish firing first."""
+        while index in self._pending:
+            watermark_us = self._pending[index]
+            if self.operators[index].advance_watermark(watermark_us):
+                del self._pending[index]
+                self.offer(index + 1, watermark_us)

@@ -1,0 +1,425 @@
+"""All tasks of one slot: deployed, wired, run in turns, cancelled; one attempt at a time.
+
+    IDLE --Deploy--> DEPLOYING --state read, operators open--> DEPLOYED --Start--> RUNNING
+      ^                                                                               |
+      +--------------------------------- Cancel ---------------------------------------+
+
+Messages and completions of an attempt that is not the current one are ignored.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from midstream.checkpoint.state_files import known_chunks, read_parts
+from midstream.core.config import JobConfig
+from midstream.core.elements import CheckpointBarrier
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, SchemaError
+from midstream.core.ids import ChannelId, TaskId
+from midstream.core.keys import key_group_range
+from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Transport
+from midstream.exchange.channel import InputChannel, LocalChannel, RemoteChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.link import PeerLink
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.pool import BufferPool
+from midstream.graph.job_graph import Edge, JobGraph, Partitioning
+from midstream.protocol import messages as m
+from midstream.state.parts import StatePart
+from midstream.worker.task import Task, TaskSeams
+
+WINDOW_BUFFERS_MAX = 64
+"""Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
+and one being worked; more would only make aligned checkpoints wait longer under backpressure."""
+WINDOW_BUFFERS_MIN = 2
+STEPS_PER_MAIL = 8
+RUN_S = 0.005
+"""Between two looks at the sockets there are at most so many steps, and no new one begins after so long."""
+
+
+class SlotState(Enum):
+    IDLE = auto()
+    DEPLOYING = auto()
+    DEPLOYED = auto()
+    RUNNING = auto()
+
+
+_Restored = dict[str, dict[str, StatePart]]
+
+
+class SlotMachine:
+    """`send` goes to the coordinator, FIFO. `unpickle` turns `Deploy.graph` into a JobGraph."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        executor: Executor,
+        ids: Ids,
+        transport: Transport,
+        open_storage: Callable[[str], Storage],
+        send: Callable[[m.FromSlot], None],
+        unpickle: Callable[[bytes], Any] = pickle.loads,
+    ) -> None:
+        self._clock = clock
+        self._executor = executor
+        self._ids = ids
+        self._transport = transport
+        self._open_storage = open_storage
+        self._send = send
+        self._unpickle = unpickle
+        self.slot_id = -1
+        self.state = SlotState.IDLE
+        self.attempt = -1
+        self._reset()
+
+    def _reset(self) -> None:
+        self.state = SlotState.IDLE
+        self.tasks: dict[TaskId, Task] = {}
+        self.pool: BufferPool | None = None
+        self._links: dict[int, PeerLink] = {}
+        self._remote: dict[int, list[RemoteChannel]] = {}
+        """Channels from each peer slot."""
+        self._outgoing: list[tuple[int, ResultPartition, int]] = []
+        """(peer slot, partition, index of the subpartition) for each consumer in another slot."""
+        self._scheduled: set[Task] = set()
+        self._ready: deque[Task] = deque()
+        self._run_posted = False
+
+    # ---- messages --------------------------------------------------------------
+
+    def handle(self, message: m.ToSlot) -> None:
+        """One message of the coordinator, in the order sent. Never raises for what the job did wrong."""
+        match message:
+            case m.Deploy():
+                self._deploy(message)
+                return
+            case m.Release():
+                self.close()
+                return
+            case m.Welcome(slot=slot):
+                self.slot_id = slot
+                return
+            case m.Heartbeat():
+                return
+            case m.Cancel(attempt):
+                self._cancel(attempt)
+                return
+            case _:
+                pass
+        if message.attempt != self.attempt or self.state is SlotState.IDLE:
+            return
+        match message:
+            case m.Start(_, peers):
+                self._start(peers)
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks):
+                barrier = CheckpointBarrier(checkpoint_id, created_ms)
+                for ref in tasks:
+                    self._task(ref).trigger_checkpoint(barrier)
+            case m.CheckpointCompleted(_, checkpoint_id):
+                for task in self.tasks.values():
+                    task.checkpoint_completed(checkpoint_id)
+            case m.CheckpointAborted(_, checkpoint_id):
+                for task in self.tasks.values():
+                    task.checkpoint_aborted(checkpoint_id)
+            case m.AssignSplit(_, ref, split):
+                self._task(ref).add_split(split)
+            case m.NoMoreSplits(_, ref):
+                self._task(ref).no_more_splits()
+            case m.StopSources():
+                for task in self.tasks.values():
+                    task.stop_source()
+
+    def close(self) -> None:
+        """End everything that runs here. The pool is whole afterwards."""
+        for task in self.tasks.values():
+            task.close()
+        for link in self._links.values():
+            link.close()
+        if self.pool is not None and self.pool.in_use:
+            raise InvariantError(f"slot {self.slot_id}: {self.pool.in_use} buffers in use after the tasks are closed")
+        self._reset()
+
+    def status(self) -> m.SlotStatus:
+        """For the heartbeat. Memory is for the process to fill in."""
+        pool = self.pool
+        return m.SlotStatus(
+            attempt=self.attempt,
+            tasks=tuple(task.metrics() for task in self.tasks.values()),
+            pool_in_use_bytes=pool.in_use * pool.buffer_bytes if pool else 0,
+            pool_total_bytes=pool.total * pool.buffer_bytes if pool else 0,
+        )
+
+    def check(self) -> None:
+        """Every invariant that must hold between two mails."""
+        if self.pool is not None:
+            self.pool.check()
+        for task in self.tasks.values():
+            if task.is_live:
+                task.check()
+        for channels in self._remote.values():
+            for channel in channels:
+                channel.check()
+
+    def _task(self, ref: m.TaskRef) -> Task:
+        task = self.tasks.get(TaskId(ref.vertex, ref.subtask))
+        if task is None:
+            raise InvariantError(f"slot {self.slot_id} has no task {ref}")
+        return task
+
+    def _cancel(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self.close()
+        self._send(m.Cancelled(attempt))
+
+    # ---- deployment --------------------------------------------------------------
+
+    def _deploy(self, deploy: m.Deploy) -> None:
+        """Read the state on the I/O pool, then build, open and wire the tasks."""
+        if self.state is not SlotState.IDLE:
+            self.close()
+        self.attempt = deploy.attempt
+        self.state = SlotState.DEPLOYING
+        config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
+        unpickle = self._unpickle
+
+        def work() -> tuple[list[JobGraph], Storage | None, list[tuple[_Restored, dict[str, m.ChunkHandle]]]]:
+            storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
+            # One graph per task: no two subtasks may share an operator.
+            graphs: list[JobGraph] = [unpickle(deploy.graph) for _ in deploy.tasks]
+            restore = {TaskId(ref.vertex, ref.subtask): operators for ref, operators in deploy.restore}
+            states = []
+            for graph, ref in zip(graphs, deploy.tasks, strict=True):
+                parallelism = graph.vertices[ref.vertex].parallelism
+                owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)
+                parts: _Restored = {}
+                known: dict[str, m.ChunkHandle] = {}
+                for snapshot in restore.get(TaskId(ref.vertex, ref.subtask), ()):
+                    assert storage is not None, "state to restore, but no storage"
+                    parts[snapshot.uid] = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
+                    known.update(known_chunks(snapshot.parts, parts[snapshot.uid]))
+                states.append((parts, known))
+            return graphs, storage, states
+
+        def done(
+            outcome: Done[tuple[list[JobGraph], Storage | None, list[tuple[_Restored, dict[str, m.ChunkHandle]]]]]
+            | Failed,
+        ) -> None:
+            if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
+                return
+            if isinstance(outcome, Failed):
+                self._deploy_failed(deploy.attempt, outcome.error)
+                return
+            graphs, storage, states = outcome.value
+            try:
+                self._build(deploy, config, graphs, storage)
+                for task, (parts, known) in zip(self.tasks.values(), states, strict=True):
+                    task.open(parts, known)
+            except Exception as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
+                self._deploy_failed(deploy.attempt, error)
+                return
+            self.state = SlotState.DEPLOYED
+            self._send(m.Deployed(deploy.attempt))
+
+        self._executor.submit(work, done)
+
+    def _deploy_failed(self, attempt: int, error: BaseException) -> None:
+        self.close()
+        summary = f"{type(error).__name__}: {error}"
+        details = "".join(traceback.format_exception(error))
+        fatal = isinstance(error, (ConfigError, SchemaError))
+        self._send(m.DeployFailed(attempt, summary, details, fatal))
+
+    def _build(self, deploy: m.Deploy, config: JobConfig, graphs: list[JobGraph], storage: Storage | None) -> None:
+        """Tasks with their partitions and gates; channels between tasks of this slot are connected at once."""
+        pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
+        seams = TaskSeams(
+            attempt=deploy.attempt,
+            epoch=deploy.epoch,
+            clock=self._clock,
+            executor=self._executor,
+            ids=self._ids,
+            storage=storage,
+            send=self._send,
+            schedule=self._schedule,
+        )
+        partitions: dict[tuple[int, int], ResultPartition] = {}
+        for graph, ref in zip(graphs, deploy.tasks, strict=True):
+            for edge in graph.outputs(ref.vertex):
+                partition = ResultPartition(
+                    edge,
+                    ref.subtask,
+                    consumers_of(graph, edge, ref.subtask),
+                    config.max_parallelism,
+                    pool,
+                    WINDOW_BUFFERS_MAX,
+                )
+                partitions[edge.id, ref.subtask] = partition
+                for index, sub in enumerate(partition.subpartitions):
+                    slot = deploy.slots[sub.channel.consumer]
+                    if slot != self.slot_id:
+                        self._outgoing.append((slot, partition, index))
+        window = self._window(deploy, graphs, pool)
+        for graph, ref in zip(graphs, deploy.tasks, strict=True):
+            task_id = TaskId(ref.vertex, ref.subtask)
+            gates = []
+            for edge in graph.inputs(ref.vertex):
+                gate = InputGate(edge, ref.subtask, partial(self._wake_task, task_id))
+                gates.append(gate)
+                self._wire(gate, graph, deploy, partitions, window)
+            self.tasks[task_id] = Task(
+                task_id,
+                graph.vertices[ref.vertex],
+                config,
+                seams,
+                gates,
+                [partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)],
+                restored_as_finished=ref.vertex in deploy.finished,
+            )
+        pool.check_capacity()
+
+    def _window(self, deploy: m.Deploy, graphs: list[JobGraph], pool: BufferPool) -> int:
+        """The credit window of every remote channel: at most half of the pool for all of them."""
+        remote = sum(
+            deploy.slots[producer] != self.slot_id
+            for graph, ref in zip(graphs, deploy.tasks, strict=True)
+            for edge in graph.inputs(ref.vertex)
+            for producer in producers_of(graph, edge, ref.subtask)
+        )
+        share = pool.total // (2 * remote) if remote else WINDOW_BUFFERS_MAX
+        return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
+
+    def _wire(
+        self,
+        gate: InputGate,
+        graph: JobGraph,
+        deploy: m.Deploy,
+        partitions: dict[tuple[int, int], ResultPartition],
+        window: int,
+    ) -> None:
+        assert self.pool is not None
+        edge, consumer = gate.edge, gate.consumer
+        producers = list(producers_of(graph, edge, consumer))
+        remote = sum(deploy.slots[producer] != self.slot_id for producer in producers)
+        quota = self.pool.quota(f"input e{edge.id}/{consumer}", reserved=window * remote, limit=window * remote)
+        channels: list[InputChannel] = []
+        local: list[tuple[LocalChannel, int]] = []
+        for index, producer in enumerate(producers):
+            slot = deploy.slots[producer]
+            if slot == self.slot_id:
+                position = consumer if edge.partitioning.all_to_all else 0
+                channel = LocalChannel(partitions[edge.id, producer].subpartitions[position])
+                local.append((channel, index))
+                channels.append(channel)
+            else:
+                remote_channel = RemoteChannel(
+                    ChannelId(edge.id, producer, consumer),
+                    edge.schema,
+                    self.pool,
+                    quota,
+                    window,
+                    on_data=partial(gate.on_data, index),
+                    grant=partial(self._grant, slot),
+                )
+                self._remote.setdefault(slot, []).append(remote_channel)
+                channels.append(remote_channel)
+        gate.set_channels(channels)
+        for channel, index in local:
+            channel.connect(partial(gate.on_data, index))
+
+    def _grant(self, slot: int, channel: ChannelId, credits: int) -> None:
+        link = self._links.get(slot)
+        if link is not None:
+            link.grant(channel, credits)
+
+    def _start(self, peers: tuple[m.Peer, ...]) -> None:
+        """All slots are deployed: connect, announce credit, run."""
+        if self.state is not SlotState.DEPLOYED:
+            raise InvariantError(f"slot {self.slot_id} is {self.state.name}, cannot start")
+        self.state = SlotState.RUNNING
+        rows_max = next(iter(self.tasks.values())).rows_max if self.tasks else 1
+        needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
+        assert self.pool is not None
+        for peer in peers:
+            if peer.slot not in needed:
+                continue
+            lost = partial(self._link_lost, self.attempt, peer.slot)
+            link = PeerLink(peer.slot, self.pool.buffer_bytes, rows_max, lost)
+            self._links[peer.slot] = link
+            link.attach(self._transport.open(peer.slot, peer.host, peer.port, self.attempt, link))
+            for channel in self._remote.get(peer.slot, ()):
+                link.add_receiver(channel)
+        for slot, partition, index in self._outgoing:
+            self._links[slot].add_sender(partition.subpartitions[index])
+        for channels in self._remote.values():
+            for channel in channels:
+                channel.open()
+        for task in self.tasks.values():
+            task.start()
+
+    def _link_lost(self, attempt: int, slot: int, reason: str) -> None:
+        if attempt != self.attempt or self.state is not SlotState.RUNNING:
+            return
+        error = ClusterError(f"the connection to slot {slot} is lost: {reason}")
+        edges = {channel.id.edge for channel in self._remote.get(slot, ())}
+        edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
+        for task in self.tasks.values():
+            if task.is_live and edges & task.edge_ids:
+                task.fail(error)
+                return
+
+    # ---- running -----------------------------------------------------------------
+
+    def _wake_task(self, task_id: TaskId) -> None:
+        task = self.tasks.get(task_id)
+        if task is not None:
+            self._schedule(task)
+
+    def _schedule(self, task: Task) -> None:
+        if task not in self._scheduled and self.state is SlotState.RUNNING:
+            self._scheduled.add(task)
+            self._ready.append(task)
+            if not self._run_posted:
+                self._run_posted = True
+                self._executor.post(partial(self._run, self.attempt))
+
+    def _run(self, attempt: int) -> None:
+        """A few steps, then back to the loop: sockets and completions must not wait for long."""
+        if attempt != self.attempt or self.state is not SlotState.RUNNING:
+            return
+        self._run_posted = False
+        deadline_s = self._clock.monotonic_s() + RUN_S
+        for _ in range(STEPS_PER_MAIL):
+            if not self._ready:
+                return
+            task = self._ready.popleft()
+            self._scheduled.discard(task)
+            if task.step():
+                self._schedule(task)
+            if self._clock.monotonic_s() >= deadline_s:
+                break
+        if self._ready and not self._run_posted:
+            self._run_posted = True
+            self._executor.post(partial(self._run, attempt))
+
+
+def consumers_of(graph: JobGraph, edge: Edge, producer: int) -> range:
+    """The consumer subtasks that a producer subtask reaches over this edge."""
+    if edge.partitioning is Partitioning.FORWARD:
+        return range(producer, producer + 1)
+    return range(graph.vertices[edge.target].parallelism)
+
+
+def producers_of(graph: JobGraph, edge: Edge, consumer: int) -> range:
+    """The producer subtasks that reach a consumer subtask over this edge."""
+    if edge.partitioning is Partitioning.FORWARD:
+        return range(consumer, consumer + 1)
+    return range(graph.vertices[edge.source].parallelism)

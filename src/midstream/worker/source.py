@@ -1,0 +1,209 @@
+"""Reads the splits of one source subtask and emits their batches.
+
+Every split carries the offset behind the last batch that was emitted; that is all there is to a
+source's state. What has been read ahead but not emitted is simply read again after a restore.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.seams import Clock, Done, Executor, Failed, Timer
+from midstream.operators.source import Source, Split, SplitReader
+from midstream.state.parts import Chunk, Redistribute, StatePart
+
+SPLITS = "splits"
+SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Split)
+
+
+class Progress(Enum):
+    EMITTED = auto()
+    """Call again when the task can."""
+    WAITING = auto()
+    """`wake` will be called."""
+    ENDED = auto()
+    """All splits are read and there are no more."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A split that is being read. At most one read of it is under way."""
+
+    split: Split
+    reader: SplitReader | None = None
+    reading: bool = False
+    ahead: tuple[pa.RecordBatch, int] | None = None
+    at_end: bool = False
+
+
+class SourceDriver:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        parallelism: int,
+        rows_max: int,
+        clock: Clock,
+        executor: Executor,
+        emit: Callable[[pa.RecordBatch], None],
+        request_split: Callable[[], None],
+        wake: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._executor = executor
+        self._emit = emit
+        self._request_split = request_split
+        self._wake = wake
+        self._fail = fail
+        self._splits_wanted = source.splits_per_reader(parallelism)
+        self._rows_per_s = source.rows_per_s / parallelism if source.rows_per_s else None
+        self._rows_max = rows_max
+        if self._rows_per_s:
+            self._rows_max = max(1, min(rows_max, round(self._rows_per_s / 20)))
+        self._next_emit_s = 0.0
+        self._timer: Timer | None = None
+        self._open: deque[_Open] = deque()
+        self._requested = False
+        self._no_more = False
+        self._stopped = False
+        self._closed = False
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        if SPLITS in parts:
+            for encoded in parts[SPLITS].table().column("split").to_pylist():
+                self._open.append(_Open(_decoder.decode(encoded)))
+
+    def add_split(self, encoded: bytes) -> None:
+        self._requested = False
+        self._open.append(_Open(_decoder.decode(encoded)))
+        self._wake()
+
+    def no_more_splits(self) -> None:
+        self._requested = False
+        self._no_more = True
+        self._wake()
+
+    def stop(self) -> None:
+        """End here, as if the input did (drain)."""
+        self._stopped = True
+        self._wake()
+
+    def step(self) -> Progress:
+        """Emit at most one batch. Splits take turns."""
+        if self._stopped:
+            return Progress.ENDED
+        if len(self._open) < self._splits_wanted and not self._requested and not self._no_more:
+            self._requested = True
+            self._request_split()
+        if self._rows_per_s and self._must_wait():
+            return Progress.WAITING
+        for _ in range(len(self._open)):
+            current = self._open[0]
+            batch = self._next_batch(current)
+            if current.at_end and current.ahead is None and batch is None:
+                self._open.popleft()
+                self._close_reader(current)
+                return Progress.EMITTED
+            self._open.rotate(-1)
+            if batch is not None:
+                if self._rows_per_s:
+                    start = max(self._next_emit_s, self._clock.monotonic_s() - 0.1)
+                    self._next_emit_s = start + batch.num_rows / self._rows_per_s
+                self._emit(batch)
+                return Progress.EMITTED
+        if not self._open and self._no_more:
+            return Progress.ENDED
+        return Progress.WAITING
+
+    def snapshot(self, chunk_id: str) -> StatePart:
+        encoded = [_encoder.encode(current.split) for current in self._open]
+        table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
+        return StatePart(Redistribute.SPLIT, (Chunk(chunk_id, table),) if encoded else ())
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._open:
+            current = self._open.popleft()
+            if not current.reading:  # else the read's completion closes it
+                self._close_reader(current)
+
+    # ---- reading ----
+
+    def _next_batch(self, current: _Open) -> pa.RecordBatch | None:
+        """The next batch of the split if there is one now; its offset counts as emitted."""
+        if self._source.blocking:
+            ahead, current.ahead = current.ahead, None
+            if not current.reading and not current.at_end:
+                self._read_ahead(current)
+        elif current.at_end:
+            ahead = None
+        else:
+            if current.reader is None:
+                current.reader = self._source.open_split(current.split)
+            ahead = current.reader.read(self._rows_max)
+            current.at_end = ahead is None
+        if ahead is None:
+            return None
+        batch, offset = ahead
+        current.split = msgspec.structs.replace(current.split, offset=offset)
+        return batch
+
+    def _read_ahead(self, current: _Open) -> None:
+        current.reading = True
+        source, split, reader, rows_max = self._source, current.split, current.reader, self._rows_max
+
+        def work() -> tuple[SplitReader, tuple[pa.RecordBatch, int] | None]:
+            opened = reader if reader is not None else source.open_split(split)
+            return opened, opened.read(rows_max)
+
+        def done(outcome: Done[tuple[SplitReader, tuple[pa.RecordBatch, int] | None]] | Failed) -> None:
+            current.reading = False
+            if isinstance(outcome, Failed):
+                if not self._closed:
+                    self._fail(outcome.error)
+                return
+            current.reader, current.ahead = outcome.value
+            current.at_end = current.ahead is None
+            if self._closed:
+                self._close_reader(current)
+            else:
+                self._wake()
+
+        self._executor.submit(work, done)
+
+    def _close_reader(self, current: _Open) -> None:
+        reader, current.reader = current.reader, None
+        if reader is None:
+            return
+        if self._source.blocking:
+            self._executor.submit(reader.close, self._closed_reader)
+        else:
+            reader.close()
+
+    def _closed_reader(self, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed) and not self._closed:
+            self._fail(outcome.error)
+
+    def _must_wait(self) -> bool:
+        delay_s = self._next_emit_s - self._clock.monotonic_s()
+        if delay_s <= 0:
+            return False
+        if self._timer is None:
+            self._timer = self._executor.call_later(delay_s, self._timer_fired)
+        return True
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._wake()

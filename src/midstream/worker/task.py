@@ -1,0 +1,693 @@
+"""One subtask: reads its gates or its source, runs its chain, emits to its partitions.
+
+Everything happens in `step`, a slice of work that always completes: its output goes to the
+subpartitions even where that overdraws the pool, and the next step waits until the pool is whole.
+Between two steps nothing is half done, so that is when mails are handled: triggers, splits,
+completed checkpoints, timers.
+
+    CREATED -> RUNNING -> FINISHING -> FINISHED
+       \\_________\\___________\\______-> CLOSED (cancelled or failed)
+
+FINISHING: all data is processed and `EndOfData` is sent on; the task still takes part in
+checkpoints, and waits until one that it joined after that point completes. Only then are its
+channels closed: whoever commits for it (the sinks' committer) is sure to have everything.
+"""
+
+from __future__ import annotations
+
+import traceback
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from midstream.checkpoint.barriers import (
+    AbortCheckpoint,
+    BarrierEvent,
+    BarrierHandler,
+    BarrierReceived,
+    Block,
+    CancelReceived,
+    ChannelEnded,
+    Resume,
+    TakeSnapshot,
+    TriggerReceived,
+)
+from midstream.checkpoint.state_files import state_file
+from midstream.core.config import JobConfig
+from midstream.core.elements import (
+    MAX_WATERMARK_US,
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    Watermark,
+    WatermarkStatus,
+)
+from midstream.core.errors import ConfigError, InvariantError, SchemaError
+from midstream.core.ids import TaskId
+from midstream.core.keys import key_group_range
+from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.graph.job_graph import Vertex
+from midstream.operators.base import OperatorContext, Snapshot, SnapshotResult
+from midstream.protocol import messages as m
+from midstream.state.parts import StatePart
+from midstream.worker.chain import Chain, Edges
+from midstream.worker.snapshot import StoredSnapshot, store_snapshot
+from midstream.worker.source import SPLITS, Progress, SourceDriver
+from midstream.worker.valve import WatermarkValve
+
+SLICE_S = 0.01
+"""How long a step may keep the loop, as far as that can be foreseen."""
+
+
+class TaskState(Enum):
+    CREATED = "created"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeams:
+    """What a task needs of its slot."""
+
+    attempt: int
+    epoch: int
+    clock: Clock
+    executor: Executor
+    ids: Ids
+    storage: Storage | None
+    send: Callable[[m.FromSlot], None]
+    schedule: Callable[[Task], None]
+    """Have `step` called soon."""
+
+
+@dataclass(slots=True)
+class _Current:
+    """The batch that is being worked off in slices."""
+
+    gate: int
+    channel: int
+    port: int
+    batch: pa.RecordBatch
+    next_row: int
+
+
+class _TaskEdges(Edges):
+    """The task's partitions, by the side output they carry."""
+
+    def __init__(self, partitions: list[ResultPartition]) -> None:
+        self._all = partitions
+        self._by_tag: dict[str | None, list[ResultPartition]] = {}
+        for partition in partitions:
+            self._by_tag.setdefault(partition.edge.tag, []).append(partition)
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
+        for partition in self._by_tag.get(tag, ()):
+            partition.emit(batch)
+
+    def watermark(self, watermark_us: int) -> None:
+        self.broadcast(Watermark(watermark_us))
+
+    def idle(self, idle: bool) -> None:
+        self.broadcast(WatermarkStatus(idle))
+
+    def broadcast(self, event: Event) -> None:
+        for partition in self._all:
+            partition.broadcast(event)
+
+
+class Task:
+    def __init__(
+        self,
+        ref: TaskId,
+        vertex: Vertex,
+        config: JobConfig,
+        seams: TaskSeams,
+        gates: list[InputGate],
+        partitions: list[ResultPartition],
+        *,
+        restored_as_finished: bool = False,
+    ) -> None:
+        self.ref = ref
+        self.vertex = vertex
+        self.state = TaskState.CREATED
+        self.gates = gates
+        self.partitions = partitions
+        self._ref = m.TaskRef(ref.vertex, ref.subtask)
+        self._config = config
+        self._attempt = seams.attempt
+        self._seams = seams
+        self._restored_as_finished = restored_as_finished
+        self._mails: deque[Callable[[], None]] = deque()
+        self._due: deque[Callable[[], None]] = deque()
+        """Operators' timers that have come due; they may emit, so they wait for the output."""
+        self._timers: set[Timer] = set()
+        self._current: _Current | None = None
+        self._rows_per_s = 0.0
+        self._next_gate = 0
+
+        self._first_channel: list[int] = []
+        """Channels are numbered through all gates: number = _first_channel[gate] + index."""
+        channels = 0
+        for gate in gates:
+            self._first_channel.append(channels)
+            channels += len(gate.channels)
+        self._ended_data = [False] * channels
+        self._barriers = BarrierHandler(channels)
+        self._valve = WatermarkValve(channels)
+        self._port_open = {
+            port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
+            for port in {gate.edge.port for gate in gates}
+        }
+        self._was_idle = False
+        self._align_started_s = 0.0
+
+        self._edges = _TaskEdges(partitions)
+        self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
+        self._uids = [spec.uid for spec in vertex.operators]
+        self._source: SourceDriver | None = None
+        self._input_ended = False
+        """All input has been processed; what is left is firing, then `_finish`."""
+        self._stop_mode_drain = True
+        self._final_checkpoint: int | None = None
+        """The first checkpoint that this task joined after its data had ended."""
+        self._stored: dict[str, m.ChunkHandle] = {}
+        """Chunks that a completed checkpoint has stored: they are not written again."""
+        self._storing: dict[int, Callable[[], None] | None] = {}
+        """Snapshots whose files are being written (None), or are written but have to wait for older ones."""
+        self._unconfirmed: dict[int, StoredSnapshot] = {}
+        """Snapshots of which it is not known yet that their checkpoint completed, by its id, oldest first."""
+
+        self.rows_in = 0
+        self.busy_s = 0.0
+        self.backpressured_s = 0.0
+        self._backpressured_since: float | None = None
+
+    # ---- life --------------------------------------------------------------
+
+    def open(self, restored: Mapping[str, Mapping[str, StatePart]], stored: Mapping[str, m.ChunkHandle]) -> None:
+        """Open every operator and give it its state; nothing runs yet. Raises whatever an operator raises.
+
+        `restored`: parts by operator uid; `stored`: which of their chunks are in files already.
+        """
+        self._stored = dict(stored)
+        config, vertex = self._config, self.vertex
+        if vertex.source is not None:
+            head = vertex.source
+            self._source = SourceDriver(
+                head.source,
+                parallelism=vertex.parallelism,
+                rows_max=config.batch_rows,
+                clock=self._seams.clock,
+                executor=self._seams.executor,
+                emit=self._chain.links[0].emit,
+                request_split=lambda: self._seams.send(m.RequestSplit(self._attempt, self._ref)),
+                wake=self.wake,
+                fail=self.fail,
+            )
+            if head.uid in restored:
+                self._source.restore(restored[head.uid])
+        for index, spec in enumerate(vertex.operators):
+            context = OperatorContext(
+                uid=spec.uid,
+                name=spec.name,
+                subtask=self.ref.subtask,
+                parallelism=vertex.parallelism,
+                max_parallelism=config.max_parallelism,
+                key_groups=key_group_range(self.ref.subtask, vertex.parallelism, config.max_parallelism),
+                slice_s=SLICE_S,
+                clock=self._seams.clock,
+                executor=self._seams.executor,
+                ids=self._seams.ids,
+                storage=self._seams.storage,
+                call_at=self._call_at,
+                fail=self.fail,
+            )
+            spec.operator.open(context, self._chain.links[index + 1])
+            if spec.uid in restored:
+                spec.operator.restore(restored[spec.uid])
+
+    def start(self) -> None:
+        self._become(TaskState.RUNNING, TaskState.CREATED)
+        self._seams.send(m.TaskRunning(self._attempt, self._ref))
+        self.wake()
+
+    def close(self) -> None:
+        """Drop everything at once: cancelled, failed, or the slot ends. Gives back every buffer."""
+        if self.state in (TaskState.FINISHED, TaskState.CLOSED):
+            return
+        self.state = TaskState.CLOSED
+        self._let_go()
+        for gate in self.gates:
+            gate.discard()
+        for partition in self.partitions:
+            partition.discard()
+
+    def fail(self, error: BaseException) -> None:
+        """The task cannot go on. Says so once, with the cause, and lets go of everything."""
+        if self.state in (TaskState.FINISHED, TaskState.CLOSED):
+            return
+        self.close()
+        self._seams.send(describe_failure(self._attempt, self._ref, self.vertex.name, error))
+
+    def _let_go(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._mails.clear()
+        self._due.clear()
+        if self._source is not None:
+            self._source.close()
+        for spec in self.vertex.operators:
+            spec.operator.close()
+
+    def _become(self, state: TaskState, *expected: TaskState) -> None:
+        if self.state not in expected:
+            raise InvariantError(f"task {self.ref} is {self.state.value}, cannot become {state.value}")
+        self.state = state
+
+    @property
+    def rows_max(self) -> int:
+        return self._config.batch_rows
+
+    @property
+    def edge_ids(self) -> set[int]:
+        return {gate.edge.id for gate in self.gates} | {partition.edge.id for partition in self.partitions}
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in (TaskState.RUNNING, TaskState.FINISHING)
+
+    # ---- mails from the slot -------------------------------------------------
+
+    def wake(self) -> None:
+        self._seams.schedule(self)
+
+    def mail(self, work: Callable[[], None]) -> None:
+        """Run `work` between two steps, after the mails already there."""
+        self._mails.append(work)
+        self.wake()
+
+    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+        def work() -> None:
+            if self.state is TaskState.FINISHED:
+                self._decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
+            else:
+                self._handle(TriggerReceived(barrier))
+
+        self.mail(work)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        self.mail(lambda: self._on_completed(checkpoint_id))
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.mail(lambda: self._on_aborted(checkpoint_id))
+
+    def add_split(self, split: bytes) -> None:
+        if self._source is not None and self.is_live:
+            self._source.add_split(split)
+
+    def no_more_splits(self) -> None:
+        if self._source is not None and self.is_live:
+            self._source.no_more_splits()
+
+    def stop_source(self) -> None:
+        if self._source is not None and self.is_live:
+            self._source.stop()
+
+    def _call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
+        delay_s = max(0.0, (time_ms - self._seams.clock.now_ms()) / 1000)
+        timer: Timer
+
+        def due() -> None:
+            self._timers.discard(timer)
+            self._due.append(mail)
+            self.wake()
+
+        timer = self._seams.executor.call_later(delay_s, due)
+        self._timers.add(timer)
+        return timer
+
+    # ---- the step ------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One slice of work. True: there is more to do now; False: `wake` will be called."""
+        if not self.is_live:
+            self._mails.clear()
+            return False
+        clock = self._seams.clock
+        started_s = clock.monotonic_s()
+        if self._backpressured_since is not None:
+            self.backpressured_s += started_s - self._backpressured_since
+            self._backpressured_since = None
+        try:
+            return self._step(started_s)
+        except Exception as error:  # noqa: BLE001 - the border to user code: any failure is the task's
+            self.fail(error)
+            return False
+        finally:
+            self.busy_s += clock.monotonic_s() - started_s
+
+    def _step(self, started_s: float) -> bool:
+        if self._mails and not self._chain.is_firing:
+            self._mails.popleft()()  # needs no buffer: barriers and bookkeeping
+            return True
+        if not self._output_available():
+            self._backpressured_since = started_s
+            return False
+        if self._due and not self._chain.is_firing:
+            self._due.popleft()()
+            return True
+        if self._chain.is_firing:
+            self._chain.pump()
+            return True
+        if self.state is TaskState.FINISHING:
+            return self._read_gates()
+        if self._input_ended:
+            self._finish()
+            return True
+        if self._source is not None:
+            return self._read_source()
+        if self._current is not None:
+            self._process_slice(self._current)
+            return True
+        return self._read_gates()
+
+    def _output_available(self) -> bool:
+        for partition in self.partitions:
+            if not partition.is_available():
+                partition.wake_when_available(self.wake)
+                return False
+        return all(spec.operator.ready(self.wake) for spec in self.vertex.operators)
+
+    # ---- source ----
+
+    def _read_source(self) -> bool:
+        assert self._source is not None
+        if self._restored_as_finished:
+            progress = Progress.ENDED
+        else:
+            progress = self._source.step()
+        if progress is Progress.ENDED:
+            self._input_ended = True
+            self._chain.offer(0, MAX_WATERMARK_US)
+        return progress is not Progress.WAITING
+
+    # ---- gates ----
+
+    def _read_gates(self) -> bool:
+        """Poll each gate in turn until one gives an element."""
+        for _ in range(len(self.gates)):
+            index = self._next_gate
+            gate = self.gates[index]
+            self._next_gate = (index + 1) % len(self.gates)
+            polled = gate.poll(self._config.batch_rows)
+            if polled is not None:
+                self._on_element(index, polled[0], polled[1])
+                return True
+        return False
+
+    def _on_element(self, gate: int, index: int, element: Element) -> None:
+        channel = self._first_channel[gate] + index
+        port = self.gates[gate].edge.port
+        if isinstance(element, pa.RecordBatch):
+            if self._ended_data[channel]:
+                raise InvariantError(f"{self.gates[gate].channels[index].id}: rows after the end of data")
+            self.rows_in += element.num_rows
+            self._current = _Current(gate, index, port, element, 0)
+            self._process_slice(self._current)
+            return
+        match element:
+            case Watermark(timestamp_us):
+                self._advance(self._valve.advance(channel, timestamp_us))
+            case WatermarkStatus(idle):
+                self._advance(self._valve.set_idle(channel, idle))
+                if self._valve.is_idle != self._was_idle:
+                    self._was_idle = self._valve.is_idle
+                    self._chain.links[0].idle(self._was_idle)
+            case CheckpointBarrier():
+                self._handle(BarrierReceived(channel, element))
+            case CancelCheckpointMarker(checkpoint_id):
+                self._handle(CancelReceived(checkpoint_id))
+            case EndOfData(drain):
+                self._end_of_data(channel, port, drain)
+            case EndOfPartition():
+                if not self._ended_data[channel]:
+                    raise InvariantError(f"{self.gates[gate].channels[index].id}: closed before the end of data")
+                self._handle(ChannelEnded(channel))
+
+    def _process_slice(self, current: _Current) -> None:
+        """As many rows of the batch as fit the budget, judged by the rows before them."""
+        clock = self._seams.clock
+        rest = current.batch.num_rows - current.next_row
+        rows = rest
+        if self._rows_per_s:
+            budget = max(1, int(self._rows_per_s * SLICE_S))
+            rows = rest if rest <= 2 * budget else budget
+        else:
+            rows = min(rest, 1024)
+        part = current.batch if rows == current.batch.num_rows else current.batch.slice(current.next_row, rows)
+        started_s = clock.monotonic_s()
+        self._chain.process(part, current.port)
+        elapsed_s = clock.monotonic_s() - started_s
+        self._rows_per_s = rows / elapsed_s if elapsed_s > 0 else float(2**40)
+        current.next_row += rows
+        if current.next_row == current.batch.num_rows:
+            self._current = None
+            self.gates[current.gate].done(current.channel)
+
+    def _advance(self, watermark_us: int | None) -> None:
+        if watermark_us is not None:
+            self._chain.offer(0, watermark_us)
+
+    def _end_of_data(self, channel: int, port: int, drain: bool) -> None:
+        if self._ended_data[channel]:
+            raise InvariantError(f"task {self.ref}: channel {channel} ends twice")
+        self._ended_data[channel] = True
+        self._stop_mode_drain = self._stop_mode_drain and drain
+        self._port_open[port] -= 1
+        if self._port_open[port] == 0 and drain and not self._restored_as_finished:
+            self._chain.end_input(port)
+        if all(self._ended_data):
+            self._input_ended = True
+
+    # ---- the end -------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Emit what is left and say so; then wait for the checkpoint that makes it final."""
+        if not self._restored_as_finished and self._stop_mode_drain:
+            self._chain.finish()
+        self._edges.broadcast(EndOfData(self._stop_mode_drain))
+        self._become(TaskState.FINISHING, TaskState.RUNNING)
+        if self._seams.storage is None:
+            snapshots = [operator.snapshot(0) for operator in self._chain.operators]
+            self._collect(snapshots, self._finish_without_checkpoint)
+        elif self._restored_as_finished:
+            self._end()
+        else:
+            self._seams.send(m.TaskEndOfData(self._attempt, self._ref))
+
+    def _finish_without_checkpoint(self, results: list[SnapshotResult]) -> None:
+        committables = tuple(
+            (uid, result.committables) for uid, result in zip(self._uids, results, strict=True) if result.committables
+        )
+        self._end(committables)
+
+    def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
+        self._edges.broadcast(EndOfPartition())
+        self._become(TaskState.FINISHED, TaskState.FINISHING)
+        self._let_go()
+        for gate in self.gates:
+            gate.discard()
+        self._seams.send(m.TaskFinished(self._attempt, self._ref, committables))
+
+    # ---- checkpoints -----------------------------------------------------------
+
+    def _handle(self, event: BarrierEvent) -> None:
+        was_aligning = self._barriers.pending_id
+        for instruction in self._barriers.handle(event):
+            match instruction:
+                case Block(channel):
+                    gate, index = self._locate(channel)
+                    gate.block(index)
+                case Resume(channels):
+                    for channel in channels:
+                        gate, index = self._locate(channel)
+                        gate.resume(index)
+                case TakeSnapshot(barrier):
+                    if was_aligning != barrier.checkpoint_id:
+                        self._align_started_s = self._seams.clock.monotonic_s()
+                    self._snapshot(barrier)
+                case AbortCheckpoint(checkpoint_id, reason):
+                    self._edges.broadcast(CancelCheckpointMarker(checkpoint_id))
+                    self._decline(checkpoint_id, reason, counts=False)
+        aligning = self._barriers.pending_id
+        if aligning is not None and aligning != was_aligning:
+            self._align_started_s = self._seams.clock.monotonic_s()
+
+    def _locate(self, channel: int) -> tuple[InputGate, int]:
+        gate = bisect_right(self._first_channel, channel) - 1
+        return self.gates[gate], channel - self._first_channel[gate]
+
+    def _snapshot(self, barrier: CheckpointBarrier) -> None:
+        """The barrier goes on first; then every operator's state, as of this point between two batches."""
+        checkpoint_id = barrier.checkpoint_id
+        alignment_ms = (self._seams.clock.monotonic_s() - self._align_started_s) * 1000
+        self._edges.broadcast(barrier)
+        finished = self.state is TaskState.FINISHING
+        if finished and self._final_checkpoint is None:
+            self._final_checkpoint = checkpoint_id
+        storage = self._seams.storage
+        if storage is None:
+            raise InvariantError(f"task {self.ref}: checkpoint {checkpoint_id} of a job without checkpoint storage")
+        uids: list[str] = []
+        snapshots: list[Snapshot] = []
+        if self._source is not None and self.vertex.source is not None:
+            uids.append(self.vertex.source.uid)
+            part = self._source.snapshot(self._seams.ids.new_id())
+            snapshots.append(Snapshot(SnapshotResult(parts={SPLITS: part} if part.chunks else {})))
+        for uid, operator in zip(self._uids, self._chain.operators, strict=True):
+            uids.append(uid)
+            snapshots.append(operator.snapshot(checkpoint_id))
+        file = state_file(self._seams.epoch, self._attempt, checkpoint_id, *self.ref)
+        work = store_snapshot(storage, uids, snapshots, dict(self._stored), file)
+
+        def done(outcome: Done[StoredSnapshot] | Failed) -> None:
+            if not self.is_live:
+                return
+            if isinstance(outcome, Failed):
+                self.fail(outcome.error)
+                return
+            stored = outcome.value
+            self._storing[checkpoint_id] = lambda: self._acknowledge(
+                checkpoint_id, uids, stored, alignment_ms, finished
+            )
+            self._acknowledge_in_order()
+
+        self._storing[checkpoint_id] = None
+        self._seams.executor.submit(work, done)
+
+    def _acknowledge_in_order(self) -> None:
+        """A later snapshot reports what the sinks prepared for earlier ones, so it must not overtake them."""
+        while self._storing:
+            oldest = next(iter(self._storing))
+            acknowledge = self._storing[oldest]
+            if acknowledge is None:
+                return
+            del self._storing[oldest]
+            acknowledge()
+
+    def _acknowledge(
+        self, checkpoint_id: int, uids: list[str], stored: StoredSnapshot, alignment_ms: float, finished: bool
+    ) -> None:
+        """Acknowledge; with what the sinks prepared for older checkpoints that have not completed."""
+        earlier: dict[str, list[m.EarlierCommittables]] = {}
+        for older, snapshot in self._unconfirmed.items():
+            for uid, committables in snapshot.committables:
+                earlier.setdefault(uid, []).append(m.EarlierCommittables(older, committables))
+        self._unconfirmed[checkpoint_id] = stored
+        if stored.error is not None:
+            self._decline(checkpoint_id, f"task {self.ref}: {stored.error}", counts=True)
+            return
+        parts = dict(stored.parts)
+        prepared = dict(stored.committables)
+        operators = tuple(
+            m.OperatorSnapshot(uid, parts[uid], prepared.get(uid, ()), tuple(earlier.get(uid, ()))) for uid in uids
+        )
+        self._seams.send(
+            m.CheckpointAck(
+                self._attempt,
+                checkpoint_id,
+                self._ref,
+                operators,
+                stored.files,
+                stored.state_bytes,
+                alignment_ms,
+                finished,
+            )
+        )
+
+    def _collect(self, snapshots: list[Snapshot], then: Callable[[list[SnapshotResult]], None]) -> None:
+        """Complete snapshots that go nowhere but to the coordinator."""
+
+        def work() -> list[SnapshotResult]:
+            return [snapshot.complete() for snapshot in snapshots]
+
+        def done(outcome: Done[list[SnapshotResult]] | Failed) -> None:
+            if not self.is_live:
+                return
+            if isinstance(outcome, Failed):
+                self.fail(outcome.error)
+            else:
+                then(outcome.value)
+
+        self._seams.executor.submit(work, done)
+
+    def _decline(self, checkpoint_id: int, reason: str, counts: bool) -> None:
+        self._seams.send(m.CheckpointDecline(self._attempt, checkpoint_id, self._ref, reason, counts))
+
+    def _on_completed(self, checkpoint_id: int) -> None:
+        for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
+            snapshot = self._unconfirmed.pop(known)
+            if known == checkpoint_id:
+                self._stored = snapshot.chunks
+        for operator in self._chain.operators:
+            operator.checkpoint_completed(checkpoint_id)
+        if (
+            self.state is TaskState.FINISHING
+            and self._final_checkpoint is not None
+            and checkpoint_id >= self._final_checkpoint
+        ):
+            self._end()
+
+    def _on_aborted(self, checkpoint_id: int) -> None:
+        self._handle(CancelReceived(checkpoint_id))
+        if self._final_checkpoint == checkpoint_id:
+            self._final_checkpoint = None
+        for operator in self._chain.operators:
+            operator.checkpoint_aborted(checkpoint_id)
+
+    # ---- to look at ------------------------------------------------------------
+
+    def metrics(self) -> m.TaskMetrics:
+        backpressured_s = self.backpressured_s
+        if self._backpressured_since is not None:
+            backpressured_s += self._seams.clock.monotonic_s() - self._backpressured_since
+        links = self._chain.links
+        operators = [
+            (uid, self._chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(self._uids)
+        ]
+        if self.vertex.source is not None:
+            operators.insert(0, (self.vertex.source.uid, 0, links[0].rows_out))
+        return m.TaskMetrics(
+            task=self._ref,
+            rows_in=self.rows_in,
+            rows_out=links[-1].rows_out,
+            bytes_out=sum(partition.bytes_out for partition in self.partitions),
+            busy_ms=int(self.busy_s * 1000),
+            backpressured_ms=int(backpressured_s * 1000),
+            watermark_us=self._chain.watermark_us,
+            operators=tuple(operators),
+        )
+
+    def check(self) -> None:
+        """Everything that must hold between two steps."""
+        self._barriers.check()
+        for gate in self.gates:
+            gate.check()
+
+
+def describe_failure(attempt: int, ref: m.TaskRef, name: str, error: BaseException) -> m.TaskFailed:
+    summary = f"{name} (subtask {ref.subtask}): {type(error).__name__}: {error}"
+    details = "".join(traceback.format_exception(error))
+    return m.TaskFailed(attempt, ref, summary, details, fatal=isinstance(error, (SchemaError, ConfigError)))

@@ -1,0 +1,40 @@
+"""Event time of a task: the minimum over its channels, as far as they are active."""
+
+from __future__ import annotations
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+
+
+class WatermarkValve:
+    """Watermarks of `channels` channels in, the growing minimum out. Idle and ended channels do not hold it back."""
+
+    def __init__(self, channels: int) -> None:
+        self._watermarks = [MIN_WATERMARK_US] * channels
+        self._idle = [False] * channels
+        self.watermark_us = MIN_WATERMARK_US
+        self.is_idle = False
+
+    def advance(self, channel: int, watermark_us: int) -> int | None:
+        """The task's new watermark, or None if it did not grow."""
+        if watermark_us <= self._watermarks[channel]:
+            return None
+        self._watermarks[channel] = watermark_us
+        return self._minimum()
+
+    def set_idle(self, channel: int, idle: bool) -> int | None:
+        """Likewise. `is_idle` says afterwards whether all channels are idle."""
+        self._idle[channel] = idle
+        self.is_idle = all(
+            idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self._watermarks, strict=True)
+        ) and any(self._idle)
+        return None if self.is_idle else self._minimum()
+
+    def _minimum(self) -> int | None:
+        active = [mark for mark, idle in zip(self._watermarks, self._idle, strict=True) if not idle]
+        if not active:
+            return None
+        lowest = min(active)
+        if lowest <= self.watermark_us or (lowest == MAX_WATERMARK_US and any(self._idle)):
+            return None
+        self.watermark_us = lowest
+        return lowest

@@ -1,0 +1,41 @@
+"""Shared fixtures: one Spark session for all tests that need one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """`local[4]` on loopback, no UI; stopped at the end of the test session."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[4]")
+        .appName("midstream-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.driver.memory", "1g")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def midstream_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that tests start announce themselves in a place of their own."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.getbasetemp() / "midstream-home"))

@@ -1,0 +1,303 @@
+"""Elements through partitions, links, channels and gates: all of them, in order, within the pool."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from midstream.core.errors import ConfigError, InvariantError
+from midstream.core.ids import ChannelId
+from midstream.core.keys import key_groups, subtask_of
+from midstream.exchange.channel import LocalChannel, RemoteChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.link import PeerLink
+from midstream.exchange.partition import ResultPartition, split_rows
+from midstream.exchange.pool import BufferPool
+from midstream.exchange.wire import FrameKind, header
+from midstream.graph.job_graph import Edge, Partitioning
+
+SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.large_string())])
+
+
+def batch(start: int, rows: int, width: int = 3) -> pa.RecordBatch:
+    ids = list(range(start, start + rows))
+    return pa.RecordBatch.from_pydict({"k": ids, "text": [str(i) * width for i in ids]}, schema=SCHEMA)
+
+
+class Pipe:
+    """A data link in memory: frames leave in random portions, chosen by the test."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def wake(self) -> None:
+        self.wanted = True
+
+    def close(self) -> None:
+        self.wanted = False
+
+
+class TwoSlots:
+    """One subtask on slot 0 sends to one on slot 1."""
+
+    def __init__(self, buffer_bytes: int, window: int, pool_buffers: int = 64) -> None:
+        edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
+        self.sending_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
+        self.receiving_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
+        self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16)
+        self.left = PeerLink(1, buffer_bytes, 10_000, pytest.fail)
+        self.right = PeerLink(0, buffer_bytes, 10_000, pytest.fail)
+        self.gate = InputGate(edge, 0, lambda: None)
+        quota = self.receiving_pool.quota("in", window, window)
+        self.channel = RemoteChannel(
+            ChannelId(0, 0, 0),
+            SCHEMA,
+            self.receiving_pool,
+            quota,
+            window,
+            lambda: self.gate.on_data(0),
+            self.right.grant,
+        )
+        self.gate.set_channels([self.channel])
+        self.pipes = Pipe(), Pipe()
+        self.left.attach(self.pipes[0])
+        self.right.attach(self.pipes[1])
+        self.right.add_receiver(self.channel)
+        self.left.add_sender(self.partition.subpartitions[0])
+        self.channel.open()
+
+    def carry(self, source: PeerLink, target: PeerLink, bytes_max: int) -> bool:
+        stream = b"".join(source.pull(bytes_max))
+        position = 0
+        while position < len(stream):
+            length = int.from_bytes(stream[position : position + 4], "little")
+            target.receive(memoryview(stream)[position + 4 : position + 4 + length])
+            position += 4 + length
+        assert position == len(stream), "a frame was cut"
+        return bool(stream)
+
+    def check(self) -> None:
+        self.sending_pool.check()
+        self.receiving_pool.check()
+        self.channel.check()
+        self.gate.check()
+
+
+def flatten(elements: list[object]) -> list[object]:
+    """Rows and events, whatever batches they came in."""
+    out: list[object] = []
+    for element in elements:
+        if isinstance(element, pa.RecordBatch):
+            out.extend(element.column("k").to_pylist())
+        else:
+            out.append(element)
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.one_of(st.integers(1, 400), st.just(0)), max_size=25),
+    width=st.sampled_from([1, 5, 60]),
+    window=st.integers(2, 9),
+    choices=st.lists(st.integers(0, 3), min_size=10, max_size=60),
+)
+def test_elements_arrive_whole_and_in_order_however_small_the_window(
+    sizes: list[int], width: int, window: int, choices: list[int]
+) -> None:
+    world = TwoSlots(buffer_bytes=512, window=window)
+    todo: deque[object] = deque()
+    start = 0
+    for size in sizes:
+        if size == 0:
+            todo.append(CheckpointBarrier(start + 1, 0))
+        else:
+            todo.append(batch(start, size, width))
+            start += size
+    todo.append(EndOfData())
+    todo.append(EndOfPartition())
+    sent, got = list(todo), []
+    steps = 0
+    idle = 0
+    while idle < 8:
+        choice = choices[steps % len(choices)] if steps < 2_000 else steps % 4
+        steps += 1
+        assert steps < 200_000, "stuck"
+        moved = False
+        if choice == 0 and todo and world.partition.is_available():
+            element = todo.popleft()
+            if isinstance(element, pa.RecordBatch):
+                world.partition.emit(element)
+            else:
+                world.partition.broadcast(element)  # type: ignore[arg-type]
+            moved = True
+        elif choice == 1:
+            moved = world.carry(world.left, world.right, 600)
+        elif choice == 2:
+            moved = world.carry(world.right, world.left, 600)
+        elif choice == 3:
+            polled = world.gate.poll(1000)
+            if polled is not None:
+                got.append(polled[1])
+                if isinstance(polled[1], pa.RecordBatch):
+                    world.gate.done(0)
+                moved = True
+        world.check()
+        idle = 0 if moved else idle + (steps >= 2_000)
+    assert flatten(got) == flatten(sent)
+    world.gate.discard()
+    world.partition.discard()
+    assert world.sending_pool.in_use == 0
+    assert world.receiving_pool.in_use == 0
+
+
+def test_an_element_of_many_times_the_window_gets_through_and_the_overdraft_ends() -> None:
+    world = TwoSlots(buffer_bytes=4096, window=2)
+    big = batch(0, 20_000, 4)
+    assert big.nbytes > 8 * 2 * 4096
+    world.partition.emit(big)
+    while world.carry(world.left, world.right, 1 << 20) or world.carry(world.right, world.left, 1 << 20):
+        world.check()
+    assert world.receiving_pool.in_use > 2
+    polled = world.gate.poll(1000)
+    assert polled is not None and polled[1].equals(big)
+    world.gate.done(0)
+    world.check()
+    assert world.receiving_pool.in_use <= 2 + 1  # the window again, and at most the credit the rest did not use
+
+
+def test_a_consumer_that_does_not_read_stops_the_producer_within_the_pool() -> None:
+    world = TwoSlots(buffer_bytes=4096, window=4, pool_buffers=32)
+    emitted = 0
+    while world.partition.is_available():
+        world.partition.emit(batch(emitted, 300))
+        emitted += 300
+        world.carry(world.left, world.right, 1 << 20)
+        world.carry(world.right, world.left, 1 << 20)
+        assert emitted < 1_000_000
+    woken = []
+    world.partition.wake_when_available(lambda: woken.append(True))
+    assert world.sending_pool.in_use <= 32 + 4
+    assert world.receiving_pool.in_use <= 4 + 4
+    while not woken:
+        polled = world.gate.poll(1000)
+        assert polled is not None
+        world.gate.done(0)
+        world.carry(world.right, world.left, 1 << 20)
+        world.carry(world.left, world.right, 1 << 20)
+    assert woken == [True]
+
+
+def test_watermarks_that_wait_are_joined() -> None:
+    world = TwoSlots(buffer_bytes=4096, window=2)
+    world.partition.emit(batch(0, 3))
+    for time in range(5):
+        world.partition.broadcast(Watermark(time))
+    world.carry(world.left, world.right, 1 << 20)
+    while world.carry(world.right, world.left, 99) or world.carry(world.left, world.right, 1 << 20):
+        pass
+    got = []
+    while (polled := world.gate.poll(10)) is not None:
+        got.append(polled[1])
+        if isinstance(polled[1], pa.RecordBatch):
+            world.gate.done(0)
+    assert flatten(got) == [0, 1, 2, Watermark(4)]
+
+
+def test_small_batches_that_wait_are_joined_up_to_the_limit() -> None:
+    pool = BufferPool(1 << 20, 4096)
+    edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
+    partition = ResultPartition(edge, 0, range(1), 128, pool, 100)
+    channel = LocalChannel(partition.subpartitions[0])
+    for i in range(10):
+        partition.emit(batch(i * 10, 10))
+    first = channel.take(64)
+    assert isinstance(first, pa.RecordBatch) and first.num_rows == 60
+    channel.done()
+    pool.check()
+    assert pool.in_use == 4
+
+
+def test_a_gap_in_the_sequence_is_an_error() -> None:
+    world = TwoSlots(buffer_bytes=4096, window=2)
+    frame = header(FrameKind.DATA, ChannelId(0, 0, 0), 5, 0, 0)[4:]
+    with pytest.raises(InvariantError, match="frame 5 came where 0 was due"):
+        world.right.receive(memoryview(frame))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (b"\x11", "a data frame of 1 bytes"),
+        (header(FrameKind.DATA, ChannelId(9, 0, 0), 0, 0, 0)[4:], "does not exist here"),
+        (header(FrameKind.CREDIT, ChannelId(0, 0, 0), 0, 1, 0)[4:], "grants credit"),
+        (header(FrameKind.EVENT, ChannelId(0, 0, 0), 0, 0, 3)[4:] + b"xyz", "malformed event"),
+        (header(FrameKind.DATA, ChannelId(0, 0, 0), 0, 0, 8)[4:] + (2**60).to_bytes(8, "little"), "is announced"),
+        (b"\x77" + header(FrameKind.DATA, ChannelId(0, 0, 0), 0, 0, 0)[5:], "unknown kind 119"),
+    ],
+)
+def test_a_frame_that_no_honest_peer_sends_is_refused(frame: bytes, message: str) -> None:
+    world = TwoSlots(buffer_bytes=4096, window=2)
+    with pytest.raises(InvariantError, match=message):
+        world.right.receive(memoryview(frame))
+
+
+@given(rows=st.integers(1, 300), parallelism=st.integers(1, 9), max_parallelism=st.sampled_from([9, 16, 128]))
+@settings(max_examples=60, deadline=None)
+def test_every_row_goes_to_the_owner_of_its_key_in_order(rows: int, parallelism: int, max_parallelism: int) -> None:
+    rng = np.random.default_rng(rows)
+    data = pa.RecordBatch.from_pydict({"k": rng.integers(0, 50, rows), "n": np.arange(rows)})
+    groups = key_groups(data, ("k",), max_parallelism)
+    owners = subtask_of(groups, parallelism, max_parallelism)
+    parts = split_rows(data, owners, parallelism)
+    assert sum(part.num_rows for part in parts) == rows
+    for subtask, part in enumerate(parts):
+        assert part.column("n").to_pylist() == [i for i in range(rows) if owners[i] == subtask]
+
+
+@pytest.mark.parametrize("rows", [1, 5000, 50_000])
+def test_rebalance_reaches_every_consumer(rows: int) -> None:
+    pool = BufferPool(1 << 26, 4096)
+    edge = Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA)
+    partition = ResultPartition(edge, 1, range(3), 128, pool, 1 << 20)
+    for _ in range(6):
+        partition.emit(batch(0, rows, 1))
+    counts = []
+    for sub in partition.subpartitions:
+        total = 0
+        while (taken := sub.take(1 << 30)) is not None:
+            assert isinstance(taken[0], pa.RecordBatch)
+            total += taken[0].num_rows
+            sub.done(taken[1])
+        counts.append(total)
+    assert counts == [2 * rows] * 3
+    assert pool.in_use == 0
+
+
+def test_a_pool_that_is_too_small_says_how_much_is_needed() -> None:
+    pool = BufferPool(10 * 4096, 4096)
+    pool.quota("a", 8, 8)
+    pool.quota("b", 4, 4)
+    with pytest.raises(ConfigError, match=r"at least 12 buffers of 4096 bytes \(49152 bytes\), the pool has 10"):
+        pool.check_capacity()
+
+
+def test_reserved_buffers_stay_free_for_their_owner_whatever_others_take() -> None:
+    pool = BufferPool(100, 10)
+    greedy, modest = pool.quota("greedy", 1, 100), pool.quota("modest", 3, 3)
+    greedy.take(20)  # an overdraft
+    pool.check()
+    assert greedy.available() <= 0
+    assert modest.available() == 3
+    modest.take(3)
+    modest.give(3)
+    greedy.give(20)
+    pool.check()
+    assert pool.in_use == 0
+    with pytest.raises(InvariantError, match="given back"):
+        greedy.give(1)

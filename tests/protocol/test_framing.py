@@ -1,0 +1,81 @@
+"""Frames are cut out of any delivery of bytes, and lengths are checked before memory is taken."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from midstream.protocol.framing import LENGTH, FrameDecoder, ProtocolViolation, frame
+
+
+def stream_of(*bodies: bytes) -> bytes:
+    return b"".join(b"".join(frame(0x20, body)) for body in bodies)
+
+
+def feed(decoder: FrameDecoder, data: bytes, step: int) -> list[bytes]:
+    """What comes out when `data` arrives `step` bytes at a time."""
+    frames: list[bytes] = []
+    position = 0
+    while position < len(data):
+        space = decoder.space()
+        count = min(step, len(space), len(data) - position)
+        space[:count] = data[position : position + count]
+        position += count
+        decoder.received(count)
+        while (got := decoder.next_frame()) is not None:
+            frames.append(bytes(got))
+    return frames
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 64, 1000, 10**6])
+def test_frames_come_out_whole_however_the_bytes_arrive(step: int) -> None:
+    dice = random.Random(step)
+    bodies = [dice.randbytes(dice.choice([0, 1, 5, 63, 64, 65, 500, 3000])) for _ in range(60)]
+    decoder = FrameDecoder(frame_bytes_max=4096, buffer_bytes=64)
+    assert feed(decoder, stream_of(*bodies), step) == [b"\x20" + body for body in bodies]
+    assert decoder.waiting_bytes == 0
+
+
+def test_many_frames_in_one_delivery_are_views_of_the_one_buffer() -> None:
+    decoder = FrameDecoder(frame_bytes_max=100, buffer_bytes=1000)
+    data = stream_of(b"one", b"two", b"three")
+    decoder.space()[: len(data)] = data
+    decoder.received(len(data))
+    frames = []
+    while (got := decoder.next_frame()) is not None:
+        frames.append(got)
+    assert [bytes(got[1:]) for got in frames] == [b"one", b"two", b"three"]
+    assert len({id(got.obj) for got in frames}) == 1, "frames must not be copied"
+
+
+def test_a_huge_length_is_refused_before_memory_is_taken() -> None:
+    decoder = FrameDecoder(frame_bytes_max=4096, buffer_bytes=64)
+    with pytest.raises(ProtocolViolation, match=r"4294967295 bytes, where 1 to 4096"):
+        feed(decoder, LENGTH.pack(2**32 - 1) + b"x", 100)
+    assert decoder.buffer_bytes == 64
+
+
+def test_a_frame_of_length_zero_is_refused() -> None:
+    with pytest.raises(ProtocolViolation, match="a frame of 0 bytes"):
+        feed(FrameDecoder(4096, 64), LENGTH.pack(0), 4)
+
+
+def test_a_truncated_frame_waits_and_is_never_handed_out() -> None:
+    decoder = FrameDecoder(4096, 64)
+    assert feed(decoder, stream_of(b"x" * 1000)[:-1], 100) == []
+    assert decoder.waiting_bytes == 4 + 1000
+
+
+def test_limits_can_be_raised_while_a_frame_is_waiting() -> None:
+    decoder = FrameDecoder(frame_bytes_max=100, buffer_bytes=64)
+    data = stream_of(b"first", b"x" * 5000)
+    assert feed(decoder, data[:12], 12) == [b"\x20first"]
+    decoder.allow(frame_bytes_max=10_000, buffer_bytes=1024)
+    assert feed(decoder, data[12:], 333) == [b"\x20" + b"x" * 5000]
+
+
+def test_the_buffer_grows_only_as_far_as_the_longest_frame() -> None:
+    decoder = FrameDecoder(frame_bytes_max=10**6, buffer_bytes=64)
+    feed(decoder, stream_of(*[b"x" * 9000] * 50), 777)
+    assert decoder.buffer_bytes == 9005

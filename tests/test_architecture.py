@@ -1,0 +1,200 @@
+"""The house rules of src/midstream, read from the syntax trees: who may import whom, and what protocol code never does."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "midstream"
+
+ROOMS = (
+    "core",
+    "state",
+    "operators",
+    "connectors",
+    "graph",
+    "protocol",
+    "checkpoint",
+    "exchange",
+    "worker",
+    "coordinator",
+    "runtime",
+    "spark",
+    "api",
+    "sim",
+    "testing",
+    "bench",
+    "ui",
+)
+"""Low to high: a room imports only rooms before it."""
+
+PROTOCOL_ROOMS = ("core", "state", "operators", "exchange", "checkpoint", "worker", "coordinator", "protocol")
+"""Pure steps: time, chance, threads and the outside world reach them through core.seams alone."""
+
+OUTSIDE_MODULES = {
+    "asyncio",
+    "concurrent.futures",
+    "glob",
+    "multiprocessing",
+    "numpy.random",
+    "pathlib",
+    "pyarrow.fs",
+    "queue",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "shutil",
+    "signal",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+}
+OUTSIDE_CALLS = {
+    "open",
+    "io.open",
+    "os.open",
+    "os.urandom",
+    "os.getrandom",
+    "os.remove",
+    "os.listdir",
+    "os.makedirs",
+    "pa.OSFile",
+    "pa.memory_map",
+    "np.random.default_rng",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.today",
+    "datetime.datetime.now",
+    "date.today",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    """Full dotted name; for `from a import b` it is a.b."""
+    line: int
+    lazy: bool
+    """Inside a function: it happens when that is called, not when the module is imported."""
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(SOURCE))
+
+
+def room_of(file: Path) -> str | None:
+    parts = file.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+@cache
+def imports_of(file: Path) -> tuple[Import, ...]:
+    return tuple(_imports(tree_of(file), ("midstream", *file.relative_to(SOURCE).parts[:-1]), lazy=False))
+
+
+def _imports(node: ast.AST, package: tuple[str, ...], lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, child.lineno, lazy)
+        elif isinstance(child, ast.ImportFrom):
+            base = package[: len(package) - child.level + 1] if child.level else ()
+            module = ".".join([*base, *([child.module] if child.module else [])])
+            for alias in child.names:
+                yield Import(f"{module}.{alias.name}", child.lineno, lazy)
+        else:
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(child, package, lazy or inside)
+
+
+def room_imported(module: str) -> str | None:
+    """The room that importing `module` enters; what the package itself exports comes from `api`."""
+    head, *rest = module.split(".")
+    if head != "midstream":
+        return None
+    return rest[0] if rest and rest[0] in ROOMS else "api"
+
+
+def test_every_folder_is_a_room_with_a_docstring_that_says_what_it_owns():
+    folders = {file.parent for file in files() if file.parent != SOURCE}
+    rooms = {folder.relative_to(SOURCE).parts[0] for folder in folders}
+    assert rooms <= set(ROOMS), f"no place among the layers for {sorted(rooms - set(ROOMS))}"
+    for folder in sorted(folders):
+        init = folder / "__init__.py"
+        assert init.exists(), f"{folder.relative_to(SOURCE)} has no __init__.py"
+        docstring = ast.get_docstring(tree_of(init)) or ""
+        assert len(docstring) > 20, f"{name_of(init)}: say what the room owns, imports, and on which thread it runs"
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_rooms_import_only_rooms_below_them(file):
+    room = room_of(file)
+    if room is None:
+        return
+    for found in imports_of(file):
+        target = room_imported(found.module)
+        if target is None or target == room:
+            continue
+        assert ROOMS.index(target) < ROOMS.index(room), (
+            f"{name_of(file)}:{found.line}: {room!r} imports {found.module}, but {target!r} lies above it"
+        )
+        assert not (room == "sim" and target == "spark"), f"{name_of(file)}:{found.line}: the simulator needs no JVM"
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_only_the_spark_room_knows_pyspark(file):
+    room = room_of(file)
+    if room == "spark":
+        return
+    for found in imports_of(file):
+        assert found.module.split(".")[0] not in {"pyspark", "py4j"}, f"{name_of(file)}:{found.line}: {found.module}"
+        if room_imported(found.module) == "spark":
+            assert found.lazy, f"{name_of(file)}:{found.line}: import midstream.spark where it is used, not on top"
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return ""
+
+
+@pytest.mark.parametrize("file", [file for file in files() if room_of(file) in PROTOCOL_ROOMS], ids=name_of)
+def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
+    for found in imports_of(file):
+        parents = {found.module.rsplit(".", n)[0] for n in range(found.module.count(".") + 1)}
+        outside = parents & OUTSIDE_MODULES
+        assert not outside, f"{name_of(file)}:{found.line}: imports {outside.pop()}; use midstream.core.seams"
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Call):
+            called = _dotted(node.func)
+            assert called not in OUTSIDE_CALLS, f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
+
+
+@pytest.mark.parametrize("module", ["midstream", "midstream.ui.cli"])
+def test_importing_starts_without_pyspark(module):
+    code = f"import sys, {module}; sys.exit('pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr or f"import {module} imports pyspark"

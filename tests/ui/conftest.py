@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+from sample_status import sample
+
+from midstream.protocol.messages import JobStatus
+
+
+@pytest.fixture
+def status() -> JobStatus:
+    return sample()

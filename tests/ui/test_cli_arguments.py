@@ -1,0 +1,72 @@
+"""What the command line says to arguments that it cannot take: a clear error, exit status 2, nothing on stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from midstream.ui.cli import main
+
+COMMANDS = ("run", "list", "status", "checkpoint", "stop", "inspect", "bench")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rnu", "job.py"], ['Unknown command "rnu"', 'Did you mean "run"?']),
+        (["frobnicate"], ['Unknown command "frobnicate"', "run, list, status"]),
+        (["--hlep"], ["Unknown option: --hlep", "Did you mean --help?"]),
+        (["run", "job.py", "--paralelism", "3"], ["--paralelism", "Did you mean --parallelism?"]),
+        (["run", "job.py", "--parallelism", "two"], ["--parallelism", "'two' is not a whole number"]),
+        (["run", "job.py", "--parallelism", "1.5"], ["--parallelism", "'1.5' is not a whole number"]),
+        (["run", "job.py", "--parallelism"], ["--parallelism requires an argument"]),
+        (["run"], ["JOB requires an argument", "midstream run --help"]),
+        (["run", "a.py", "b.py"], ["midstream run takes no further argument: b.py"]),
+        (["stop", "--drian"], ["Did you mean --drain?"]),
+        (["inspect"], ["CHECKPOINT requires an argument"]),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_with_what_to_do(arguments, says, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    for part in says:
+        assert part in err.replace("\n", " ")
+
+
+def test_machines_get_the_problem_as_an_object(capsys):
+    assert main(["status", "--json", "--nope"]) == 2
+    out, err = capsys.readouterr()
+    assert "--nope" in json.loads(out)["error"]
+    assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_speaks_to_machines(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_without_a_command_there_is_help(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command in out
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("midstream 0.")
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "import sys; from midstream.ui.cli import main; sys.exit(main(['--help']))"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"{sys.executable}" -c "{code}" | true'], capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,168 @@
+"""`midstream inspect`: what it tells of a good checkpoint, and how it names what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from midstream.checkpoint.metadata import (
+    CheckpointMetadata,
+    Committables,
+    OperatorState,
+    SourcePosition,
+    VertexLayout,
+)
+from midstream.checkpoint.state_files import encode_parts, state_file
+from midstream.checkpoint.store import claim_directory, publish, take_epoch
+from midstream.operators.source import Split
+from midstream.protocol.messages import OperatorSnapshot
+from midstream.runtime.storage import FileStorage
+from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from midstream.ui.cli import main
+
+
+def make_checkpoint(root: Path) -> Path:
+    """A source in the middle of one split, a window operator with 3 rows of state, a sink with 2 committables."""
+    storage = FileStorage(str(root))
+    claim_directory(storage, "flights")
+    epoch = take_epoch(storage, "0123456789abcdef")
+    split = msgspec.msgpack.encode(Split("part-7.parquet", b"", 4096))
+    states = {
+        "read": {
+            "splits": StatePart(Redistribute.SPLIT, (Chunk("a", pa.table({"split": pa.array([split], pa.binary())})),))
+        },
+        "window": {
+            "panes": StatePart(
+                Redistribute.KEYED,
+                (Chunk("b", pa.table({KEY_GROUP: pa.array([1, 2, 3], pa.int32()), "sum": [1.0, 2.0, 3.0]})),),
+            )
+        },
+    }
+    file = state_file(epoch, 0, 1, 0, 0)
+    pieces, snapshots, offset = [], {}, 0
+    for uid, parts in states.items():
+        new, handles = encode_parts(parts, {}, file, offset)
+        pieces += new
+        offset += sum(piece.nbytes for piece in new)
+        snapshots[uid] = OperatorSnapshot(uid, handles)
+    storage.write(file, pieces)
+    publish(
+        storage,
+        CheckpointMetadata(
+            job_name="flights",
+            job_id="0123456789abcdef",
+            checkpoint_id=1,
+            epoch=epoch,
+            attempt=0,
+            created_ms=1_700_000_000_000,
+            completed_ms=1_700_000_000_250,
+            max_parallelism=128,
+            vertices=(VertexLayout(0, "all", 1, ("read", "window", "write"), "read"),),
+            edges=(),
+            operators=(
+                OperatorState("read", "read files", 0, 1, (snapshots["read"],)),
+                OperatorState("window", "window", 0, 1, (snapshots["window"],)),
+                OperatorState("write", "write", 0, 1, (OperatorSnapshot("write"),)),
+            ),
+            sources=(SourcePosition("read", b"x", False, (split, split)),),
+            committables=(Committables(1, "write", "write", (b"abc", b"de")),),
+            state_bytes=offset,
+            files=(file,),
+        ),
+    )
+    return root / "chk-1"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "job")
+
+
+def test_people_see_operators_sources_and_committables(checkpoint, capsys):
+    assert main(["inspect", str(checkpoint)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "checkpoint 1 of job flights" in out
+    assert "took 250 ms" in out
+    assert "panes keyed 3" in out
+    assert "source read: 2 splits waiting, 1 being read part-7.parquet at 4,096" in out
+    assert "sink write: 2 prepared in checkpoint 1, 5 B" in out
+    assert "verified: every checksum" in out
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/_metadata", "/.."])
+def test_machines_get_the_same_for_every_way_to_name_it(checkpoint, suffix, capsys):
+    assert main(["inspect", f"{checkpoint}{suffix}", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["checkpoint_id"] == 1
+    assert report["problems"] == []
+    assert [op["rows"] for op in report["operators"]] == [1, 3, 0]
+    assert report["operators"][1]["parts"][0]["redistribute"] == "keyed"
+    assert report["sources"][0]["splits_in_progress"] == [{"id": "part-7.parquet", "offset": 4096}]
+    assert report["committables"][0]["count"] == 2
+    assert report["verified_bytes"] == report["state_bytes"] > 0
+
+
+def test_a_relative_name_is_found_in_the_working_directory(checkpoint, monkeypatch, capsys):
+    monkeypatch.chdir(checkpoint.parent)
+    assert main(["inspect", "chk-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == "./chk-1"
+
+
+def test_a_damaged_state_file_is_named_with_its_operator(checkpoint, capsys):
+    (file,) = (checkpoint.parent / "shared").iterdir()
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1
+    file.write_bytes(data)
+    assert main(["inspect", str(checkpoint)]) == 2
+    out = " ".join(capsys.readouterr().out.split())
+    assert "damaged: chk-1, operator 'window'" in out
+    assert file.name in out
+    assert "checksum is wrong" in out
+    assert "verified" not in out
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["inspect", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+    return " ".join(err.split())
+
+
+def test_a_missing_state_file_is_named(checkpoint, capsys):
+    (file,) = (checkpoint.parent / "shared").iterdir()
+    file.unlink()
+    assert f"its state file shared/{file.name} is missing" in refused([str(checkpoint)], capsys)
+
+
+def test_truncated_metadata_is_refused(checkpoint, capsys):
+    metadata = checkpoint / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-5])
+    assert "chk-1/_metadata: cut short" in refused([str(checkpoint)], capsys)
+
+
+def test_metadata_with_a_flipped_bit_is_refused(checkpoint, capsys):
+    metadata = checkpoint / "_metadata"
+    data = bytearray(metadata.read_bytes())
+    data[40] ^= 4
+    metadata.write_bytes(data)
+    assert "the checksum is wrong" in refused([str(checkpoint)], capsys)
+
+
+def test_an_unknown_checkpoint_is_refused_with_those_that_exist(checkpoint, capsys):
+    said = refused([str(checkpoint.parent / "chk-7")], capsys)
+    assert "there is no checkpoint 7" in said
+    assert "there are: 1" in said
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path, capsys):
+    assert "no such directory" in refused([str(tmp_path / "nowhere")], capsys)
+
+
+def test_an_unknown_scheme_is_refused(capsys):
+    assert "unknown scheme 'ftp'" in refused(["ftp://host/dir"], capsys)

@@ -1,0 +1,123 @@
+"""What people see of a JobStatus."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+from sample_status import NOW_MS, later
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.protocol.messages import CheckpointStatus
+from midstream.ui import text
+from midstream.ui.rates import Rates
+from midstream.ui.tables import job_view, jobs_table, progress_line
+
+
+def render(view: RenderableType, width: int = 160) -> str:
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=False)
+    console.print(view)
+    return console.export_text()
+
+
+def test_a_job_shows_its_operators_checkpoints_and_failures(status):
+    shown = render(job_view(status))
+    assert "flights" in shown
+    assert "running" in shown
+    assert "1,234,567" in shown
+    assert "2013-01-01 07:00:00" in shown
+    assert " 75%" in shown
+    assert "3 completed, 1 failed; last: 3 (120 ms, 1.2 MiB), 5.0 s ago" in shown
+    assert "restarts 1" in shown
+    assert "last failure 20 s ago: operator 'parse': ValueError: bad row 17" in shown
+    assert "slot memory 200.0 MiB, 210.0 MiB" in shown
+
+
+def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(status):
+    assert "parse [bold]x[/]" in render(job_view(status))
+    evil = msgspec.structs.replace(status, name="a\x1b[2Jb")
+    assert "\x1b" not in render(job_view(evil))
+    assert "\x1b" not in render(jobs_table([evil]))
+
+
+def test_rates_are_rows_per_second_of_the_last_seconds(status):
+    rates = Rates()
+    rates.add(status)
+    assert rates.rows_per_s("read") is None
+    for second in range(1, 9):
+        rates.add(later(status, second, rows=second * second * 1000))
+    assert rates.rows_per_s("read") == pytest.approx((64 - 25) * 1000 / 3)
+    shown = render(job_view(later(status, 8, 64_000), rates))
+    assert "13.0 k" in shown
+
+
+def test_rates_start_over_with_every_attempt(status):
+    rates = Rates()
+    rates.add(status)
+    rates.add(msgspec.structs.replace(later(status, 1, 0), attempt=2))
+    assert rates.rows_per_s("read") is None
+
+
+def test_a_progress_line_names_first_and_last_operator_of_each_task(status):
+    rates = Rates()
+    rates.add(status)
+    after = later(status, 2, rows=20_000)
+    rates.add(after)
+    line = progress_line(after, rates)
+    assert "\n" not in line
+    assert "read 1,254,567 rows (10.0 k/s)" in line
+    assert "write 1,220,000 rows (10.0 k/s)" in line
+    assert "checkpoint 3 (120 ms, 1.2 MiB)" in line
+    assert "restarts 1" in line
+
+
+def test_the_list_has_one_row_per_job(status):
+    shown = render(jobs_table([status, msgspec.structs.replace(status, job_id="f" * 16, name="other")]))
+    assert shown.count("running") == 2
+    assert "other" in shown
+    assert "1,234,567" in shown
+
+
+def test_a_failed_checkpoint_says_why(status):
+    failed = CheckpointStatus(4, "failed", NOW_MS - 1000, 0, 0, "timed out")
+    assert "last: 4 failed: timed out" in render(job_view(msgspec.structs.replace(status, last_checkpoint=failed)))
+
+
+def test_subtasks_that_do_not_run_are_counted(status):
+    first, second = status.vertices
+    mixed = msgspec.structs.replace(first, states={"running": 1, "finished": 1})
+    done = msgspec.structs.replace(second, states={"finished": 1})
+    shown = render(job_view(msgspec.structs.replace(status, vertices=(mixed, done))))
+    assert "1 finished" in shown
+    assert "write  finished" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.0123, "12 ms"), (2.44, "2.4 s"), (59.9, "1 min"), (200, "3 min 20 s"), (100_000, "1 d 3 h"), (-2, "-2.0 s")],
+)
+def test_spans_have_their_two_most_significant_units(seconds, expected):
+    assert text.span(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [
+        (None, "–"),
+        (MIN_WATERMARK_US, "–"),
+        (MAX_WATERMARK_US, "end of data"),
+        (0, "1970-01-01 00:00:00"),
+        (MAX_WATERMARK_US - 1, f"{MAX_WATERMARK_US - 1} µs"),
+    ],
+)
+def test_watermarks_are_moments_where_a_calendar_reaches(mark, expected):
+    assert text.watermark(mark) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(950, "950"), (12_400, "12.4 k"), (3_100_000, "3.1 M"), (999_950, "1.0 M"), (0, "0")]
+)
+def test_rates_are_short(number, expected):
+    assert text.short(number) == expected
