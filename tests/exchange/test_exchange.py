@@ -185,11 +185,12 @@ def test_a_consumer_that_does_not_read_stops_the_producer_within_the_pool() -> N
     assert world.sending_pool.in_use <= 32 + 4
     assert world.receiving_pool.in_use <= 4 + 4
     while not woken:
-        polled = world.gate.poll(1000)
-        assert polled is not None
-        world.gate.done(0)
-        world.carry(world.right, world.left, 1 << 20)
-        world.carry(world.left, world.right, 1 << 20)
+        moved = world.carry(world.left, world.right, 1 << 20)
+        if world.gate.poll(1000) is not None:
+            world.gate.done(0)
+            moved = True
+        assert world.carry(world.right, world.left, 1 << 20) or moved, "stuck"
+        world.check()
     assert woken == [True]
 
 
@@ -275,7 +276,8 @@ def test_rebalance_reaches_every_consumer(rows: int) -> None:
             total += taken[0].num_rows
             sub.done(taken[1])
         counts.append(total)
-    assert counts == [2 * rows] * 3
+    assert sum(counts) == 6 * rows
+    assert max(counts) - min(counts) <= 6  # parts are of equal size but for rounding
     assert pool.in_use == 0
 
 

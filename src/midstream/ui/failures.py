@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 from rich.console import Console
+from rich.panel import Panel
 from rich.text import Text
 
 import midstream
@@ -18,7 +19,18 @@ _OUR_CODE = str(Path(midstream.__file__).parent)
 _LOADERS = ("<frozen runpy>", "<frozen importlib", "runpy.py")
 
 
+class RequestFailed(MidstreamError):
+    """A running job could not do what it was asked to."""
+
+
 def print_error(console: Console, message: str, hint: str = "") -> None:
+    """A panel on a terminal, greppable lines elsewhere."""
+    if console.is_terminal:
+        body = Text(text.printable(message.strip()))
+        if hint:
+            body.append(f"\n{text.printable(hint)}", style="dim")
+        console.print(Panel(body, title="error", title_align="left", border_style="red", expand=False))
+        return
     line = Text("error: ", style="bold red")
     line.append(text.printable(message.strip()), style="not bold default")
     console.print(line, soft_wrap=True)
@@ -35,7 +47,7 @@ def print_midstream_error(console: Console, error: MidstreamError) -> Exit:
         print_error(console, f"{error}", "this is a bug in midstream; please report it with the lines above")
         return Exit.JOB_FAILED
     print_error(console, f"{error}")
-    return Exit.BAD_INPUT
+    return Exit.JOB_FAILED if isinstance(error, RequestFailed) else Exit.BAD_INPUT
 
 
 def user_traceback(error: BaseException | None) -> str:

@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from midstream.core.errors import JobError, MidstreamError
 from midstream.protocol.messages import JobStatus
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
-from midstream.ui.failures import print_error, print_job_failure, user_traceback
-from midstream.ui.follow import Interrupts, display, follow
+from midstream.ui.failures import print_error, print_job_failure
+from midstream.ui.follow import ENDED, Interrupts, display, follow
 from midstream.ui.tables import job_view, rows_read
 
 
@@ -57,9 +56,16 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     with interrupts.installed():
         with display(errors, silent=json) as screen:
             last = follow(job, screen, interrupts)
-        if last.state == "failed":
-            return Answer(last, "", _report_failure(errors, last))
         again = shlex.join(["midstream", "run", str(path), *overrides.arguments, "--from", "latest"])
+        if last.state == "failed":
+            if not last.failures:  # it never ran: a matter of what was asked, not of how it went
+                job.wait()
+            print_job_failure(errors, last, _how_to_go_on(last, again))
+            return Answer(last, "", Exit.JOB_FAILED)
+        if last.state not in ENDED:
+            job.cancel("it could not be stopped cleanly")
+            print_error(errors, f"{last.name}: ended without a last checkpoint", _how_to_go_on(last, again))
+            return Answer(last, "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
         view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
@@ -92,4 +98,6 @@ def _summary(status: JobStatus, again: str) -> Text:
 def _how_to_go_on(status: JobStatus, again: str) -> str:
     if status.checkpoint_dir is None:
         return "there is nothing to go on from: the job has no checkpoint directory (--checkpoint-dir)"
+    if not status.checkpoints_completed and status.restored_from is None:
+        return "there is nothing to go on from: no checkpoint was completed"
     return f"go on with: {again}"

@@ -20,6 +20,10 @@ from midstream.state.parts import Chunk, Redistribute, StatePart
 
 SPLITS = "splits"
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
+FIRST_ROWS = 4096
+"""Of the first batches, while it is not known how long the chain takes for a row."""
+SLICE_S = 0.02
+"""How long the chain should have to work on one batch: mails and other tasks wait for it."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -67,9 +71,10 @@ class SourceDriver:
         self._fail = fail
         self._splits_wanted = source.splits_per_reader(parallelism)
         self._rows_per_s = source.rows_per_s / parallelism if source.rows_per_s else None
-        self._rows_max = rows_max
+        self._limit = rows_max
         if self._rows_per_s:
-            self._rows_max = max(1, min(rows_max, round(self._rows_per_s / 20)))
+            self._limit = max(1, min(rows_max, round(self._rows_per_s / 20)))
+        self._rows_max = min(self._limit, FIRST_ROWS)
         self._next_emit_s = 0.0
         self._timer: Timer | None = None
         self._open: deque[_Open] = deque()
@@ -119,7 +124,7 @@ class SourceDriver:
                 if self._rows_per_s:
                     start = max(self._next_emit_s, self._clock.monotonic_s() - 0.1)
                     self._next_emit_s = start + batch.num_rows / self._rows_per_s
-                self._emit(batch)
+                self._emit_timed(batch)
                 return Progress.EMITTED
         if not self._open and self._no_more:
             return Progress.ENDED
@@ -138,6 +143,15 @@ class SourceDriver:
             current = self._open.popleft()
             if not current.reading:  # else the read's completion closes it
                 self._close_reader(current)
+
+    def _emit_timed(self, batch: pa.RecordBatch) -> None:
+        """Emit, and size the batches to come by how long it took."""
+        started_s = self._clock.monotonic_s()
+        self._emit(batch)
+        elapsed_s = self._clock.monotonic_s() - started_s
+        rows = self._limit if elapsed_s <= 0 else int(batch.num_rows * SLICE_S / elapsed_s)
+        # At most twofold at a time: one batch may have been lucky, or slow for reasons of its own.
+        self._rows_max = max(1, min(self._limit, max(self._rows_max // 2, min(rows, self._rows_max * 2))))
 
     # ---- reading ----
 

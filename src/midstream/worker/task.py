@@ -15,6 +15,7 @@ channels closed: whoever commits for it (the sinks' committer) is sure to have e
 
 from __future__ import annotations
 
+import logging
 import traceback
 from bisect import bisect_right
 from collections import deque
@@ -63,6 +64,8 @@ from midstream.worker.chain import Chain, Edges
 from midstream.worker.snapshot import StoredSnapshot, store_snapshot
 from midstream.worker.source import SPLITS, Progress, SourceDriver
 from midstream.worker.valve import WatermarkValve
+
+_log = logging.getLogger(__name__)
 
 SLICE_S = 0.01
 """How long a step may keep the loop, as far as that can be foreseen."""
@@ -269,7 +272,10 @@ class Task:
         if self._source is not None:
             self._source.close()
         for spec in self.vertex.operators:
-            spec.operator.close()
+            try:
+                spec.operator.close()
+            except Exception:  # noqa: BLE001 - the others must be closed too, and what came out of it stands
+                _log.warning("%s: closing it failed", spec.name, exc_info=True)
 
     def _become(self, state: TaskState, *expected: TaskState) -> None:
         if self.state not in expected:
@@ -299,13 +305,11 @@ class Task:
         self.wake()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        def work() -> None:
-            if self.state is TaskState.FINISHED:
-                self._decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
-            else:
-                self._handle(TriggerReceived(barrier))
-
-        self.mail(work)
+        if self.state is TaskState.FINISHED:
+            # It finished while the trigger was on its way.
+            self._decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
+        else:
+            self.mail(lambda: self._handle(TriggerReceived(barrier)))
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         self.mail(lambda: self._on_completed(checkpoint_id))

@@ -19,6 +19,8 @@ class WatermarkValve:
         if watermark_us <= self._watermarks[channel]:
             return None
         self._watermarks[channel] = watermark_us
+        if watermark_us == MAX_WATERMARK_US and self._idle[channel]:
+            return self.set_idle(channel, False)  # it has ended, and is not waited for any more
         return self._minimum()
 
     def set_idle(self, channel: int, idle: bool) -> int | None:

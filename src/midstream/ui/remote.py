@@ -1,0 +1,110 @@
+"""Commands that ask a running job: list, status, checkpoint, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from midstream.core.errors import ClusterError, JobError
+from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoStop, GetStatus, JobStatus, Reply
+from midstream.runtime import client, registry
+from midstream.runtime.registry import JobEntry
+from midstream.ui import text
+from midstream.ui.answer import Answer
+from midstream.ui.failures import RequestFailed
+from midstream.ui.tables import job_view, jobs_table
+
+STATUS_TIMEOUT_S = 10.0
+
+
+def list_jobs() -> Answer:
+    """All jobs of this user on this machine; one whose driver does not answer is named as such."""
+    statuses: list[JobStatus] = []
+    silent: list[JobEntry] = []
+    for entry in registry.list_jobs():
+        try:
+            statuses.append(_status_of(entry))
+        except ClusterError:
+            silent.append(entry)
+    if not statuses and not silent:
+        return Answer([], Text("no job runs on this machine"))
+    data = [*statuses, *({"job_id": e.job_id, "name": e.name, "state": "unreachable"} for e in silent)]
+    notes = [
+        Text(f"{text.printable(e.name)} ({e.job_id}): process {e.pid} lives but does not answer", "yellow")
+        for e in silent
+    ]
+    view: list[RenderableType] = [jobs_table(statuses)] if statuses else []
+    return Answer(data, Group(*view, *notes))
+
+
+def show_status(job: str | None) -> Answer:
+    """Everything that can be seen of one job. Raises JobError when there is no such job."""
+    status = _status_of(_named(job))
+    return Answer(status, Group(job_view(status), *_last_failure(status)))
+
+
+def make_checkpoint(job: str | None, silent: bool) -> Answer:
+    """Make a checkpoint and wait until it is complete. Raises RequestFailed when it is not completed."""
+    entry = _named(job)
+    with _waiting(f"checkpoint of {entry.name}", silent):
+        reply = _ask(entry, DoCheckpoint(), timeout_s=None)
+    return Answer({"job_id": entry.job_id, "checkpoint": reply.checkpoint}, Text(reply.checkpoint or ""))
+
+
+def stop_job(job: str | None, drain: bool, silent: bool) -> Answer:
+    """Stop a job and wait until it has ended. Raises RequestFailed when it goes on instead."""
+    entry = _named(job)
+    with _waiting(f"{'draining' if drain else 'stopping'} {entry.name}", silent):
+        reply = _ask(entry, DoStop(drain), timeout_s=None)
+    line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
+    if reply.checkpoint:
+        line.append(f"\ngo on from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
+    return Answer({"job_id": entry.job_id, "drained": drain, "checkpoint": reply.checkpoint}, line)
+
+
+def _named(job: str | None) -> JobEntry:
+    """The job of that id or name; without one, the only job there is."""
+    if job is not None:
+        return registry.find(job)
+    entries = registry.list_jobs()
+    if len(entries) == 1:
+        return entries[0]
+    if not entries:
+        raise JobError("no job runs on this machine")
+    running = ", ".join(f"{e.name} ({e.job_id})" for e in entries)
+    raise JobError(f"{len(entries)} jobs run on this machine; say which one: {running}")
+
+
+def _ask(entry: JobEntry, request: ClientRequest, timeout_s: float | None) -> Reply:
+    with client.Client(entry) as line:
+        reply = line.ask(request, timeout_s)
+    if reply.error:
+        raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
+    return reply
+
+
+def _status_of(entry: JobEntry) -> JobStatus:
+    status = _ask(entry, GetStatus(), STATUS_TIMEOUT_S).status
+    if status is None:
+        raise ClusterError(f"job {entry.name} ({entry.job_id}) answered without a status")
+    return status
+
+
+def _last_failure(status: JobStatus) -> list[Text]:
+    if not status.failures or not status.failures[0].details:
+        return []
+    return [Text(text.printable(status.failures[0].details.rstrip()), style="dim")]
+
+
+@contextmanager
+def _waiting(what: str, silent: bool) -> Iterator[None]:
+    """Some answers take a while: show that we wait."""
+    console = Console(stderr=True, highlight=False)
+    if silent or not console.is_terminal:
+        yield
+        return
+    with console.status(text.printable(what)):
+        yield

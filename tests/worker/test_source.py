@@ -1,0 +1,214 @@
+"""One source subtask: whatever it has emitted is exactly what its snapshot says is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from midstream.core.errors import StorageError
+from midstream.core.seams import Done, Failed, Mail
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.worker.source import SPLITS, Progress, SourceDriver
+
+
+@dataclass
+class World:
+    """Clock and executor; I/O outcomes wait in `io` until the test lets them happen."""
+
+    time_s: float = 0.0
+    io: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
+    timers: list[tuple[float, Mail]] = field(default_factory=list)
+
+    def now_ms(self) -> int:
+        return int(self.time_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+    def post(self, mail: Mail) -> None:
+        mail()
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.io.append((work, done))
+
+    def call_later(self, delay_s: float, mail: Mail) -> World:
+        self.timers.append((self.time_s + delay_s, mail))
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+    def run_io(self) -> None:
+        waiting, self.io = self.io, []
+        for work, done in waiting:
+            try:
+                outcome: Any = Done(work())
+            except StorageError as error:
+                outcome = Failed(error)
+            done(outcome)
+
+
+class Numbers(Source):
+    """Split "a:b" has the rows a … b-1."""
+
+    def __init__(self, blocking: bool, side_by_side: int = 1) -> None:
+        self.schema = pa.schema([("n", pa.int64())])
+        self.blocking = blocking
+        self.side_by_side = side_by_side
+        self.closed: list[str] = []
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise AssertionError("on the driver only")
+
+    def splits_per_reader(self, parallelism: int) -> int:
+        return self.side_by_side
+
+    def open_split(self, split: Split) -> SplitReader:
+        if split.id == "gone":
+            raise StorageError("gone: no such file")
+        return NumbersReader(self, split)
+
+
+class NumbersReader(SplitReader):
+    def __init__(self, source: Numbers, split: Split) -> None:
+        first, self._end = map(int, split.id.split(":"))
+        self._next = first + split.offset
+        self._first = first
+        self._source, self._id = source, split.id
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        if self._next >= self._end:
+            return None
+        rows = min(rows_max, self._end - self._next, 7)
+        batch = pa.RecordBatch.from_pydict({"n": range(self._next, self._next + rows)}, schema=self._source.schema)
+        self._next += rows
+        return batch, self._next - self._first
+
+    def close(self) -> None:
+        self._source.closed.append(self._id)
+
+
+class Reader:
+    """A driver with everything that it calls."""
+
+    def __init__(self, source: Source, world: World) -> None:
+        self.rows: list[int] = []
+        self.requests = 0
+        self.failures: list[BaseException] = []
+        self.world = world
+        self.driver = SourceDriver(
+            source,
+            parallelism=1,
+            rows_max=100,
+            clock=world,
+            executor=world,
+            emit=lambda batch: self.rows.extend(batch.column("n").to_pylist()),
+            request_split=self._requested,
+            wake=lambda: None,
+            fail=self.failures.append,
+        )
+
+    def _requested(self) -> None:
+        self.requests += 1
+
+    def give(self, *ids: str) -> None:
+        for split_id in ids:
+            self.driver.add_split(msgspec.msgpack.encode(Split(split_id, b"")))
+
+    def run(self, steps: int) -> Progress:
+        progress = Progress.WAITING
+        for _ in range(steps):
+            progress = self.driver.step()
+            if progress is Progress.ENDED or self.failures:
+                break
+            if progress is Progress.WAITING:
+                self.world.run_io()
+        return progress
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("side_by_side", [1, 2])
+def test_a_snapshot_at_any_point_goes_on_exactly_behind_what_was_emitted(blocking: bool, side_by_side: int) -> None:
+    steps = 0
+    while True:
+        world = World()
+        source = Numbers(blocking, side_by_side)
+        first = Reader(source, world)
+        first.give("0:20", "20:23")
+        first.driver.no_more_splits()
+        ended = first.run(steps) is Progress.ENDED
+        part = first.driver.snapshot("chunk")
+        second = Reader(source, world)
+        second.driver.restore({SPLITS: part} if part.chunks else {})
+        second.driver.no_more_splits()
+        assert second.run(1000) is Progress.ENDED
+        assert sorted(first.rows + second.rows) == list(range(23)), f"restored after {steps} steps"
+        if ended:
+            break
+        steps += 1
+    assert steps > 4
+    assert not part.chunks, "nothing is left of a source that has ended"
+
+
+def test_a_split_is_asked_for_once_and_again_when_it_is_read() -> None:
+    reader = Reader(Numbers(blocking=False), World())
+    assert reader.run(3) is Progress.WAITING
+    assert reader.requests == 1
+    reader.give("0:3")
+    reader.run(10)
+    assert reader.rows == [0, 1, 2]
+    assert reader.requests == 2
+    reader.driver.no_more_splits()
+    assert reader.run(2) is Progress.ENDED
+
+
+def test_a_split_that_is_gone_fails_the_task_with_its_reason() -> None:
+    reader = Reader(Numbers(blocking=True), World())
+    reader.give("gone")
+    reader.run(5)
+    assert [str(error) for error in reader.failures] == ["gone: no such file"]
+
+
+def test_closing_while_a_read_is_under_way_closes_the_reader_once() -> None:
+    world = World()
+    source = Numbers(blocking=True)
+    reader = Reader(source, world)
+    reader.give("0:30")
+    reader.driver.step()
+    reader.driver.close()
+    assert source.closed == []
+    for _ in range(3):
+        world.run_io()
+    assert source.closed == ["0:30"]
+    assert reader.failures == []
+
+
+def test_stopping_ends_in_the_middle_of_a_split() -> None:
+    reader = Reader(Numbers(blocking=False), World())
+    reader.give("0:30")
+    reader.run(2)
+    reader.driver.stop()
+    assert reader.driver.step() is Progress.ENDED
+    assert 0 < len(reader.rows) < 30
+
+
+def test_a_rate_is_kept_over_time() -> None:
+    world = World()
+    source = Numbers(blocking=False)
+    source.rows_per_s = 100.0
+    reader = Reader(source, world)
+    reader.give("0:100000")
+    for _ in range(100_000):
+        if reader.driver.step() is Progress.WAITING:
+            due, mail = world.timers.pop(0)
+            assert due >= world.time_s and not world.timers
+            if due > 20:
+                break
+            world.time_s = due
+            mail()
+    assert len(reader.rows) == pytest.approx(2000, rel=0.02)
