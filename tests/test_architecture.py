@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,6 +192,58 @@ def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
         if isinstance(node, ast.Call):
             called = _dotted(node.func)
             assert called not in OUTSIDE_CALLS, f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
+
+
+LINES_MAX = 550
+"""A file is one idea; past some 500 lines look for the second one."""
+
+LINES_MAX_OF = {"worker/task.py": 750}
+"""The exceptions, each one machine whose transitions must be read together."""
+
+UNDOCUMENTED_LINES_MAX = 15
+"""A function whose name and types say everything is short."""
+
+FORBIDDEN_TEXT = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|(?<![\w.])/(work|root|home)/")
+FORBIDDEN_NAMES = re.compile(r"(Manager|Helper|Helpers|Util|Utils|Impl)$")
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_a_file_is_one_idea(file):
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= LINES_MAX_OF.get(name_of(file), LINES_MAX), f"{name_of(file)} has {lines} lines: split it"
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_names_and_comments_say_what_is_not_what_is_left_to_do(file):
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        found = FORBIDDEN_TEXT.search(line)
+        assert found is None, f"{name_of(file)}:{number}: {found[0]!r}" if found else ""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.ClassDef):
+            assert not FORBIDDEN_NAMES.search(node.name), f"{name_of(file)}:{node.lineno}: {node.name} says nothing"
+
+
+def _undocumented(file: Path) -> Iterator[str]:
+    """Public classes of the API and their methods without a docstring; elsewhere long functions."""
+    api = room_of(file) == "api"
+
+    def look(body: list[ast.stmt], within_class: bool) -> Iterator[str]:
+        for node in body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            needed = api if isinstance(node, ast.ClassDef) or within_class else lines > UNDOCUMENTED_LINES_MAX
+            if needed and ast.get_docstring(node) is None:
+                yield f"{name_of(file)}:{node.lineno}: {node.name}"
+            if api and isinstance(node, ast.ClassDef):
+                yield from look(node.body, within_class=True)
+
+    return look(tree_of(file).body, within_class=False)
+
+
+@pytest.mark.parametrize("file", files(), ids=name_of)
+def test_public_functions_say_what_they_are_for(file):
+    assert list(_undocumented(file)) == []
 
 
 @pytest.mark.parametrize("module", ["midstream", "midstream.ui.cli"])

@@ -1,1 +1,73 @@
-"""midstream: a stateful stream processor for Python that runs on Spark."""
+"""midstream: a stateful stream processor for Python that runs on Spark.
+
+What a job's file needs is here; `midstream.connectors` has more sources and sinks. Names are
+imported when they are used: a slot and the command line need few of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from midstream.api.environment import Environment as Environment
+    from midstream.api.restarts import exponential_restarts as exponential_restarts
+    from midstream.api.restarts import fixed_restarts as fixed_restarts
+    from midstream.api.restarts import no_restart as no_restart
+    from midstream.api.stream import DataStream as DataStream
+    from midstream.connectors.collect import CollectSink as CollectSink
+    from midstream.connectors.files import CsvOptions as CsvOptions
+    from midstream.core.errors import ClusterError as ClusterError
+    from midstream.core.errors import ConfigError as ConfigError
+    from midstream.core.errors import JobError as JobError
+    from midstream.core.errors import MidstreamError as MidstreamError
+    from midstream.core.errors import SchemaError as SchemaError
+    from midstream.core.errors import StorageError as StorageError
+    from midstream.operators.aggregates import Accumulator as Accumulator
+    from midstream.operators.aggregates import Aggregate as Aggregate
+    from midstream.operators.aggregates import Count as Count
+    from midstream.operators.aggregates import First as First
+    from midstream.operators.aggregates import Last as Last
+    from midstream.operators.aggregates import Max as Max
+    from midstream.operators.aggregates import Mean as Mean
+    from midstream.operators.aggregates import Min as Min
+    from midstream.operators.aggregates import Sum as Sum
+    from midstream.operators.process import BroadcastProcessFunction as BroadcastProcessFunction
+    from midstream.operators.process import CoProcessFunction as CoProcessFunction
+    from midstream.operators.process import KeyedProcessFunction as KeyedProcessFunction
+    from midstream.operators.process import ProcessContext as ProcessContext
+    from midstream.operators.sink import Sink as Sink
+    from midstream.operators.source import Source as Source
+    from midstream.operators.watermarks import WatermarkStrategy as WatermarkStrategy
+    from midstream.operators.windows import LATE as LATE
+    from midstream.operators.windows import session as session
+    from midstream.operators.windows import sliding as sliding
+    from midstream.operators.windows import tumbling as tumbling
+
+_HOME = {
+    "api.environment": "Environment",
+    "api.restarts": "exponential_restarts fixed_restarts no_restart",
+    "api.stream": "DataStream",
+    "connectors.collect": "CollectSink",
+    "connectors.files": "CsvOptions",
+    "core.errors": "ClusterError ConfigError JobError MidstreamError SchemaError StorageError",
+    "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
+    "operators.process": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
+    "operators.sink": "Sink",
+    "operators.source": "Source",
+    "operators.watermarks": "WatermarkStrategy",
+    "operators.windows": "LATE session sliding tumbling",
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the same names as above; a test compares
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -81,7 +81,9 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
     if isinstance(spec, pa.Schema):
         schema = spec
     elif isinstance(spec, Mapping) and spec:
-        schema = pa.schema([pa.field(_column_name(name, where), _arrow_type(name, kind, where)) for name, kind in spec.items()])
+        schema = pa.schema(
+            [pa.field(_column_name(name, where), _arrow_type(name, kind, where)) for name, kind in spec.items()]
+        )
     else:
         raise SchemaError(
             f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"

@@ -60,7 +60,7 @@ def check_shippable(thing: object, where: str) -> None:
     """Raises JobError naming the operator, and if it can be found the variable, that cannot be sent to a slot."""
     try:
         cloudpickle.dumps(thing)
-    except Exception as error:  # noqa: BLE001 - any __reduce__ may raise anything
+    except Exception as error:
         culprit = _culprit(thing)
         uses = f" it uses {culprit}:" if culprit else ""
         raise JobError(f"{where}: cannot be sent to the slots:{uses} {_one_line(error)}; {_ADVICE}") from error

@@ -2,36 +2,123 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+import msgspec
 import polars as pl
 import pyarrow as pa
+import xxhash
 
+from midstream.core.batches import batch_bytes
+from midstream.core.errors import ConfigError, JobError
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+
+BYTES_MAX: Final = 64 * 2**20
+"""Rows of one subtask between two checkpoints; they travel in control messages and checkpoint metadata."""
+
+_committed: set[str] = set()
+"""What any sink of this process has committed. A job that goes on from another's checkpoint commits
+that one's last rows once more; where its results were in this very process, they have been seen."""
+_committing = threading.Lock()
+
+
+class CollectedRows(msgspec.Struct, frozen=True, array_like=True):
+    """A committable: an Arrow stream."""
+
+    id: str
+    rows: bytes
 
 
 class CollectSink(Sink):
     """Keeps the rows of completed checkpoints on the driver, for notebooks, tests and small results.
 
     `rows()`, `table()` and `frame()` may be called from any thread, while the job runs and after
-    it. They show the last job that this sink was used in.
+    it. They show the last job that this sink was used in. A job restored in a new process begins
+    with the rows of the checkpoint it goes on from: nobody knows whether those were seen.
     """
 
     def __init__(self) -> None:
-        raise NotImplementedError
+        self._job_id: str | None = None
+        self._schema: pa.Schema | None = None
+        self._batches: list[pa.RecordBatch] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_job_id": None, "_schema": None, "_batches": []}
 
     def rows(self) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """Raises ConfigError before the first job that uses this sink has started; so do the others."""
+        listed: list[dict[str, Any]] = self.table().to_pylist()
+        return listed
 
     def table(self) -> pa.Table:
-        """Raises ConfigError before the first job that uses this sink has started."""
-        raise NotImplementedError
+        batches = tuple(self._batches)
+        schema = batches[0].schema if batches else self._schema
+        if schema is None:
+            raise ConfigError("CollectSink: no job with this sink has started yet; call execute() or start() first")
+        return pa.Table.from_batches(batches, schema=schema)
 
     def frame(self) -> pl.DataFrame:
-        raise NotImplementedError
+        frame = pl.from_arrow(self.table())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        self._schema = schema
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        raise NotImplementedError
+        return _CollectWriter(context)
 
     def committer(self, job_id: str) -> Committer | None:
-        raise NotImplementedError
+        if self._job_id != job_id:
+            self._job_id, self._batches = job_id, []
+        return _CollectCommitter(self._batches)
+
+
+class _CollectWriter(SinkWriter):
+    def __init__(self, context: WriterContext) -> None:
+        self._context = context
+        self._prepared = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._bytes += batch_bytes(batch)
+        if self._bytes > BYTES_MAX:
+            raise JobError(
+                f"operator {self._context.name!r}: {self._bytes} bytes of rows since the last checkpoint, more than the "
+                f"{BYTES_MAX} that a CollectSink takes; write them with a FileSink, or checkpoint more often"
+            )
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        batches, self._batches, self._bytes = self._batches, [], 0
+        if not any(batch.num_rows for batch in batches):
+            return None
+        self._prepared += 1
+        context = self._context
+        origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}/{self._prepared}"
+
+        def encode() -> Sequence[bytes]:
+            stream = pa.BufferOutputStream()
+            with pa.ipc.new_stream(stream, batches[0].schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            rows = CollectedRows(xxhash.xxh3_128_hexdigest(origin.encode()), stream.getvalue().to_pybytes())
+            return (msgspec.msgpack.encode(rows),)
+
+        return encode
+
+
+class _CollectCommitter(Committer):
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        self._batches = batches
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        for committable in committables:
+            found = msgspec.msgpack.decode(committable, type=CollectedRows)
+            with _committing:
+                if found.id not in _committed:
+                    self._batches.extend(pa.ipc.open_stream(found.rows))
+                    _committed.add(found.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from midstream.core.errors import ConfigError, StorageError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _IGNORED_SUFFIXES = (".tmp", ".part")
+_OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 def resolve(
@@ -127,3 +129,21 @@ def make_durable(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_directory(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
+    """Object stores have no directories: there a name with slashes is enough."""
+    if filesystem.type_name not in _OBJECT_STORES:
+        filesystem.create_dir(path, recursive=True)
+
+
+def delete_if_there(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
+    if filesystem.get_file_info(path).type == pyarrow.fs.FileType.File:
+        with suppress(FileNotFoundError):
+            filesystem.delete_file(path)
+
+
+def names_in(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[str]:
+    """Names of what lies right in `directory`, sorted; [] if there is no such directory."""
+    selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
+    return sorted(str(info.base_name) for info in filesystem.get_file_info(selector))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -37,7 +38,7 @@ def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
         ranges = [IndexRange(k, None, splits) for k in range(splits)]
     else:
         cuts = [count * k // splits for k in range(splits + 1)]
-        ranges = [IndexRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+        ranges = [IndexRange(a, b) for a, b in pairwise(cuts) if a < b]
     return tuple(Split(f"{k:06d}", msgspec.msgpack.encode(span)) for k, span in enumerate(ranges))
 
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from itertools import islice
+
+import pyarrow as pa
+
+from midstream.connectors.queued import Part, QueuedWriter
+from midstream.core.errors import ConfigError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
 
@@ -9,10 +17,42 @@ class PrintSink(Sink):
     """Prints rows as they come, at least once: after a failure some are printed again.
 
     `prefix`: put before every line. `limit`: rows that each subtask prints per attempt (None: all).
+    Raises ConfigError for a limit that is no count.
     """
 
     def __init__(self, prefix: str = "", limit: int | None = None) -> None:
-        raise NotImplementedError
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise ConfigError(f"PrintSink: limit {limit!r} is not a whole number; None prints every row")
+        self._prefix = prefix
+        self._limit = limit
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        raise NotImplementedError
+        lines = _Lines(self._prefix, self._limit)
+        return QueuedWriter(context, lambda: lines)
+
+
+class _Lines(Part):
+    """The one part of a writer: printing has no checkpoints."""
+
+    def __init__(self, prefix: str, limit: int | None) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._left = limit
+
+    def finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        self.drain()
+        return ()
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._left is not None:
+            batch = batch.slice(0, self._left)
+            self._left -= batch.num_rows
+        rows = (row for piece in range(0, batch.num_rows, 1024) for row in batch.slice(piece, 1024).to_pylist())
+        while chunk := "".join(f"{self._prefix}{row}\n" for row in islice(rows, 1024)):
+            sys.stdout.write(chunk)
+        sys.stdout.flush()
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        return ()
+
+    def _discard(self) -> None: ...

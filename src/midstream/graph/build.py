@@ -150,10 +150,7 @@ def _check_all_used(logical: LogicalGraph) -> None:
             "end it with .write_parquet(…), .print(), .collect() or another sink"
         )
     if unread:
-
-        raise JobError(
-            f"{unread[0].label}: its stream is never used; end it with a sink, or remove the operator"
-        )
+        raise JobError(f"{unread[0].label}: its stream is never used; end it with a sink, or remove the operator")
 
 
 def _parallelism_of(node: Node, config: JobConfig) -> int:

@@ -83,10 +83,8 @@ def describe_text(graph: JobGraph) -> str:
     """
     width = len(str(max(vertex.parallelism for vertex in graph.vertices)))
     count, slots = len(graph.vertices), graph.slots
-    lines = [
-        f"{count} {'vertex' if count == 1 else 'vertices'}, {slots} {'slot' if slots == 1 else 'slots'}, "
-        f"at most {graph.max_parallelism} key groups"
-    ]
+    vertices, slots_text = "vertex" if count == 1 else "vertices", "slot" if slots == 1 else "slots"
+    lines = [f"{count} {vertices}, {slots} {slots_text}, at most {graph.max_parallelism} key groups"]
     for vertex in graph.vertices:
         lines.append(f"[{vertex.id}] ×{vertex.parallelism:<{width}}  {vertex.name}")
         lines.extend(f"      ← {_edge_text(edge)}" for edge in graph.inputs(vertex.id))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
+
+from midstream.core.errors import SchemaError
 
 Columns: TypeAlias = Callable[[str], pl.Expr]
 """Gives the expression of a partial column by the name that `partial` gave it."""
@@ -33,6 +35,10 @@ class Aggregate(ABC):
     columns: tuple[str, ...] = ()
     """Input columns that it reads; a missing one is reported before anything runs."""
 
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        """The aggregate for rows of `schema`, which has all of `columns`. Raises SchemaError for types it cannot do."""
+        return self
+
     @abstractmethod
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         """Named columns, each an expression that reduces a group of input rows to one value."""
@@ -44,6 +50,10 @@ class Aggregate(ABC):
     @abstractmethod
     def finish(self, part: Columns) -> pl.Expr:
         """The result, row by row, from a merged part."""
+
+    def overflow(self, part: Columns) -> pl.Expr | None:
+        """Boolean, row by row: whether the result of that merged part does not fit its type, which fails the job."""
+        return None
 
 
 class Count(Aggregate):
@@ -64,29 +74,63 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum of a numeric, boolean, or duration column; nulls count as nothing.
+    """The sum of a numeric, boolean, decimal or duration column; nulls count as nothing, and nothing adds up to 0.
 
-    Integers and booleans give int64 (uint64 for unsigned ones), floats float64.
+    Integers and booleans give int64 (uint64 for unsigned ones), floats float64. A sum that does not
+    fit fails the job instead of wrapping around.
     """
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
+        self._widened: pl.DataType | None = None
+        self._wraps_at: float | None = None
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        kind = _numeric_kind(schema, self.columns[0], "sum", durations=True)
+        bound = Sum(self.columns[0])
+        if pa.types.is_floating(kind):
+            bound._widened = pl.Float64()
+        elif pa.types.is_unsigned_integer(kind):
+            bound._widened, bound._wraps_at = pl.UInt64(), 2.0**64
+        elif pa.types.is_decimal(kind):
+            bound._widened, bound._wraps_at = pl.Decimal(38, kind.scale), 2.0**128 / 10.0**kind.scale
+        elif pa.types.is_duration(kind):
+            bound._wraps_at = 2.0**64
+        else:
+            bound._widened, bound._wraps_at = pl.Int64(), 2.0**64
+        return bound
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"sum": _widened(pl.col(self.columns[0])).sum()}
+        column = pl.col(self.columns[0])
+        wide = column if self._widened is None else column.cast(self._widened)
+        if self._wraps_at is None:
+            return {"sum": wide.sum()}
+        # Integer sums wrap around, and back if later rows bring them down again. The sum in floats
+        # beside them is off by rounding only, so it tells in the end whether they wrapped.
+        return {"sum": wide.sum(), "rough": _float(wide).sum()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"sum": part("sum").sum()}
+        names = ("sum",) if self._wraps_at is None else ("sum", "rough")
+        return {name: part(name).sum() for name in names}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("sum")
 
+    def overflow(self, part: Columns) -> pl.Expr | None:
+        if self._wraps_at is None:
+            return None
+        return (_float(part("sum")) - part("rough")).abs() > self._wraps_at / 2
+
 
 class Min(Aggregate):
-    """The smallest value of a column, nulls aside; null when there is none."""
+    """The smallest value of a column; null when there is none. Nulls do not count, NaN only when there is nothing else."""
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        _check_ordered(schema, self.columns[0], "min")
+        return self
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return {"min": pl.col(self.columns[0]).min()}
@@ -99,10 +143,14 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of a column, nulls aside; null when there is none."""
+    """The largest value of a column; null when there is none. Nulls do not count, NaN only when there is nothing else."""
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        _check_ordered(schema, self.columns[0], "max")
+        return self
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return {"max": pl.col(self.columns[0]).max()}
@@ -115,10 +163,14 @@ class Max(Aggregate):
 
 
 class Mean(Aggregate):
-    """The mean of a numeric column, nulls aside, as float64; null when there is none."""
+    """The mean of a numeric, boolean or decimal column, nulls aside, as float64; null when there is none."""
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        _numeric_kind(schema, self.columns[0], "mean", durations=False)
+        return self
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         column = pl.col(self.columns[0])
@@ -189,4 +241,36 @@ class Accumulator(ABC, Generic[A]):
     def result(self, accumulator: A) -> object: ...
 
 
-AnyAggregate: TypeAlias = "Aggregate | Accumulator[object]"
+AnyAggregate: TypeAlias = "Aggregate | Accumulator[Any]"
+
+
+def _of_first(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
+    return {"value": value.get(at.arg_min()), "at": at.min()}
+
+
+def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
+    # arg_max gives the first of equals; the last one is the first from behind
+    return {"value": value.reverse().get(at.reverse().arg_max()), "at": at.max()}
+
+
+def _float(number: pl.Expr) -> pl.Expr:
+    return number.cast(pl.Float64)
+
+
+def _numeric_kind(schema: pa.Schema, column: str, what: str, *, durations: bool) -> pa.DataType:
+    kind = schema.field(column).type
+    numeric = (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+    if not numeric and not (durations and pa.types.is_duration(kind)):
+        raise SchemaError(f"{what} of column {column!r}, which is {kind}: only numbers have a {what}; cast it first")
+    return kind
+
+
+def _check_ordered(schema: pa.Schema, column: str, what: str) -> None:
+    kind = schema.field(column).type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        raise SchemaError(f"{what} of column {column!r}, which is {kind}: such values have no order")

@@ -45,6 +45,13 @@ class EventTime:
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
         return times
 
+    def us(self, batch: pa.RecordBatch) -> Int64s:
+        """The times of the rows in microseconds."""
+        times = self.native(batch)
+        if self.kind.unit == "us":
+            return times
+        return times * 1000 if self.kind.unit == "ms" else times // 1000
+
     def to_us(self, native: int) -> int:
         """Microseconds at or below that time."""
         if self.kind.unit == "us":

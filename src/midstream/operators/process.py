@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from midstream.operators.base import Operator
+from midstream.operators.process_operator import Port, ProcessOperator
 from midstream.operators.rows import Row
 
 Result: TypeAlias = "Row | Iterable[Row] | None"
@@ -140,9 +140,10 @@ def process_operator(
     input_schema: pa.Schema,
     schema: pa.Schema,
     side_outputs: Mapping[str, pa.Schema] | None = None,
-) -> Operator:
+) -> ProcessOperator:
     """The operator of a KeyedProcessFunction. `schema`: the rows it returns; `side_outputs`: tag to schema."""
-    raise NotImplementedError
+    port = Port("process", tuple(keys), event_time, input_schema)
+    return ProcessOperator(name, function, [port], schema, side_outputs or {})
 
 
 def co_process_operator(
@@ -154,9 +155,10 @@ def co_process_operator(
     input_schemas: tuple[pa.Schema, pa.Schema],
     schema: pa.Schema,
     side_outputs: Mapping[str, pa.Schema] | None = None,
-) -> Operator:
+) -> ProcessOperator:
     """Ports 0 and 1 go to `process1` and `process2`. `keys` per port, of equal types; ((), ()) when not keyed."""
-    raise NotImplementedError
+    ports = [Port(f"process{i + 1}", tuple(keys[i]), event_times[i], input_schemas[i]) for i in (0, 1)]
+    return ProcessOperator(name, function, ports, schema, side_outputs or {})
 
 
 def broadcast_process_operator(
@@ -168,6 +170,10 @@ def broadcast_process_operator(
     input_schemas: tuple[pa.Schema, pa.Schema],
     schema: pa.Schema,
     side_outputs: Mapping[str, pa.Schema] | None = None,
-) -> Operator:
+) -> ProcessOperator:
     """Port 0 is the stream (`keys` empty when it is not keyed), port 1 the broadcast one."""
-    raise NotImplementedError
+    ports = [
+        Port("process", tuple(keys), event_times[0], input_schemas[0]),
+        Port("process_broadcast", (), event_times[1], input_schemas[1], broadcast=True),
+    ]
+    return ProcessOperator(name, function, ports, schema, side_outputs or {})

@@ -72,7 +72,9 @@ def _checked_columns(
             try:
                 pa.array([row[field.name]], field.type)
             except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-                raise JobError(f"{at}: column {field.name!r} is {row[field.name]!r}, declared as {field.type}") from error
+                raise JobError(
+                    f"{at}: column {field.name!r} is {row[field.name]!r}, declared as {field.type}"
+                ) from error
     return [pa.array([row[field.name] for row in rows], field.type) for field in schema]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
 from midstream.operators.base import NOTHING, Operator, OperatorContext, Output, Snapshot, SnapshotResult
@@ -11,7 +13,8 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 class SinkOperator(Operator):
     """Hands rows to the writer of `sink`, and what it prepared to the checkpoint.
 
-    `schema` is that of the rows coming in. It emits nothing.
+    `schema` is that of the rows coming in. It emits nothing. What becomes of an aborted checkpoint's
+    committables is the coordinator's business: they are reported again with the next one.
     """
 
     def __init__(self, name: str, sink: Sink, schema: pa.Schema) -> None:
@@ -19,3 +22,48 @@ class SinkOperator(Operator):
         self.sink = sink
         self._name = name
         self._writer: SinkWriter | None = None
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._writer = self.sink.writer(
+            WriterContext(
+                uid=context.uid,
+                name=context.name,
+                subtask=context.subtask,
+                attempt=context.attempt,
+                job_id=context.job_id,
+                schema=self.schema,
+                executor=context.executor,
+                fail=context.fail,
+            )
+        )
+
+    @property
+    def _open_writer(self) -> SinkWriter:
+        assert self._writer is not None, f"sink {self._name!r} is not open"
+        return self._writer
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._open_writer.write(batch)
+
+    def ready(self, wake: Callable[[], None]) -> bool:
+        writer = self._open_writer
+        if writer.ready():
+            return True
+        writer.on_ready(wake)
+        return writer.ready()  # it may have become so just before it knew whom to wake
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        store = self._open_writer.prepare(checkpoint_id)
+        if store is None:
+            return NOTHING
+        durable = store
+
+        def later() -> SnapshotResult:
+            return SnapshotResult(committables=tuple(durable()))
+
+        return Snapshot(later=later)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()

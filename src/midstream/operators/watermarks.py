@@ -128,5 +128,3 @@ class TimestampsOperator(Operator):
             return
         self._idle = True
         self._out.idle(True)
-
-

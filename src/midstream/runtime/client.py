@@ -88,7 +88,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _next_frame(self, deadline_s: float | None) -> memoryview:
@@ -104,5 +106,7 @@ class Client:
             except OSError as error:
                 raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
             if count == 0:
-                raise ClusterError(f"job {self.entry.name} ({self.entry.job_id}) closed the connection; it may have ended")
+                raise ClusterError(
+                    f"job {self.entry.name} ({self.entry.job_id}) closed the connection; it may have ended"
+                )
             self._decoder.received(count)

@@ -9,16 +9,19 @@ whatever reason, everything that was opened for it is closed before anyone hears
 
 from __future__ import annotations
 
+import atexit
 import logging
-import os
 import secrets
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Final, Protocol
+
+import msgspec
 
 from midstream.coordinator.events import (
     CancelRequested,
@@ -45,14 +48,17 @@ from midstream.coordinator.events import (
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError
 from midstream.core.seams import Done, Failed, Timer
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
-from midstream.protocol.messages import ClientRequest, JobStatus, Register, Reply, SlotStatus
+from midstream.protocol.messages import ClientRequest, FailureStatus, FromSlot, JobStatus, Register, Reply
 from midstream.runtime import registry
-from midstream.runtime.lines import ClientLine, Lines, SlotLine
+from midstream.runtime.lines import ClientLine, Lines
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.provider import SlotLaunch, SlotProvider
 
 END_TIMEOUT_S: Final = 6.0
 """How long peers may take to hear of the end, before they are cut off."""
+EXIT_WAIT_S: Final = 20.0
+"""How long the end of the program waits for its jobs to end."""
+_ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 _log = logging.getLogger(__name__)
 
@@ -75,12 +81,7 @@ class Driver:
         make_coordinator: Callable[[JobPlan, int], CoordinatorMachine] | None = None,
     ) -> None:
         """Raises ClusterError when the cluster cannot have as many slots as the job needs."""
-        slots_max = slots.slots_max
-        if slots_max is not None and plan.graph.slots > slots_max:
-            raise ClusterError(
-                f"the job {plan.config.name!r} needs {plan.graph.slots} slots, the cluster has {slots_max} cores; "
-                f"lower the parallelism to {slots_max}, or give Spark more cores"
-            )
+        slots.check(plan.graph.slots)
         if make_coordinator is None:
             from midstream.coordinator import Coordinator
 
@@ -93,7 +94,7 @@ class Driver:
         self._loop = EventLoop("driver", fatal=self._fatal)
         self._coordinator = make_coordinator(plan, self._loop.now_ms())
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._lines = Lines(self._loop, plan.job_id, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self)
+        self._lines = Lines(self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self)
         self._events: deque[CoordinatorEvent] = deque()
         self._stepping = False
         self._timers: dict[str, Timer] = {}
@@ -109,21 +110,19 @@ class Driver:
     # ---- for other threads
 
     def start(self) -> None:
-        """Raises StorageError when the job cannot be announced to the command line."""
-        process_started_s = registry.process_started_s(os.getpid())
-        assert process_started_s is not None
-        registry.announce(
-            registry.JobEntry(
-                job_id=self.plan.job_id,
-                name=self.plan.config.name,
-                host=self._lines.host,
-                port=self._lines.port,
-                secret=self._secret,
-                pid=os.getpid(),
-                process_started_s=process_started_s,
-                started_ms=self._loop.now_ms(),
+        """Raises StorageError when the job cannot be announced to the command line; all is closed then."""
+        try:
+            registry.announce(
+                registry.entry_of_this_process(
+                    self.plan.job_id, self.plan.config.name, self._lines.host, self._lines.port, self._secret
+                )
             )
-        )
+        except BaseException:
+            self._lines.close()
+            self._slots.close()
+            self._loop.close()
+            raise
+        _running.add(self)
         self._loop.post(self._begin)
         self._thread.start()
 
@@ -152,12 +151,18 @@ class Driver:
 
     def _wind_up(self) -> None:
         """Close everything, then say that it is over. Each step whatever became of the one before."""
-        for step in (self._lines.close, self._slots.close, self._loop.close, partial(registry.withdraw, self.plan.job_id)):
+        for step in (
+            self._lines.close,
+            self._slots.close,
+            self._loop.close,
+            partial(registry.withdraw, self.plan.job_id),
+        ):
             try:
                 step()
-            except Exception:
+            except Exception:  # noqa: BLE001 - logged; the other steps matter as much
                 _log.exception("job %s: ending went wrong", self.plan.job_id)
         assert self.outcome is not None
+        _running.discard(self)
         self.ended.set()
         self._answer_unanswered()
 
@@ -168,7 +173,7 @@ class Driver:
             except KeyError:  # another thread took the last one
                 return
             if not future.done():
-                future.set_result(Reply(error=f"the job has ended: {self.outcome.state if self.outcome else 'failed'}"))
+                future.set_result(self._ended_reply())
 
     # ---- events and instructions
 
@@ -195,8 +200,8 @@ class Driver:
                 self._lines.send(slot, message)
             case RequestSlot(request):
                 self._request_slot(request)
-            case CloseSlot(slot, reason):
-                self._lines.release(slot, reason)
+            case CloseSlot(slot, _):
+                self._lines.release(slot)
             case SetTimer(token, delay_s):
                 assert token not in self._timers, token
                 self._timers[token] = self._loop.call_later(delay_s, partial(self._timer_fired, token))
@@ -225,7 +230,7 @@ class Driver:
     def _request_slot(self, request: str) -> None:
         assert request not in self._requests, request
         self._requests[request] = None
-        launch = SlotLaunch(self._lines.host, self._lines.port, self._secret, self.plan.job_id, request)
+        launch = SlotLaunch(self._slots.driver_host, self._lines.port, self._secret, self.plan.job_id, request)
 
         def failed(reason: str) -> None:
             self._loop.post(partial(self._slot_failed, request, reason))
@@ -237,11 +242,20 @@ class Driver:
 
     def _slot_failed(self, request: str, reason: str) -> None:
         """The provider says that the process of this request is no more, or never was."""
-        slot = self._requests.pop(request, None)
+        if request not in self._requests:
+            return
+        slot = self._requests.pop(request)
         if slot is None:
             self._feed(SlotRequestFailed(request, reason))
         elif self._lines.drop(slot):
             self._feed(SlotLost(slot, reason))
+
+    def _abandon(self, slot: int) -> None:
+        """The slot is lost, its process may live on and hold a core."""
+        for request, answered_by in list(self._requests.items()):
+            if answered_by == slot:
+                del self._requests[request]
+                self._slots.abandon(request)
 
     # ---- what the lines tell
 
@@ -252,22 +266,25 @@ class Driver:
             return "this is a driver's port; it takes slots and clients"
         return ""
 
-    def slot_registered(self, line: SlotLine, register: Register) -> bool:
-        """Whether this slot was asked for and has not come before."""
-        if self._requests.get(register.request, -1) is not None:
-            return False
-        self._requests[register.request] = line.slot
-        self._feed(SlotConnected(line.slot, register))
-        return True
+    def unwanted(self, register: Register) -> str:
+        """A request is good for one slot: a task that Spark runs a second time is turned away."""
+        if register.request not in self._requests:
+            return "its request is closed"
+        return "its request was answered before" if self._requests[register.request] is not None else ""
 
-    def slot_said(self, line: SlotLine, message: object) -> None:
-        self._feed(SlotMessage(line.slot, message))  # type: ignore[arg-type]
+    def slot_registered(self, slot: int, register: Register) -> None:
+        self._requests[register.request] = slot
+        self._feed(SlotConnected(slot, register))
 
-    def slot_lost(self, line: SlotLine, reason: str) -> None:
-        self._feed(SlotLost(line.slot, reason))
+    def slot_said(self, slot: int, message: FromSlot) -> None:
+        self._feed(SlotMessage(slot, message))
 
-    def client_asked(self, line: ClientLine, request: ClientRequest) -> None:
-        self._question(line, request)
+    def slot_lost(self, slot: int, reason: str) -> None:
+        self._abandon(slot)
+        self._feed(SlotLost(slot, reason))
+
+    def client_asked(self, client: ClientLine, request: ClientRequest) -> None:
+        self._question(client, request)
 
     def _asked(self, future: Future[Reply], request: ClientRequest) -> None:
         self._question(future, request)
@@ -276,7 +293,7 @@ class Driver:
         self._client_count += 1
         self._clients[self._client_count] = asker
         if self.outcome is not None:
-            self._reply(self._client_count, Reply(error=f"the job has ended: {self.outcome.state}"))
+            self._reply(self._client_count, self._ended_reply())
         else:
             self._feed(ClientAsked(self._client_count, request))
 
@@ -289,6 +306,10 @@ class Driver:
         if not asker.done():
             asker.set_result(reply)
 
+    def _ended_reply(self) -> Reply:
+        assert self.outcome is not None
+        return Reply(error=f"the job has ended: it {_ENDED_HOW[self.outcome.state]}", status=self.outcome.status)
+
     # ---- the end
 
     def _conclude(self, outcome: JobEnded) -> None:
@@ -298,6 +319,8 @@ class Driver:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        for client in list(self._clients):
+            self._reply(client, self._ended_reply())
         self._loop.call_later(END_TIMEOUT_S, self._loop.stop)
         self._lines.release_all(self._loop.stop)
 
@@ -311,8 +334,53 @@ class Driver:
             cause = error
             error = InvariantError(f"the driver of job {self.plan.job_id} failed: {type(error).__name__}: {error}")
             error.__cause__ = cause
+        self._conclude(JobEnded("failed", error, self._last_status(error)))
+
+    def _last_status(self, error: BaseException) -> JobStatus:
         now_ms = self._loop.now_ms()
-        self._conclude(JobEnded("failed", error, self._coordinator.status(now_ms)))
+        try:
+            status = msgspec.structs.replace(self._coordinator.status(now_ms), state="failed")
+        except Exception as second:  # noqa: BLE001 - the coordinator is what broke; the job must end all the same
+            _log.error("job %s: no status to be had: %s", self.plan.job_id, second)
+            status = _empty_status(self.plan, now_ms)
+        details = "".join(traceback.format_exception(error))
+        failure = FailureStatus(now_ms, status.attempt, f"{type(error).__name__}: {error}", details)
+        return msgspec.structs.replace(status, failures=(failure, *status.failures))
 
 
-__all__ = ["Driver", "SlotStatus"]
+_running: set[Driver] = set()
+"""Drivers whose thread lives. Their jobs end with the program."""
+
+
+@atexit.register
+def _end_with_the_program() -> None:
+    """Daemon threads are still running when this is called."""
+    drivers = list(_running)
+    for driver in drivers:
+        driver.cancel("the program that runs the job ends")
+    deadline_s = time.monotonic() + EXIT_WAIT_S
+    for driver in drivers:
+        driver.ended.wait(max(0.0, deadline_s - time.monotonic()))
+
+
+def _empty_status(plan: JobPlan, now_ms: int) -> JobStatus:
+    return JobStatus(
+        job_id=plan.job_id,
+        name=plan.config.name,
+        state="failed",
+        attempt=0,
+        started_ms=now_ms,
+        now_ms=now_ms,
+        slots=0,
+        slots_needed=plan.graph.slots,
+        vertices=(),
+        edges=(),
+        checkpoints_completed=0,
+        checkpoints_failed=0,
+        last_checkpoint=None,
+        checkpoints=(),
+        failures=(),
+        restarts=0,
+        restored_from=None,
+        checkpoint_dir=plan.config.checkpoint_dir,
+    )

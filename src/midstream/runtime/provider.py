@@ -24,17 +24,26 @@ class SlotProvider(Protocol):
 
     @property
     def bind_host(self) -> str:
-        """The address of this machine at which its slots reach the driver: loopback where all of them are local."""
+        """The address of this machine on which the driver listens for slots: loopback where all of them are local."""
         ...
 
     @property
-    def slots_max(self) -> int | None:
-        """How many slots can run at once; None where that is not known beforehand."""
+    def driver_host(self) -> str:
+        """The name or address at which slots reach the driver; where nothing is in between, `bind_host`."""
+        ...
+
+    def check(self, slots: int) -> None:
+        """Raises ClusterError, saying what to do, when it is known that `slots` slots can never run at once."""
         ...
 
     def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
         """Start one more slot; returns at once. `on_failed(reason)` is called from any thread, at most
-        once, when the slot's process could not be started or has ended other than by being released."""
+        once, when the slot's process could not be started or has ended other than by being released.
+        Raises ClusterError when there can be no slot at all."""
+        ...
+
+    def abandon(self, request: str) -> None:
+        """The driver has lost this slot: see that its process ends, even if it hangs. Returns at once."""
         ...
 
     def close(self) -> None:

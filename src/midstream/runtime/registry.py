@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,8 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     process_started_s: float
     """When that process began (the system's figure): a process id alone may be someone else's by now."""
     started_ms: int
+    machine: str
+    """Where that process runs: the home directory may be shared with other machines."""
 
     def __repr__(self) -> str:
         return f"JobEntry({self.job_id!r}, {self.name!r}, {self.host}:{self.port}, pid {self.pid})"
@@ -35,6 +39,22 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def home() -> Path:
     return Path(os.environ.get("MIDSTREAM_HOME") or Path.home() / ".midstream")
+
+
+def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: bytes) -> JobEntry:
+    started_s = process_started_s(os.getpid())
+    assert started_s is not None
+    return JobEntry(
+        job_id=job_id,
+        name=name,
+        host=host,
+        port=port,
+        secret=secret,
+        pid=os.getpid(),
+        process_started_s=started_s,
+        started_ms=time.time_ns() // 1_000_000,
+        machine=socket.gethostname(),
+    )
 
 
 def announce(entry: JobEntry) -> None:
@@ -60,7 +80,7 @@ def withdraw(job_id: str) -> None:
 
 
 def list_jobs() -> list[JobEntry]:
-    """The jobs whose drivers live, oldest first. Entries of dead ones are removed on the way."""
+    """The jobs of this machine whose drivers live, oldest first. Entries of dead ones are removed on the way."""
     entries: list[JobEntry] = []
     directory = home() / "jobs"
     for path in sorted(directory.glob("*.json")) if directory.is_dir() else []:
@@ -70,6 +90,8 @@ def list_jobs() -> list[JobEntry]:
             continue  # it ended just now
         except (OSError, msgspec.MsgspecError):
             entry = None
+        if entry is not None and entry.machine != socket.gethostname():
+            continue
         if entry is not None and _lives(entry):
             entries.append(entry)
         else:

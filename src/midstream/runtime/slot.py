@@ -182,6 +182,7 @@ class _SlotProcess:
             send=self._channel.send,
             unpickle=pickle.loads,
         )
+        self._machine.handle(welcome)
         self._beat()
 
     def _beat(self) -> None:

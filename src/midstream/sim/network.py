@@ -45,6 +45,12 @@ class Pipe:
         """Whatever is sent from now on arrives no sooner than in `delay_us`."""
         self._last_at_us = max(self._last_at_us, self._world.now_us + delay_us)
 
+    def close(self, then: Callable[[], None]) -> None:
+        """The receiver finds the end of the connection, after everything that was sent."""
+        world = self._world
+        delay = max(world.delay(world.tempo.control_us), self._last_at_us - world.now_us)
+        self._last_at_us = world.schedule(delay, self._receiver, Kind.CONTROL, then, "connection closed")
+
     def _arrive(self, message: Any) -> None:
         if not self.is_cut:
             self._deliver(message)
@@ -220,7 +226,8 @@ class SimLink:
         peer = self.peer
         assert peer is not None
         delay = max(world.delay(world.tempo.data_us), self._last_at_us - world.now_us)
-        self._last_at_us = world.schedule(delay, peer.process, Kind.FRAMES, peer._arrive, frames)
+        shown = None if world.trace is None else [bytes(frame) for frame in frames]
+        self._last_at_us = world.schedule(delay, peer.process, Kind.FRAMES, peer._arrive, shown)
         self.wake()
 
     def _arrive(self) -> None:

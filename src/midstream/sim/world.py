@@ -133,6 +133,8 @@ class World:
                 return True
             try:
                 call()
+                if process.after_step is not None and process.alive:
+                    process.after_step()
             except Exception as error:  # noqa: BLE001 - the border to the code under test
                 self.report_escape(process, error)
             return True
@@ -297,6 +299,8 @@ class Process:
         self.ios: dict[_Io, None] = {}
         """Submitted and not begun."""
         self.on_death: list[Callable[[], None]] = []
+        self.after_step: Callable[[], None] | None = None
+        """Looks for broken invariants."""
         self.mail_us = max(1, int(world.tempo.mail_us * slowness))
         self.io_us = max(1, world.tempo.io_us)
         self.skew_ms = world.below(400)

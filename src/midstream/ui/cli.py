@@ -1,6 +1,6 @@
 """The command line: parse, do one thing, print it for people or (`--json`) for machines.
 
-Exit status: 0 it went well, 1 the job failed, 2 the input was bad, 128 + n after signal n.
+Exit status: 0 it went well, 1 the job or the request failed, 2 the input was bad, 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def list_(*, json: Json = False) -> Answer:
     """List the jobs that run on this machine under this user."""
     from midstream.ui.remote import list_jobs
 
-    return list_jobs(json)
+    return list_jobs()
 
 
 @app.command
@@ -103,7 +103,7 @@ def status(job: str | None = None, /, *, json: Json = False) -> Answer:
     """
     from midstream.ui.remote import show_status
 
-    return show_status(job, json)
+    return show_status(job)
 
 
 @app.command
@@ -153,17 +153,28 @@ def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
 
 
 @app.command
-def bench(name: str, /, *, json: Json = False) -> Answer:
+def bench(
+    name: str,
+    /,
+    *,
+    events: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    slots: str = "spark",
+    json: Json = False,
+) -> Answer:
     """Measure: window, exchange, or latency.
 
     Parameters
     ----------
     name
         Which benchmark.
+    events
+        How many events; fewer than the benchmark's own number make it quicker, not comparable.
+    slots
+        "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """
     from midstream.ui.benching import run_bench
 
-    return run_bench(name, json)
+    return run_bench(name, events, slots, json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

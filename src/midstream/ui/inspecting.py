@@ -208,6 +208,7 @@ def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: i
 
 
 def report_view(report: CheckpointReport) -> RenderableType:
+    """The report as a table of operators, then sources, sinks, and what is wrong."""
     headline = Text(f"checkpoint {report.checkpoint_id}", style="bold")
     headline.append(f"  of job {text.printable(report.job_name)}", style="not bold")
     headline.append(f"  {report.path}", style="not bold dim")

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from midstream.core.errors import ClusterError, JobError
 from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoStop, GetStatus, JobStatus, Reply
-from midstream.runtime import client, registry
+from midstream.runtime import registry
+from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.ui import text
 from midstream.ui.answer import Answer
@@ -27,8 +28,13 @@ def list_jobs() -> Answer:
     for entry in registry.list_jobs():
         try:
             statuses.append(_status_of(entry))
+        except RequestFailed:
+            continue  # it has just ended
         except ClusterError:
             silent.append(entry)
+    if silent:  # a driver that ended meanwhile has taken its entry away
+        alive = {entry.job_id for entry in registry.list_jobs()}
+        silent = [entry for entry in silent if entry.job_id in alive]
     if not statuses and not silent:
         return Answer([], Text("no job runs on this machine"))
     data = [*statuses, *({"job_id": e.job_id, "name": e.name, "state": "unreachable"} for e in silent)]
@@ -79,7 +85,7 @@ def _named(job: str | None) -> JobEntry:
 
 
 def _ask(entry: JobEntry, request: ClientRequest, timeout_s: float | None) -> Reply:
-    with client.Client(entry) as line:
+    with Client(entry) as line:
         reply = line.ask(request, timeout_s)
     if reply.error:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")

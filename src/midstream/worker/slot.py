@@ -242,6 +242,7 @@ class SlotMachine:
         """Tasks with their partitions and gates; channels between tasks of this slot are connected at once."""
         pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
         seams = TaskSeams(
+            job_id=deploy.job_id,
             attempt=deploy.attempt,
             epoch=deploy.epoch,
             clock=self._clock,

@@ -83,6 +83,7 @@ class TaskState(Enum):
 class TaskSeams:
     """What a task needs of its slot."""
 
+    job_id: str
     attempt: int
     epoch: int
     clock: Clock
@@ -235,6 +236,8 @@ class Task:
                 storage=self._seams.storage,
                 call_at=self._call_at,
                 fail=self.fail,
+                job_id=self._seams.job_id,
+                attempt=self._attempt,
             )
             spec.operator.open(context, self._chain.links[index + 1])
             if spec.uid in restored:

@@ -1,0 +1,321 @@
+"""Environment: where a program begins, and what starts it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.api.arguments import SchemaLike, as_schema, calling_file, calling_place, require_callable
+from midstream.api.program import Program, located
+from midstream.api.shipping import check_shippable
+from midstream.api.stream import DataStream, Origin
+from midstream.connectors.collection import from_arrow, from_polars, from_rows
+from midstream.connectors.files import CsvOptions, FileSource, Format
+from midstream.connectors.generator import Generate, GeneratorSource
+from midstream.core.config import Duration, JobConfig, RestartStrategy, Size, check_parallelism, duration_s, size_bytes
+from midstream.core.errors import ConfigError, JobError
+from midstream.graph.build import build_job_graph
+from midstream.graph.describe import describe_text
+from midstream.operators.source import Source
+from midstream.protocol.messages import JobStatus
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
+
+    from midstream.runtime.job import Job
+    from midstream.runtime.provider import SlotProvider
+
+_loading: list[str] = []
+"""Paths of the job files that are being loaded, innermost last: what they make must not start by itself."""
+
+
+class Environment:
+    """One job: begin with a source, end with sinks, then `execute()` or `start()`.
+
+    `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts
+    the job over. `checkpoint_interval`: None for no periodic checkpoints. `max_parallelism`: the
+    number of key groups; it can never change for a job that goes on from its checkpoints.
+    `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots.
+
+    Raises ConfigError for settings that cannot be.
+    """
+
+    @located
+    def __init__(
+        self,
+        name: str = "job",
+        *,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_interval: Duration | None = "10 s",
+        checkpoint_timeout: Duration = "10 min",
+        min_pause: Duration = 0,
+        tolerable_failures: int = 3,
+        retained_checkpoints: int = 2,
+        restart: RestartStrategy | None = None,
+        buffer_size: Size = "32 KiB",
+        pool_size: Size = "128 MiB",
+        batch_rows: int = 131_072,
+        slot_timeout: Duration = "60 s",
+        heartbeat_timeout: Duration = "30 s",
+    ) -> None:
+        if not isinstance(name, str):
+            raise ConfigError(f"name: {name!r} is not a text")
+        if restart is not None and not isinstance(restart, RestartStrategy):
+            raise ConfigError(
+                f"restart: {restart!r} is not a strategy; use no_restart(), fixed_restarts(3) or exponential_restarts()"
+            )
+        self._config = JobConfig(
+            name=name,
+            parallelism=parallelism,
+            max_parallelism=_whole(max_parallelism, "max_parallelism"),
+            checkpoint_dir=_directory(checkpoint_dir),
+            checkpoint_interval_s=None
+            if checkpoint_interval is None
+            else duration_s(checkpoint_interval, "checkpoint_interval"),
+            checkpoint_timeout_s=duration_s(checkpoint_timeout, "checkpoint_timeout"),
+            min_pause_s=duration_s(min_pause, "min_pause"),
+            tolerable_failures=_whole(tolerable_failures, "tolerable_failures"),
+            retained_checkpoints=_whole(retained_checkpoints, "retained_checkpoints"),
+            restart=restart or RestartStrategy(),
+            buffer_bytes=size_bytes(buffer_size, "buffer_size"),
+            pool_bytes=size_bytes(pool_size, "pool_size"),
+            batch_rows=_whole(batch_rows, "batch_rows"),
+            slot_timeout_s=duration_s(slot_timeout, "slot_timeout"),
+            heartbeat_timeout_s=duration_s(heartbeat_timeout, "heartbeat_timeout"),
+        ).check()
+        self._program = Program()
+        self._directory = _directory_of(calling_file())
+        """Where the program lies: modules beside it travel with the job."""
+
+    def __repr__(self) -> str:
+        return f"Environment({self.name!r}, {len(self._program.graph.nodes)} operators)"
+
+    @property
+    def name(self) -> str:
+        return self._config.name
+
+    # ---- sources
+
+    @located
+    def source(self, source: Source) -> DataStream:
+        """Any source: one of `midstream.connectors`, or your own subclass of Source."""
+        if not isinstance(source, Source):
+            raise JobError(
+                f"source: {source!r} is not a Source; make one first, for example FileSource('in/*.parquet')"
+            )
+        return self._begin(type(source).__name__.removesuffix("Source").lower() or "source", source)
+
+    @located
+    def read_files(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: Format | None = None,
+        schema: SchemaLike | None = None,
+        watch: bool = False,
+        interval: Duration = "1 s",
+        csv: CsvOptions | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Parquet, CSV or JSON lines: a path, a glob, a directory, or a list of these.
+
+        `format`: by default from the suffix. `schema`: by default that of the first file. `watch`:
+        never end, and look every `interval` for new files. `rows_per_s`: of all subtasks together.
+        """
+        columns = None if schema is None else as_schema(schema, "read_files")
+        source = FileSource(
+            path,
+            format=format,
+            schema=columns,
+            watch=watch,
+            interval=interval,
+            csv=csv,
+            filesystem=filesystem,
+            rows_per_s=rows_per_s,
+        )
+        return self._begin("files", source)
+
+    @located
+    def from_collection(
+        self,
+        data: Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pl.DataFrame,
+        schema: SchemaLike | None = None,
+        *,
+        splits: int | None = None,
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Rows that are already here: dicts (`schema` by default inferred), an Arrow table or a polars DataFrame.
+
+        `splits`: how many subtasks can read at once; 1 keeps all rows in order.
+        """
+        if isinstance(data, (pa.Table, pa.RecordBatch, pl.DataFrame)):
+            if schema is not None:
+                raise JobError("from_collection: schema= is for dicts; a table has its own, cast it first")
+            if isinstance(data, pl.DataFrame):
+                return self._begin("collection", from_polars(data, splits=splits, rows_per_s=rows_per_s))
+            return self._begin("collection", from_arrow(data, splits=splits, rows_per_s=rows_per_s))
+        if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+            raise JobError(
+                f"from_collection: a {type(data).__name__} is no collection of rows; "
+                "give a list of dicts, an Arrow table or a polars DataFrame"
+            )
+        columns = None if schema is None else as_schema(schema, "from_collection")
+        return self._begin("collection", from_rows(data, columns, splits=splits, rows_per_s=rows_per_s))
+
+    @located
+    def generate(
+        self,
+        function: Generate,
+        count: int | None = None,
+        *,
+        schema: SchemaLike | None = None,
+        splits: int | None = None,
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """A row for each index from 0 (to `count`, or for ever): `function` takes an int64 array of indices.
+
+        It returns as many rows as a record batch, a polars DataFrame or a dict of columns, and always
+        the same ones for the same indices.
+        """
+        require_callable(function, "generate", "write for example generate(lambda i: {'n': i}, count=1000)")
+        check_shippable(function, "generate")
+        columns = None if schema is None else as_schema(schema, "generate")
+        return self._begin(
+            "generate", GeneratorSource(function, count, schema=columns, splits=splits, rows_per_s=rows_per_s)
+        )
+
+    @located
+    def from_dataframe(self, frame: DataFrame, *, rows_per_s: float | None = None) -> DataStream:
+        """The rows of a bounded Spark DataFrame as they are when the job starts."""
+        from midstream.spark.dataframe import DataFrameSource
+
+        return self._begin("dataframe", DataFrameSource(frame, rows_per_s=rows_per_s))
+
+    @located
+    def from_datasource(
+        self,
+        data_source: type[DataSource] | DataSource,
+        *,
+        streaming: bool = False,
+        options: Mapping[str, str] | None = None,
+        schema: StructType | str | None = None,
+        interval: Duration = "1 s",
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """A PySpark Python Data Source: its batch reader, or with `streaming` its stream reader, without end.
+
+        `interval`: how often a stream reader is asked for its latest offset.
+        """
+        from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
+
+        if streaming:
+            return self._begin(
+                "datasource",
+                DataSourceStreamSource(
+                    data_source, options=options, schema=schema, interval=interval, rows_per_s=rows_per_s
+                ),
+            )
+        return self._begin(
+            "datasource", DataSourceBatchSource(data_source, options=options, schema=schema, rows_per_s=rows_per_s)
+        )
+
+    def _begin(self, kind: str, source: Source) -> DataStream:
+        node = self._program.add_source(kind, source)
+        return DataStream(self._program, (Origin(node.id),), source.schema, node=node.id)
+
+    # ---- running it
+
+    def explain(self) -> str:
+        """The job graph as text: chains of operators with their parallelism, and how rows get from one to the next."""
+        return describe_text(build_job_graph(self._program.graph, self._config))
+
+    def execute(
+        self,
+        *,
+        parallelism: int | None = None,
+        master: str | None = None,
+        restore_from: str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        slots: SlotProvider | None = None,
+    ) -> JobStatus:
+        """Run the job to its end. Arguments and errors as in `start`; raises what the job failed with (JobError).
+
+        Ctrl-C ends the job without a checkpoint.
+        """
+        job = self.start(
+            parallelism=parallelism,
+            master=master,
+            restore_from=restore_from,
+            checkpoint_dir=checkpoint_dir,
+            slots=slots,
+        )
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.cancel("interrupted")
+            raise
+
+    def start(
+        self,
+        *,
+        parallelism: int | None = None,
+        master: str | None = None,
+        restore_from: str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        slots: SlotProvider | None = None,
+    ) -> Job:
+        """Start the job and return at once.
+
+        `parallelism`, `checkpoint_dir`: instead of the environment's. `master`: a Spark master URL;
+        by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
+        path of a checkpoint. `slots`: for tests, `runtime.processes.ProcessSlots()` runs on plain
+        processes without Spark.
+
+        Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
+        ClusterError when its surroundings do not allow it.
+        """
+        if _loading:
+            raise JobError(
+                f"{calling_place()}: starts the job while its file is being loaded; midstream run starts it itself, "
+                'so put the call under: if __name__ == "__main__":'
+            )
+        from midstream.api.submit import submit
+
+        config = self._config
+        if parallelism is not None:
+            check_parallelism(parallelism, config.max_parallelism, "the job")
+            config = msgspec.structs.replace(config, parallelism=parallelism)
+        if checkpoint_dir is not None:
+            config = msgspec.structs.replace(config, checkpoint_dir=_directory(checkpoint_dir))
+        return submit(self._program.graph, config.check(), self._directory, restore_from, master, slots)
+
+
+def _directory(path: str | os.PathLike[str] | None) -> str | None:
+    """Absolute if it is local: slots have working directories of their own."""
+    if path is None:
+        return None
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"checkpoint_dir: {path!r} is not a directory or a storage URL")
+    return text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
+
+
+def _directory_of(file: str | None) -> str | None:
+    return None if file is None else os.path.dirname(os.path.abspath(file))
+
+
+def _whole(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: {value!r} is not a whole number")
+    return value

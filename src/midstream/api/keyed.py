@@ -1,0 +1,178 @@
+"""Keyed streams: rows by key, their windows, and functions with state and timers per key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, overload
+
+import pyarrow as pa
+
+from midstream.api.arguments import SchemaLike, as_schema
+from midstream.api.program import located
+from midstream.api.shipping import check_shippable
+from midstream.api.stream import BroadcastStream, DataStream, schema_of, timestamps_text
+from midstream.core.config import Duration, duration_s
+from midstream.core.errors import JobError
+from midstream.graph.job_graph import Partitioning
+from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.operators.process import KeyedProcessFunction, process_operator
+from midstream.operators.windows import LATE, Session, Sliding, Window, window_operator
+
+if TYPE_CHECKING:
+    from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
+
+
+class KeyedStream:
+    """A stream divided by the values of `keys`. What follows works on each key by itself."""
+
+    def __init__(self, stream: DataStream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self.keys = keys
+        self.schema = stream.schema
+        self.event_time = stream.event_time
+
+    @located
+    def window(self, window: Window) -> WindowedStream:
+        """Windows in event time: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`."""
+        return WindowedStream(self._stream, self.keys, window)
+
+    @located
+    def process(
+        self,
+        function: KeyedProcessFunction,
+        schema: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+    ) -> DataStream:
+        """`function` row by row, with its states and timers; `schema` is that of the rows it returns."""
+        stream = self._stream
+        require_function(function, KeyedProcessFunction, "process")
+        made = as_schema(schema, "process")
+        sides = side_schemas(side_outputs, "process")
+        node, _ = stream._program.add(
+            "process",
+            stream._inputs(keys=self.keys),
+            lambda name: process_operator(
+                name,
+                function,
+                keys=self.keys,
+                event_time=stream.event_time,
+                input_schema=stream.schema,
+                schema=made,
+                side_outputs=sides,
+            ),
+            schema=lambda _: made,
+        )
+        return stream._behind(node.id, made, sides)
+
+    @overload
+    def connect(self, other: KeyedStream) -> ConnectedStreams: ...
+
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStreams: ...
+
+    @located
+    def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStreams:
+        """With another keyed stream, whose rows of a key meet this one's, or with a broadcast one."""
+        from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
+
+        if isinstance(other, KeyedStream):
+            self._stream._require_stream(other._stream, "connect")
+            ours = [self.schema.field(key).type for key in self.keys]
+            theirs = [other.schema.field(key).type for key in other.keys]
+            if ours != theirs:
+                raise JobError(
+                    f"connect: the keys do not match: {_keys_text(self)} and {_keys_text(other)}; "
+                    "both streams need key columns of the same types in the same order"
+                )
+            return ConnectedStreams(self._stream, self.keys, other._stream, other.keys)
+        if isinstance(other, BroadcastStream):
+            self._stream._require_stream(other, "connect")
+            return BroadcastConnectedStreams(self._stream, self.keys, other)
+        raise JobError("connect: a keyed stream connects with another keyed stream (key_by) or with a broadcast() one")
+
+
+class WindowedStream:
+    """Rows in windows; `aggregate` says what to compute of them."""
+
+    def __init__(
+        self, stream: DataStream, keys: tuple[str, ...], window: Window, allowed_lateness: Duration = 0
+    ) -> None:
+        if not isinstance(window, (Sliding, Session)):
+            raise JobError(
+                f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
+            )
+        if stream.event_time is None:
+            raise JobError(
+                "window: the stream has no event time; call with_watermarks(column, strategy) before it "
+                f"(timestamp columns: {timestamps_text(stream.schema)})"
+            )
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._allowed_lateness = allowed_lateness
+
+    @located
+    def allowed_lateness(self, lateness: Duration) -> WindowedStream:
+        """A row that comes up to so much too late makes its windows be emitted again, updated."""
+        duration_s(lateness, "allowed_lateness")
+        return WindowedStream(self._stream, self._keys, self._window, lateness)
+
+    @located
+    def aggregate(self, **aggregates: AnyAggregate) -> DataStream:
+        """The key columns, `window_start`, `window_end`, and a column per aggregate: `n=Count(), total=Sum("value")`.
+
+        `.side_output(LATE)` of the answer has the rows that came too late, as they came. The answer has
+        no event time; to window again, name it: `.with_watermarks("window_start", …bounded(window size))`.
+        """
+        stream = self._stream
+        event_time = stream.event_time
+        assert event_time is not None
+        for column, aggregate in aggregates.items():
+            if not isinstance(aggregate, (Aggregate, Accumulator)):
+                raise JobError(
+                    f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()"
+                )
+            check_shippable(aggregate, f"aggregate: {column}")
+        if not aggregates:
+            raise JobError("aggregate: name at least one aggregate, for example n=Count()")
+        node, operator = stream._program.add(
+            "window" if self._keys else "window_all",
+            stream._inputs(keys=self._keys, partitioning=None if self._keys else Partitioning.GLOBAL),
+            lambda name: window_operator(
+                name,
+                window=self._window,
+                keys=self._keys,
+                event_time=event_time,
+                aggregates=aggregates,
+                schema=stream.schema,
+                allowed_lateness=self._allowed_lateness,
+            ),
+            schema=schema_of,
+            parallelism=None if self._keys else 1,
+        )
+        result = stream._behind(node.id, schema_of(operator), {LATE: stream.schema})
+        result.event_time = None
+        return result
+
+
+def require_function(function: object, kind: type, method: str) -> None:
+    """Raises JobError when `function` is not an instance of `kind` that can be sent to the slots."""
+    if isinstance(function, type) and issubclass(function, kind):
+        raise JobError(f"{method}: {function.__name__} is a class; give an instance: {function.__name__}(…)")
+    if not isinstance(function, kind):
+        raise JobError(f"{method}: {function!r} is not a {kind.__name__}; subclass it and give an instance")
+    check_shippable(function, f"{method}: {type(function).__name__}")
+
+
+def side_schemas(side_outputs: Mapping[str, SchemaLike] | None, method: str) -> dict[str, pa.Schema]:
+    result = {}
+    for tag, spec in (side_outputs or {}).items():
+        if not isinstance(tag, str) or not tag:
+            raise JobError(f"{method}: {tag!r} is not a name for a side output")
+        result[tag] = as_schema(spec, f"{method}: side output {tag!r}")
+    return result
+
+
+def _keys_text(stream: KeyedStream) -> str:
+    return ", ".join(f"{key} ({stream.schema.field(key).type})" for key in stream.keys)

@@ -1,0 +1,82 @@
+"""From a job's file to its Environment, for `midstream run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, ModuleType
+
+from midstream.api.environment import Environment, _loading
+from midstream.core.errors import JobError, MidstreamError
+
+RUN_NAME = "__midstream__"
+"""What `__name__` is in a job's file that is loaded, so that `if __name__ == "__main__":` does not run."""
+
+
+def load_job(path: str | os.PathLike[str]) -> Environment:
+    """Run the file and answer the one Environment among its global variables.
+
+    Modules beside the file can be imported, now and later. Raises JobError when there is no such
+    file, when it cannot be compiled or raises (its exception is the cause), when it starts the job
+    itself, and when it has no Environment or several.
+    """
+    shown = os.fspath(path)
+    file = os.path.abspath(shown)
+    code = _compiled(_source_of(file, shown), file, shown)
+    directory = os.path.dirname(file)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    module = ModuleType(RUN_NAME)
+    module.__file__ = file
+    _loading.append(file)
+    try:
+        exec(code, module.__dict__)
+    except MidstreamError:
+        raise
+    except SystemExit as error:
+        raise JobError(f"{shown}: ended the program (SystemExit: {error.code}) while it was being loaded") from error
+    except Exception as error:
+        raise JobError(f"{shown}: raised {type(error).__name__}: {error}") from error
+    finally:
+        _loading.pop()
+    return _only_environment(module, shown)
+
+
+def _source_of(file: str, shown: str) -> bytes:
+    if os.path.isdir(file):
+        raise JobError(f"{shown}: is a directory; give the Python file that makes the job's Environment")
+    try:
+        with open(file, "rb") as opened:
+            return opened.read()
+    except FileNotFoundError:
+        raise JobError(f"{shown}: there is no such file (looked for {file})") from None
+    except OSError as error:
+        raise JobError(f"{shown}: cannot be read: {error.strerror}") from error
+
+
+def _compiled(source: bytes, file: str, shown: str) -> CodeType:
+    try:
+        code: CodeType = compile(source, file, "exec", dont_inherit=True)
+        return code
+    except SyntaxError as error:
+        at = f", line {error.lineno}" if error.lineno else ""
+        raise JobError(f"{shown}{at}: {error.msg}") from error
+    except ValueError as error:  # null bytes, a wrong encoding
+        raise JobError(f"{shown}: is not Python source: {error}") from error
+
+
+def _only_environment(module: ModuleType, shown: str) -> Environment:
+    found: dict[int, tuple[str, Environment]] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, Environment):
+            found.setdefault(id(value), (name, value))
+    if not found:
+        raise JobError(
+            f"{shown}: has no Environment among its global variables; write env = Environment(…) at the top level, "
+            'not inside a function or under if __name__ == "__main__":'
+        )
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found.values())
+        raise JobError(f"{shown}: has {len(found)} Environments ({names}); a file is one job, so keep one of them")
+    [(_, environment)] = found.values()
+    return environment

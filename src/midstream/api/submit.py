@@ -1,0 +1,87 @@
+"""Starting what a program describes: its graph is built, shipped, and given to a driver."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Final
+
+from midstream.api.shipping import pickled
+from midstream.coordinator.events import JobPlan
+from midstream.core.config import JobConfig
+from midstream.core.errors import JobError
+from midstream.graph.build import build_job_graph
+from midstream.graph.job_graph import JobGraph
+from midstream.graph.logical import LogicalGraph
+from midstream.operators.sink import Sink
+from midstream.runtime.ids import RandomIds
+from midstream.runtime.job import Job, start_job
+from midstream.runtime.provider import SlotProvider
+
+_MASTER_AND_SLOTS: Final = "give master= or slots=, not both: slots= says where slots run, in place of Spark"
+
+
+def submit(
+    logical: LogicalGraph,
+    config: JobConfig,
+    directory: str | None,
+    restore_from: str | None,
+    master: str | None,
+    slots: SlotProvider | None,
+) -> Job:
+    """`directory`: modules loaded from below it are shipped with the job. For the rest see `Environment.start`."""
+    if slots is not None and master is not None:
+        raise JobError(_MASTER_AND_SLOTS)
+    if restore_from is not None and config.checkpoint_dir is None:
+        raise JobError(
+            f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from; "
+            "give Environment(checkpoint_dir=…) or --checkpoint-dir"
+        )
+    graph = build_job_graph(logical, config)
+    _check_output_can_appear(graph, config)
+    _check_sinks(graph, restoring=restore_from is not None)
+    with ExitStack() as undo:
+        if slots is None:
+            slots = _spark_slots(master)
+            undo.callback(slots.close)
+        for vertex in graph.vertices:
+            if vertex.source is not None:
+                undo.callback(vertex.source.source.close)
+                vertex.source.source.prepare(vertex.source.uid, config.checkpoint_dir, restore_from is not None)
+        plan = JobPlan(
+            job_id=RandomIds().new_id(),
+            graph=graph,
+            graph_bytes=pickled(graph, directory),
+            config=config,
+            restore=restore_from,
+        )
+        job = start_job(plan, slots)
+        undo.pop_all()
+    return job
+
+
+def _spark_slots(master: str | None) -> SlotProvider:
+    from midstream.spark.session import session
+    from midstream.spark.slots import SparkSlots
+
+    return SparkSlots(session(master))
+
+
+def _check_sinks(graph: JobGraph, restoring: bool) -> None:
+    for vertex in graph.vertices:
+        for spec in vertex.operators:
+            if spec.sink is not None:
+                spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
+
+
+def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:
+    """Raises JobError when a sink commits with checkpoints, there are none, and the job has no end either."""
+    if config.checkpoint_dir is not None:
+        return
+    endless = [v.source.name for v in graph.vertices if v.source is not None and not v.source.source.bounded]
+    for vertex in graph.vertices:
+        for spec in vertex.operators:
+            if endless and spec.sink is not None and type(spec.sink).committer is not Sink.committer:
+                raise JobError(
+                    f"sink {spec.name!r} shows its rows when a checkpoint completes, but the job has no checkpoint_dir, "
+                    f"and source {endless[0]!r} never ends; give Environment(checkpoint_dir=…)"
+                )

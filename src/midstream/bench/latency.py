@@ -1,0 +1,121 @@
+"""How long a row takes from its creation, through a keyed exchange, to its sink, at a fixed rate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.api.environment import Environment
+from midstream.bench.measuring import CheckpointFigures, Slots, measure, require
+from midstream.bench.summing_sink import SummingSink, Vector, keyed_sink
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.errors import InvariantError
+
+RATE_PER_S = 10_000
+EVENTS = 20 * RATE_PER_S
+WARM_UP_SHARE = 0.1
+"""Of all rows, the first ones, which are not counted."""
+PARALLELISM = 2
+WARM_UP_EVENTS = 2_000
+CHECKPOINT_INTERVAL_S = 1.0
+BUCKETS = 1024
+GROWTH = 1.02
+"""Bucket b of the histogram holds latencies from GROWTH**b to GROWTH**(b + 1) µs: 2 % exact, up to 10 min."""
+SHORTFALL_MAX = 0.1
+"""If the rate is missed by more than that, latencies are those of an overloaded job."""
+
+SCHEMA = pa.schema([("i", pa.int64()), ("key", pa.int64()), ("created_us", pa.int64())])
+
+
+class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
+    benchmark: str = "latency"
+    events: int
+    events_counted: int
+    parallelism: int
+    slots: str
+    rate_per_s: int
+    rate_reached_per_s: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    job_start_s: float
+    slot_memory_mb: float
+    checkpoints: CheckpointFigures
+    correct: bool = True
+    """Every event arrived once: their number was compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """`count` rows that know when they were made."""
+
+    count: int
+
+    def __call__(self, i: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        made_us = np.full(len(i), time.time_ns() // 1000)
+        return pa.RecordBatch.from_arrays([pa.array(i), pa.array(i % 1000), pa.array(made_us)], schema=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Latencies in buckets of 2 %, for rows behind the warm-up of their split; the last place counts all rows."""
+
+    count: int
+
+    def __call__(self, batch: pa.RecordBatch) -> Vector:
+        taken_us = time.time_ns() // 1000 - batch.column("created_us").to_numpy()
+        split_rows = -(-self.count // PARALLELISM)
+        warm = batch.column("i").to_numpy() % split_rows >= WARM_UP_SHARE * split_rows
+        bucket = np.log(np.maximum(taken_us[warm], 1)) / np.log(GROWTH)
+        counts = np.zeros(BUCKETS + 1)
+        counts[:BUCKETS] = np.bincount(np.minimum(bucket.astype(np.int64), BUCKETS - 1), minlength=BUCKETS)
+        counts[BUCKETS] = batch.num_rows
+        return counts
+
+
+def run(events: int | None, slots: Slots) -> LatencyResult:
+    """Raises InvariantError when rows are missing or the machine cannot keep up with the rate."""
+    workload = Stamped(EVENTS if events is None else events)
+    sink = SummingSink(Histogram(workload.count), BUCKETS + 1)
+
+    def build(env: Environment, workload: Stamped) -> None:
+        source = GeneratorSource(workload, workload.count, schema=SCHEMA, rows_per_s=RATE_PER_S)
+        keyed_sink(env.source(source).key_by("key"), sink)
+
+    run = measure("latency", slots, PARALLELISM, CHECKPOINT_INTERVAL_S, build, workload, Stamped(WARM_UP_EVENTS))
+    counts, arrived = sink.total[:BUCKETS], sink.total[BUCKETS]
+    require("the number of rows that arrived", workload.count, arrived)
+    reached_per_s = workload.count / run.run_s
+    if reached_per_s < RATE_PER_S * (1 - SHORTFALL_MAX) and events is None:
+        raise InvariantError(
+            f"only {reached_per_s:,.0f} of {RATE_PER_S:,} rows/s were reached: the machine is too busy"
+        )
+    return LatencyResult(
+        events=workload.count,
+        events_counted=int(counts.sum()),
+        parallelism=PARALLELISM,
+        slots=slots,
+        rate_per_s=RATE_PER_S,
+        rate_reached_per_s=round(reached_per_s),
+        p50_ms=percentile_ms(counts, 0.5),
+        p90_ms=percentile_ms(counts, 0.9),
+        p99_ms=percentile_ms(counts, 0.99),
+        p999_ms=percentile_ms(counts, 0.999),
+        max_ms=percentile_ms(counts, 1.0),
+        job_start_s=round(run.start_s, 3),
+        slot_memory_mb=run.slot_memory_mb,
+        checkpoints=run.checkpoints,
+    )
+
+
+def percentile_ms(counts: Vector, share: float) -> float:
+    """The upper bound of the bucket in which the `share` of all counted rows is reached."""
+    bucket = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
+    return round(float(GROWTH ** (bucket + 1)) / 1000, 2)

@@ -1,0 +1,152 @@
+"""Run a job and watch it: how long until it runs, how long it runs, and the most memory a slot takes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+import msgspec
+import psutil
+
+from midstream.api.environment import Environment
+from midstream.api.restarts import no_restart
+from midstream.core.errors import InvariantError
+from midstream.protocol.messages import JobStatus, VertexStatus
+from midstream.runtime.processes import ProcessSlots
+
+Slots: TypeAlias = Literal["spark", "process"]
+W = TypeVar("W")
+
+POLL_S = 0.02
+ENDED = frozenset({"finished", "stopped", "failed"})
+_GOING = frozenset({"running", "end_of_data", "finished"})
+
+
+class Job(Protocol):
+    """What measuring needs of a job handle."""
+
+    def status(self) -> JobStatus: ...
+
+    def wait(self, timeout_s: float | None = None) -> JobStatus: ...
+
+
+class CheckpointFigures(msgspec.Struct, frozen=True):
+    completed: int
+    failed: int
+    duration_ms_mean: float
+    """Over the most recent completed ones."""
+    duration_ms_max: int
+    state_mb_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    start_s: float
+    """From asking for the start until every task runs."""
+    run_s: float
+    """From there to the job's end."""
+    slot_memory_bytes: int
+    """The most that any slot's process had resident at a time."""
+    status: JobStatus
+
+    @property
+    def slot_memory_mb(self) -> float:
+        return round(self.slot_memory_bytes / 1e6, 1)
+
+    @property
+    def checkpoints(self) -> CheckpointFigures:
+        completed = [c for c in self.status.checkpoints if c.state == "completed"]
+        durations = [c.duration_ms for c in completed]
+        return CheckpointFigures(
+            completed=self.status.checkpoints_completed,
+            failed=self.status.checkpoints_failed,
+            duration_ms_mean=round(sum(durations) / len(durations), 1) if durations else 0.0,
+            duration_ms_max=max(durations, default=0),
+            state_mb_max=round(max((c.state_bytes for c in completed), default=0) / 1e6, 1),
+        )
+
+
+def measure(
+    name: str,
+    slots: Slots,
+    parallelism: int,
+    checkpoint_interval_s: float | None,
+    build: Callable[[Environment, W], None],
+    workload: W,
+    warm_up: W,
+) -> Run:
+    """Run the job that `build` makes of `workload`, after one of `warm_up` so that the session is warm.
+
+    `checkpoint_interval_s` None: no checkpoints. Raises what the job's failure raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
+
+        def start(load: W, sub: str) -> Job:
+            env = Environment(
+                f"bench-{name}",
+                parallelism=parallelism,
+                checkpoint_dir=None if checkpoint_interval_s is None else f"{directory}/{sub}",
+                checkpoint_interval=checkpoint_interval_s,
+                restart=no_restart(),
+            )
+            build(env, load)
+            if slots == "process":
+                return env.start(slots=ProcessSlots())
+            return env.start(master=f"local[{parallelism}]")
+
+        start(warm_up, "warm-up").wait()
+        return run_measured(lambda: start(workload, "run"))
+
+
+def run_measured(start: Callable[[], Job]) -> Run:
+    """`start` starts a bounded job. Raises what the job's failure raises, InvariantError when it was restarted."""
+    began_s = time.perf_counter()
+    job = start()
+    running_s: float | None = None
+    memory_bytes = 0
+    while True:
+        status = job.status()
+        now_s = time.perf_counter()
+        if running_s is None and all(_all_running(vertex) for vertex in status.vertices):
+            running_s = now_s
+        memory_bytes = max([memory_bytes, *status.slot_memory_bytes, *map(_peak_memory, status.slot_pids)])
+        if status.state in ENDED:
+            break
+        time.sleep(POLL_S)
+    status = job.wait()
+    if status.restarts:
+        raise InvariantError(
+            f"the job was restarted {status.restarts} times, so its figures mean nothing: {status.failures[0].summary}"
+        )
+    running_s = began_s if running_s is None else running_s
+    return Run(running_s - began_s, now_s - running_s, memory_bytes, status)
+
+
+def _all_running(vertex: VertexStatus) -> bool:
+    return sum(count for state, count in vertex.states.items() if state in _GOING) == vertex.parallelism
+
+
+def _peak_memory(pid: int) -> int:
+    """Bytes: the peak so far where the system tells it, else what is resident now; 0 when the process has gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return 0
+    except OSError:
+        pass
+    try:
+        resident: int = psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return 0
+    return resident
+
+
+def require(what: str, expected: float, got: float) -> None:
+    """Raises InvariantError: a benchmark whose result is wrong has no figures."""
+    if expected != got:
+        raise InvariantError(f"the benchmark's result is wrong: {what} is {got:,.1f}, it must be {expected:,.1f}")

@@ -1,0 +1,106 @@
+"""One attempt to run the job: which slot runs which task, and how far each task is.
+
+    DEPLOYING -> RUNNING -> FINISHING -> FINISHED
+
+FINISHING: all data is processed; the task waits for a checkpoint. Tasks that a checkpoint has
+recorded as finished, and all tasks of a job without checkpoints, go from RUNNING to FINISHED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from midstream.core.errors import InvariantError
+from midstream.graph.job_graph import JobGraph, Partitioning
+from midstream.protocol.messages import TaskRef
+
+
+class TaskPhase(Enum):
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+
+
+_BEFORE = {
+    TaskPhase.RUNNING: (TaskPhase.DEPLOYING,),
+    TaskPhase.FINISHING: (TaskPhase.RUNNING,),
+    TaskPhase.FINISHED: (TaskPhase.RUNNING, TaskPhase.FINISHING),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Who begins a checkpoint, who must acknowledge it, and who has nothing to add."""
+
+    trigger: tuple[TaskRef, ...]
+    expected: frozenset[TaskRef]
+    finished: frozenset[TaskRef]
+
+
+class Attempt:
+    """`slots[i]` runs subtask i of every vertex. `finished`: vertices that are deployed as finished."""
+
+    def __init__(self, number: int, graph: JobGraph, slots: tuple[int, ...], finished: Collection[int]) -> None:
+        self.number = number
+        self.slots = slots
+        self._graph = graph
+        self.phases = {ref: TaskPhase.DEPLOYING for ref in tasks_of(graph)}
+        self.awaited = set(slots)
+        """Slots that have to answer `Deployed`, later `Cancelled`."""
+        self.ending = {ref for ref in self.phases if ref.vertex in finished}
+        """Tasks that end by themselves now. A checkpoint triggered meanwhile would only meet that race."""
+
+    def slot_of(self, ref: TaskRef) -> int:
+        return self.slots[ref.subtask]
+
+    def tasks_on(self, slot: int) -> tuple[TaskRef, ...]:
+        return tuple(ref for ref in self.phases if self.slots[ref.subtask] == slot)
+
+    def owns(self, slot: int, ref: TaskRef) -> bool:
+        return ref in self.phases and self.slot_of(ref) == slot
+
+    def advance(self, ref: TaskRef, phase: TaskPhase) -> None:
+        """Raises InvariantError when that phase cannot come now."""
+        before = self.phases[ref]
+        if before not in _BEFORE[phase]:
+            raise InvariantError(f"attempt {self.number}: task {ref} is {before.value}, cannot become {phase.value}")
+        self.phases[ref] = phase
+        if phase is TaskPhase.FINISHED:
+            self.ending.discard(ref)
+
+    @property
+    def all_started(self) -> bool:
+        return TaskPhase.DEPLOYING not in self.phases.values()
+
+    @property
+    def all_finished(self) -> bool:
+        return all(phase is TaskPhase.FINISHED for phase in self.phases.values())
+
+    @property
+    def at_end_of_data(self) -> bool:
+        """Some tasks live, and all of those have processed all their data."""
+        live = [phase for phase in self.phases.values() if phase is not TaskPhase.FINISHED]
+        return bool(live) and all(phase is TaskPhase.FINISHING for phase in live)
+
+    def plan_checkpoint(self) -> CheckpointPlan:
+        """Tasks none of whose producers lives begin it; every task that lives takes part."""
+        live = {ref for ref, phase in self.phases.items() if phase is not TaskPhase.FINISHED}
+        trigger = tuple(
+            ref for ref in self.phases if ref in live and not any(p in live for p in self._producers(ref))
+        )
+        return CheckpointPlan(trigger, frozenset(live), frozenset(self.phases) - live)
+
+    def _producers(self, ref: TaskRef) -> Iterator[TaskRef]:
+        for edge in self._graph.inputs(ref.vertex):
+            if edge.partitioning is Partitioning.FORWARD:
+                yield TaskRef(edge.source, ref.subtask)
+            else:
+                yield from (TaskRef(edge.source, i) for i in range(self._graph.vertices[edge.source].parallelism))
+
+
+def tasks_of(graph: JobGraph) -> tuple[TaskRef, ...]:
+    """Every task, vertex by vertex."""
+    return tuple(TaskRef(vertex.id, i) for vertex in graph.vertices for i in range(vertex.parallelism))

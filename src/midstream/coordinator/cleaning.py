@@ -1,0 +1,79 @@
+"""Deletes checkpoints and state files that nobody needs any more, one pass at a time.
+
+What cannot be deleted now is tried again with the next pass; what is left when the program dies is
+found by the next coordinator (`checkpoint.store.clean_up`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from midstream.checkpoint.store import FencedError, drop, drop_attempts_before
+from midstream.coordinator.effects import Effects
+from midstream.core.errors import StorageError
+from midstream.core.seams import Done, Failed, Storage
+
+
+class Cleaning:
+    def __init__(
+        self, effects: Effects, fenced: Callable[[StorageError], None], warn: Callable[[str], None]
+    ) -> None:
+        self.storage: Storage | None = None
+        self.epoch = 0
+        self._effects = effects
+        self._fenced = fenced
+        self._warn = warn
+        self._checkpoints: set[int] = set()
+        self._files: set[str] = set()
+        self._before: tuple[int, frozenset[str]] | None = None
+        self._running = False
+        self._stopped = False
+
+    def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+        self._checkpoints.update(checkpoints)
+        self._files.update(files)
+        self.run()
+
+    def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
+        """All files of earlier attempts but `referenced`. No slot of those attempts writes any more."""
+        self._before = (attempt, referenced)
+        self.run()
+
+    def run(self) -> None:
+        if self._running or self._stopped or self.storage is None:
+            return
+        if not (self._checkpoints or self._files or self._before):
+            return
+        self._running = True
+        checkpoints, files, before = sorted(self._checkpoints), frozenset(self._files), self._before
+        self._checkpoints, self._files, self._before = set(), set(), None
+        work = partial(_clean, self.storage, self.epoch, checkpoints, files, before)
+        self._effects.run_io("clean", work, partial(self._done, checkpoints, files))
+
+    def stop(self) -> None:
+        """Touch nothing more: somebody else owns the directory."""
+        self._stopped = True
+
+    def _done(self, checkpoints: list[int], files: frozenset[str], outcome: Done[None] | Failed) -> None:
+        self._running = False
+        if isinstance(outcome, Done):
+            self.run()
+        elif isinstance(outcome.error, FencedError):
+            self._fenced(outcome.error)
+        else:
+            self._checkpoints.update(checkpoints)
+            self._files.update(files)
+            self._warn(f"old checkpoint files could not be deleted (tried again later): {outcome.error}")
+
+
+def _clean(
+    storage: Storage,
+    epoch: int,
+    checkpoints: list[int],
+    files: frozenset[str],
+    before: tuple[int, frozenset[str]] | None,
+) -> None:
+    drop(storage, epoch, checkpoints, files)
+    if before is not None:
+        drop_attempts_before(storage, epoch, *before)

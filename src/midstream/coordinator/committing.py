@@ -1,0 +1,173 @@
+"""What sinks have prepared is made visible here, once the checkpoint that holds it is complete.
+
+One call of a committer at a time, in the order of checkpoints. A commit that fails is tried again a
+few times; then the attempt fails, and nothing is deployed until the queue has been worked off. What
+is in the queue is also in the metadata of the newest checkpoint, so it survives the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from midstream.checkpoint.metadata import Committables
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.failures import Failure, failure_of
+from midstream.core.seams import Done, Failed
+from midstream.graph.job_graph import JobGraph
+from midstream.operators.sink import Committer, Sink
+
+TRIES_MAX = 5
+RETRY_S = 0.2
+"""Before the second try; doubles with each further one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    what: Committables
+    holder: int
+    """The completed checkpoint whose metadata holds it."""
+
+
+class Committing:
+    """`fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        graph: JobGraph,
+        job_id: str,
+        fail: Callable[[Failure], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._effects = effects
+        self._job_id = job_id
+        self._fail = fail
+        self._warn = warn
+        self._sinks: dict[str, tuple[str, Sink]] = {
+            spec.uid: (spec.name, spec.sink) for vertex in graph.vertices for spec in vertex.operators if spec.sink
+        }
+        self._committers: dict[str, Committer | None] = {}
+        """Made and used on the I/O pool only, where one call of this class runs at a time."""
+        self._commits: deque[_Commit] = deque()
+        self._aborts: deque[Committables] = deque()
+        self._running = False
+        self._timer: str | None = None
+        self._tries = 0
+        self.stalled = False
+        """Given up until `resume`."""
+        self.may_retry = True
+        self._last_holder = -1
+
+    @property
+    def idle(self) -> bool:
+        """Everything has been committed and cleaned up."""
+        return not (self._commits or self._aborts or self._running)
+
+    @property
+    def uncommitted(self) -> tuple[Committables, ...]:
+        return tuple(commit.what for commit in self._commits)
+
+    @property
+    def oldest_holder(self) -> int | None:
+        """The oldest completed checkpoint of which not all is committed."""
+        return self._commits[0].holder if self._commits else None
+
+    def add(self, holder: int, committables: Iterable[Committables]) -> None:
+        """Commit these, which checkpoint `holder` has just made permanent."""
+        assert holder >= self._last_holder, (holder, self._last_holder)
+        self._last_holder = holder
+        for what in committables:
+            assert what.checkpoint_id <= holder, (what.checkpoint_id, holder)
+            if what.items and what.uid in self._sinks:
+                self._commits.append(_Commit(what, holder))
+        self._next()
+
+    def abort(self, committables: Iterable[Committables]) -> None:
+        """No checkpoint holds these and none ever will."""
+        self._aborts.extend(what for what in committables if what.items and what.uid in self._sinks)
+        self._next()
+
+    def resume(self) -> None:
+        self.stalled = False
+        self._tries = 0
+        self._next()
+
+    def give_up(self) -> None:
+        """No more retries: the job ends."""
+        self.may_retry = False
+        self.stalled = self.stalled or self._timer is not None
+        self._effects.cancel_timer(self._timer)
+        self._timer = None
+
+    def _next(self) -> None:
+        if self._running or self._timer is not None:
+            return
+        if self._commits and not self.stalled:
+            what = self._commits[0].what
+            self._run("commit", what, self._committed, partial(self._commit, what))
+        elif self._aborts:
+            what = self._aborts.popleft()
+            self._run("abort", what, self._aborted, partial(self._abort, what))
+
+    def _run(
+        self,
+        name: str,
+        what: Committables,
+        done: Callable[[Committables, Done[None] | Failed], None],
+        work: Callable[[], None],
+    ) -> None:
+        self._running = True
+        self._effects.run_io(f"{name}:{what.uid}:{what.checkpoint_id}", work, partial(done, what))
+
+    def _committed(self, what: Committables, outcome: Done[None] | Failed) -> None:
+        self._running = False
+        if isinstance(outcome, Done):
+            self._tries = 0
+            done = self._commits.popleft()
+            assert done.what is what
+            self._next()
+            return
+        self._tries += 1
+        if self.may_retry and self._tries < TRIES_MAX:
+            delay_s = RETRY_S * 2 ** (self._tries - 1)
+            self._timer = self._effects.set_timer(f"commit:{what.uid}", delay_s, self._try_again)
+            return
+        self.stalled = True
+        where = f"sink {self._sinks[what.uid][0]!r}: committing what it wrote until checkpoint {what.checkpoint_id}"
+        self._fail(failure_of(outcome.error, where))
+        self._next()
+
+    def _try_again(self) -> None:
+        self._timer = None
+        self._next()
+
+    def _aborted(self, what: Committables, outcome: Done[None] | Failed) -> None:
+        self._running = False
+        if isinstance(outcome, Failed):
+            where = f"sink {self._sinks[what.uid][0]!r}: cleaning up what was never completed"
+            self._warn(failure_of(outcome.error, where).summary)
+        self._next()
+
+    # ---- on the I/O pool ----
+
+    def _committer(self, uid: str) -> Committer | None:
+        if uid not in self._committers:
+            self._committers[uid] = self._sinks[uid][1].committer(self._job_id)
+        return self._committers[uid]
+
+    def _commit(self, what: Committables) -> None:
+        committer = self._committer(what.uid)
+        if committer is not None:
+            committer.commit(what.checkpoint_id, what.items)
+
+    def _abort(self, what: Committables) -> None:
+        committer = self._committer(what.uid)
+        if committer is not None:
+            committer.abort(what.items)
+
+    def check(self) -> None:
+        holders = [commit.holder for commit in self._commits]
+        assert holders == sorted(holders), holders

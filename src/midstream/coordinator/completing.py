@@ -1,0 +1,121 @@
+"""From the acknowledgements of a checkpoint to its metadata. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from midstream.checkpoint.metadata import (
+    CheckpointMetadata,
+    Committables,
+    OperatorState,
+    SourcePosition,
+    files_of,
+    layout_of,
+    names_of,
+)
+from midstream.checkpoint.assign import uids_of
+from midstream.coordinator.events import JobPlan
+from midstream.protocol.messages import CheckpointAck, OperatorSnapshot, TaskRef
+from midstream.state.parts import Redistribute
+
+
+def committables_of(
+    acks: Mapping[TaskRef, CheckpointAck], names: Mapping[str, str], newest_completed: int
+) -> tuple[Committables, ...]:
+    """What these acknowledgements hold and no completed checkpoint does, in the order of checkpoints.
+
+    Whoever acknowledges reports again what it prepared for older checkpoints that it does not know
+    to be completed. Those up to the newest completed one are in that one's metadata.
+    """
+    items: dict[tuple[int, str], list[bytes]] = {}
+    for _, ack in sorted(acks.items(), key=lambda item: (item[0].vertex, item[0].subtask)):
+        for op in ack.operators:
+            for earlier in op.earlier:
+                if newest_completed < earlier.checkpoint_id:
+                    items.setdefault((earlier.checkpoint_id, op.uid), []).extend(earlier.committables)
+            items.setdefault((ack.checkpoint_id, op.uid), []).extend(op.committables)
+    order = {uid: i for i, uid in enumerate(names)}
+    return tuple(
+        Committables(checkpoint_id, uid, names[uid], tuple(found))
+        for (checkpoint_id, uid), found in sorted(items.items(), key=lambda item: (item[0][0], order[item[0][1]]))
+        if found
+    )
+
+
+def operator_states(
+    plan: JobPlan, acks: Mapping[TaskRef, CheckpointAck], finished: Set[TaskRef]
+) -> tuple[OperatorState, ...]:
+    """The state of every operator of the graph. `finished`: tasks that had finished before the trigger."""
+    names = names_of(plan.graph)
+    states = []
+    for vertex in plan.graph.vertices:
+        refs = [TaskRef(vertex.id, i) for i in range(vertex.parallelism)]
+        ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
+        for uid in uids_of(vertex):
+            subtasks = tuple(_snapshot(uid, acks.get(ref)) for ref in refs)
+            states.append(OperatorState(uid, names[uid], vertex.id, vertex.parallelism, subtasks, ended))
+    return tuple(states)
+
+
+def _snapshot(uid: str, ack: CheckpointAck | None) -> OperatorSnapshot:
+    """State only: committables are kept apart. A subtask that had finished has no more to give."""
+    if ack is not None and not ack.finished:
+        for op in ack.operators:
+            if op.uid == uid:
+                return OperatorSnapshot(uid, op.parts)
+    return OperatorSnapshot(uid)
+
+
+def refusal(operators: Iterable[OperatorState], readable: Set[str]) -> str:
+    """Why these states cannot make a checkpoint that may be restored; "" if they can.
+
+    `readable`: files that retained checkpoints hold or that were written for this one. A task whose
+    word of a completed checkpoint is late may refer to a chunk of one that is already being deleted.
+    """
+    for op in operators:
+        if op.finished and not op.fully_finished:
+            for i in op.running:
+                for part in op.subtasks[i].parts:
+                    if part.redistribute == Redistribute.UNION.value:
+                        return (
+                            f"operator {op.name!r} has union state {part.name!r} and only some of its subtasks have "
+                            "finished: the state of the others is not all of it"
+                        )
+        missing = files_of(op.subtasks) - readable
+        if missing:
+            return f"operator {op.name!r} refers to {min(missing)}, which is no longer kept"
+    return ""
+
+
+def build_metadata(
+    plan: JobPlan,
+    *,
+    checkpoint_id: int,
+    epoch: int,
+    attempt: int,
+    created_ms: int,
+    completed_ms: int,
+    operators: tuple[OperatorState, ...],
+    sources: tuple[SourcePosition, ...],
+    committables: tuple[Committables, ...],
+) -> CheckpointMetadata:
+    vertices, edges = layout_of(plan.graph)
+    snapshots = [snapshot for op in operators for snapshot in op.subtasks]
+    chunks = {(c.file, c.offset): c.length for s in snapshots for part in s.parts for c in part.chunks}
+    return CheckpointMetadata(
+        job_name=plan.config.name,
+        job_id=plan.job_id,
+        checkpoint_id=checkpoint_id,
+        epoch=epoch,
+        attempt=attempt,
+        created_ms=created_ms,
+        completed_ms=completed_ms,
+        max_parallelism=plan.graph.max_parallelism,
+        vertices=vertices,
+        edges=edges,
+        operators=operators,
+        sources=sources,
+        committables=committables,
+        state_bytes=sum(chunks.values()),
+        files=tuple(sorted(files_of(snapshots))),
+    )

@@ -1,0 +1,98 @@
+"""The instructions of one step, and who waits for the outcome of those that have one.
+
+Tokens are handed out here, so that none is ever used twice; whoever asks for a timer or for I/O
+says at once what is to happen then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from midstream.coordinator.events import (
+    CancelTimer,
+    CloseSlot,
+    Instruction,
+    JobEnded,
+    ReplyTo,
+    RequestSlot,
+    RunIo,
+    Send,
+    SetTimer,
+)
+from midstream.core.seams import Done, Failed
+from midstream.protocol.messages import Reply, ToSlot
+
+T = TypeVar("T")
+
+
+class Effects:
+    def __init__(self) -> None:
+        self.cause = 0
+        """Number of the event that is being handled."""
+        self._out: list[Instruction] = []
+        self._tokens = 0
+        self._timers: dict[str, Callable[[], None]] = {}
+        self._ios: dict[str, Callable[[Done[object] | Failed], None]] = {}
+
+    # ---- asking ----
+
+    def send(self, slot: int, message: ToSlot) -> None:
+        self._out.append(Send(slot, message, cause=self.cause))
+
+    def request_slot(self, request: str) -> None:
+        self._out.append(RequestSlot(request, cause=self.cause))
+
+    def close_slot(self, slot: int, reason: str) -> None:
+        self._out.append(CloseSlot(slot, reason, cause=self.cause))
+
+    def reply(self, client: int, reply: Reply) -> None:
+        self._out.append(ReplyTo(client, reply, cause=self.cause))
+
+    def end(self, ended: JobEnded) -> None:
+        self._out.append(ended)
+
+    def set_timer(self, name: str, delay_s: float, then: Callable[[], None]) -> str:
+        """Its token, for `cancel_timer`. `name` is for who reads a trace."""
+        token = self._token(name)
+        self._timers[token] = then
+        self._out.append(SetTimer(token, max(0.0, delay_s), cause=self.cause))
+        return token
+
+    def cancel_timer(self, token: str | None) -> None:
+        """Nothing happens if there is none or it has fired."""
+        if token is not None and self._timers.pop(token, None) is not None:
+            self._out.append(CancelTimer(token, cause=self.cause))
+
+    def run_io(self, name: str, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        token = self._token(name)
+        self._ios[token] = cast("Callable[[Done[object] | Failed], None]", done)
+        self._out.append(RunIo(token, work, cause=self.cause))
+
+    def _token(self, name: str) -> str:
+        self._tokens += 1
+        return f"{name}-{self._tokens}"
+
+    # ---- outcomes ----
+
+    def timer_fired(self, token: str) -> None:
+        then = self._timers.pop(token, None)
+        if then is not None:  # else it was cancelled while it fired
+            then()
+
+    def io_done(self, token: str, outcome: Done[object] | Failed) -> None:
+        done = self._ios.pop(token, None)
+        if done is not None:
+            done(outcome)
+
+    @property
+    def io_in_flight(self) -> int:
+        return len(self._ios)
+
+    def cancel_all_timers(self) -> None:
+        for token in list(self._timers):
+            self.cancel_timer(token)
+
+    def take(self) -> list[Instruction]:
+        out, self._out = self._out, []
+        return out

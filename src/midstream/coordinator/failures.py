@@ -1,0 +1,71 @@
+"""What went wrong, and whether the job is to try again."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from midstream.core.config import RestartStrategy
+from midstream.core.errors import ConfigError, InvariantError, JobError, MidstreamError, SchemaError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`details`: traceback, or empty. `fatal`: trying again cannot help."""
+
+    summary: str
+    details: str
+    error: MidstreamError
+    """What the user gets to see if the job ends of it."""
+    fatal: bool = False
+
+
+def failure_of_user_code(summary: str, details: str, fatal: bool) -> Failure:
+    """As a slot reports it: `details` is the traceback."""
+    return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal)
+
+
+def failure_of(error: BaseException, where: str) -> Failure:
+    """Of something that ran on the driver. Errors of our own keep their kind."""
+    summary = f"{where}: {error}" if isinstance(error, MidstreamError) else f"{where}: {type(error).__name__}: {error}"
+    details = "".join(traceback.format_exception(error))
+    if isinstance(error, MidstreamError):
+        shown: MidstreamError = type(error)(summary)
+    else:
+        shown = JobError(f"{summary}\n\n{details}")
+    shown.__cause__ = error
+    return Failure(summary, details, shown, fatal=isinstance(error, (ConfigError, SchemaError, InvariantError)))
+
+
+class Restarts:
+    """Counts restarts and says how long to wait before the next one."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self._strategy = strategy
+        self.total = 0
+        self._recent = 0
+        """Restarts since the job last ran for `reset_after_s` (exponential only)."""
+        self._running_since_ms: int | None = None
+
+    def running(self, now_ms: int) -> None:
+        self._running_since_ms = now_ms
+
+    def after_failure(self, now_ms: int) -> float | None:
+        """Delay in seconds before the restart; None: the job is to fail."""
+        strategy = self._strategy
+        since, self._running_since_ms = self._running_since_ms, None
+        if strategy.kind == "none":
+            return None
+        if strategy.kind == "fixed":
+            if self.total >= strategy.attempts:
+                return None
+            self.total += 1
+            return strategy.delay_s
+        if since is not None and now_ms - since >= strategy.reset_after_s * 1000:
+            self._recent = 0
+        if strategy.attempts and self._recent >= strategy.attempts:
+            return None
+        delay_s = min(strategy.delay_s * 2.0 ** min(self._recent, 40), strategy.max_delay_s)
+        self._recent += 1
+        self.total += 1
+        return delay_s

@@ -1,0 +1,241 @@
+"""Splits: found by `Source.discover`, handed to the subtasks that ask, kept in every checkpoint.
+
+What a checkpoint holds is taken in the step that triggers it: a split that was handed out before
+the trigger is in its reader's state, one that was not is in `pending`, and control messages to a
+slot stay in order, so no split is in both or in none.
+
+Per source at most one call runs at a time, so that a source needs no locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition
+from midstream.checkpoint.state_files import read_parts
+from midstream.coordinator.attempt import Attempt
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.failures import Failure, failure_of
+from midstream.core.seams import Done, Failed, Storage
+from midstream.graph.job_graph import JobGraph, SourceSpec
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
+from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, TaskRef
+
+PENDING_MAX = 10_000
+"""Splits that wait to be handed out; above this nothing more is discovered."""
+SPLITS = "splits"
+"""The part of a source's state in which its readers keep their splits (see `worker.source`)."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Split)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A completed checkpoint of which the source is to be told."""
+
+    position: bytes | None
+    pending: tuple[bytes, ...]
+    parts: tuple[PartHandle, ...]
+
+
+@dataclass(slots=True)
+class _State:
+    spec: SourceSpec
+    vertex: int
+    parallelism: int
+    position: bytes | None = None
+    exhausted: bool = False
+    pending: deque[bytes] = field(default_factory=deque)
+    waiting: deque[TaskRef] = field(default_factory=deque)
+    """Subtasks that have asked and got no answer yet, at most once each."""
+    generation: int = 0
+    """Grows with every reset: what was discovered before one does not count after it."""
+    busy: bool = False
+    """A call of the source is running."""
+    timer: str | None = None
+    settled: _Settled | None = None
+
+
+class Sources:
+    """`fail` is told what makes the attempt fail, `warn` what does not."""
+
+    def __init__(
+        self, effects: Effects, graph: JobGraph, fail: Callable[[Failure], None], warn: Callable[[str], None]
+    ) -> None:
+        self.storage: Storage | None = None
+        self._effects = effects
+        self._fail = fail
+        self._warn = warn
+        self._attempt: Attempt | None = None
+        self._is_open = False
+        """Discovery goes on: not before the first reset, and never again after `stop`."""
+        self._states = {
+            vertex.source.uid: _State(vertex.source, vertex.id, vertex.parallelism)
+            for vertex in graph.vertices
+            if vertex.source is not None
+        }
+        self._by_vertex = {state.vertex: state for state in self._states.values()}
+
+    # ---- attempts ----
+
+    def reset(self, positions: Mapping[str, SourcePosition], finished: Collection[int]) -> None:
+        """Go on from these positions (from the beginning where there is none), and begin to discover."""
+        self._attempt = None
+        self._is_open = True
+        for uid, state in self._states.items():
+            self._quiesce(state)
+            old = positions.get(uid)
+            state.generation += 1
+            state.position = old.position if old else None
+            state.exhausted = state.vertex in finished or (old.exhausted if old else False)
+            state.pending = deque(old.pending if old else ())
+            self._next_call(state)
+
+    def deployed(self, attempt: Attempt) -> None:
+        """Splits go to the tasks of this attempt from now on."""
+        assert all(not state.waiting for state in self._states.values())
+        self._attempt = attempt
+
+    def pause(self) -> None:
+        """The attempt is over; `reset` comes before the next one."""
+        self._attempt = None
+        for state in self._states.values():
+            self._quiesce(state)
+            state.generation += 1
+
+    def stop(self) -> None:
+        """Nothing more is discovered in this job, and nobody gets another split."""
+        self._is_open = False
+        for state in self._states.values():
+            self._effects.cancel_timer(state.timer)
+            state.timer = None
+            self._hand_out(state)
+
+    def _quiesce(self, state: _State) -> None:
+        self._effects.cancel_timer(state.timer)
+        state.timer = None
+        state.waiting.clear()
+
+    # ---- handing out ----
+
+    def request(self, ref: TaskRef) -> None:
+        """A reader wants a split."""
+        state = self._by_vertex.get(ref.vertex)
+        if state is None or self._attempt is None or ref in state.waiting:
+            return
+        state.waiting.append(ref)
+        self._hand_out(state)
+        self._next_call(state)
+
+    def _hand_out(self, state: _State) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        while state.waiting:
+            if state.pending and self._is_open:
+                ref = state.waiting.popleft()
+                split = AssignSplit(attempt.number, ref, state.pending.popleft())
+                self._effects.send(attempt.slot_of(ref), split)
+            elif state.exhausted or not self._is_open:
+                ref = state.waiting.popleft()
+                self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
+            else:
+                return
+
+    # ---- checkpoints ----
+
+    def snapshot(self) -> tuple[SourcePosition, ...]:
+        return tuple(
+            SourcePosition(uid, state.position, state.exhausted, tuple(state.pending))
+            for uid, state in self._states.items()
+        )
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """Tell the sources, where they want to know, what is safe now. Only the newest matters."""
+        positions = {position.uid: position for position in metadata.sources}
+        for operator in metadata.operators:
+            state, position = self._states.get(operator.uid), positions.get(operator.uid)
+            if state is None or position is None:
+                continue
+            if type(state.spec.source).checkpoint_completed is Source.checkpoint_completed:
+                continue
+            parts = tuple(part for i in operator.running for part in operator.subtasks[i].parts if part.name == SPLITS)
+            state.settled = _Settled(position.position, position.pending, parts)
+            self._next_call(state)
+
+    # ---- calls of the source, one at a time ----
+
+    def _next_call(self, state: _State) -> None:
+        if state.busy:
+            return
+        if state.settled is not None:
+            settled, state.settled = state.settled, None
+            state.busy = True
+            work = partial(_tell, state.spec, settled, self.storage)
+            self._effects.run_io(f"settled:{state.spec.uid}", work, partial(self._told, state))
+        elif self._is_open and not state.exhausted and state.timer is None and len(state.pending) < PENDING_MAX:
+            state.busy = True
+            context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
+            work_discover = partial(state.spec.source.discover, state.position, context)
+            self._effects.run_io(
+                f"discover:{state.spec.uid}", work_discover, partial(self._discovered, state, state.generation)
+            )
+
+    def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
+        state.busy = False
+        if isinstance(outcome, Failed):
+            # The next checkpoint tells it again, and more.
+            self._warn(failure_of(outcome.error, f"source {state.spec.name!r}, after a checkpoint").summary)
+        self._next_call(state)
+
+    def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
+        state.busy = False
+        if generation != state.generation:
+            self._next_call(state)
+            return
+        if isinstance(outcome, Failed):
+            state.generation += 1
+            self._fail(failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed"))
+            return
+        found = outcome.value
+        state.pending.extend(_encoder.encode(split) for split in found.splits)
+        state.position = found.position
+        state.exhausted = found.exhausted
+        if not state.exhausted and self._is_open:
+            again = partial(self._timer_fired, state)
+            interval_s = state.spec.source.discovery_interval_s
+            state.timer = self._effects.set_timer(f"discover:{state.spec.uid}", interval_s, again)
+        self._hand_out(state)
+        self._next_call(state)
+
+    def _timer_fired(self, state: _State) -> None:
+        state.timer = None
+        self._next_call(state)
+
+    def close(self) -> None:
+        """Let every source go. None of them is in a call."""
+        for state in self._states.values():
+            assert not state.busy, state.spec.uid
+            state.busy = True
+            self._effects.run_io(f"close:{state.spec.uid}", state.spec.source.close, partial(self._closed, state))
+
+    def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed):
+            self._warn(failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary)
+
+
+def _tell(spec: SourceSpec, settled: _Settled, storage: Storage | None) -> None:
+    """On the I/O pool: read which splits are unfinished, and tell the source."""
+    encoded = list(settled.pending)
+    if settled.parts:
+        assert storage is not None
+        parts = read_parts(storage, settled.parts, range(0), f"source {spec.uid!r}")
+        for part in parts.values():
+            encoded += part.table().column("split").to_pylist()
+    spec.source.checkpoint_completed(settled.position, [_decoder.decode(split) for split in encoded])

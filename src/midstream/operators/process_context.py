@@ -1,0 +1,111 @@
+"""What a process function sees while it runs: key, times, timers, side outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.errors import JobError
+from midstream.core.seams import Clock
+from midstream.operators.rows import Row
+from midstream.state.keyed import KeyScope
+from midstream.state.timers import TimerQueue
+
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def instant_us(at: Any) -> int:
+    """Microseconds since the epoch from a datetime (UTC if it has no zone) or an int. Raises JobError for others."""
+    if isinstance(at, datetime):
+        return (at - (_EPOCH if at.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
+    if isinstance(at, int) and not isinstance(at, bool) and MIN_WATERMARK_US <= at <= MAX_WATERMARK_US:
+        return at
+    raise JobError(f"{at!r} is not a time; give a datetime, or whole microseconds since 1970")
+
+
+class Calendar:
+    """Datetimes like those in the stream's rows: with its time zone, or naive ones in UTC."""
+
+    def __init__(self, zone: str | None) -> None:
+        self._zone: tzinfo | None = None if zone is None else _zone_of(zone)
+
+    def datetime(self, time_us: int) -> datetime:
+        """Times beyond the years 1 to 9999 become the first or last instant that a datetime can hold."""
+        try:
+            if self._zone is None:
+                return _EPOCH + timedelta(microseconds=time_us)
+            return (_EPOCH_UTC + timedelta(microseconds=time_us)).astimezone(self._zone)
+        except OverflowError:
+            return (datetime.max if time_us > 0 else datetime.min).replace(tzinfo=self._zone)
+
+
+def _zone_of(name: str) -> tzinfo:
+    if name[:1] in "+-":
+        sign = -1 if name[0] == "-" else 1
+        hours, minutes = name[1:].split(":")
+        return timezone(sign * timedelta(hours=int(hours), minutes=int(minutes)))
+    return ZoneInfo(name)
+
+
+class Timers:
+    """See process.Timers. `changed` is called when a processing-time timer is set."""
+
+    def __init__(self, scope: KeyScope, changed: Callable[[], None]) -> None:
+        self.event = TimerQueue()
+        self.processing = TimerQueue()
+        self._scope = scope
+        self._changed = changed
+
+    def event_time(self, at: Any) -> None:
+        self.event.add(instant_us(at), self._key())
+
+    def processing_time(self, at: Any) -> None:
+        self.processing.add(instant_us(at), self._key())
+        self._changed()
+
+    def delete_event_time(self, at: Any) -> None:
+        self.event.delete(instant_us(at), self._key())
+
+    def delete_processing_time(self, at: Any) -> None:
+        self.processing.delete(instant_us(at), self._key())
+
+    def _key(self) -> Any:
+        if not self._scope.is_set:
+            raise JobError("timers belong to a key, and there is none here; key the stream with key_by() first")
+        return self._scope.key
+
+
+class Context:
+    """See process.ProcessContext. One per operator; the operator sets `time_us` before each call."""
+
+    def __init__(
+        self, scope: KeyScope, timers: Timers, calendar: Calendar, clock: Clock, side_output: Callable[[str, Row], None]
+    ) -> None:
+        self.timers = timers
+        self.side_output = side_output
+        self.time_us: int | None = None
+        self.watermark_us = MIN_WATERMARK_US
+        self._scope = scope
+        self._calendar = calendar
+        self._clock = clock
+
+    @property
+    def key(self) -> Any:
+        return self._scope.key
+
+    @property
+    def timestamp(self) -> datetime | None:
+        return None if self.time_us is None else self._calendar.datetime(self.time_us)
+
+    @property
+    def watermark(self) -> datetime | None:
+        return None if self.watermark_us == MIN_WATERMARK_US else self._calendar.datetime(self.watermark_us)
+
+    @property
+    def now(self) -> datetime:
+        return self._calendar.datetime(self._clock.now_ms() * 1000)

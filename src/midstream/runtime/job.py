@@ -1,0 +1,102 @@
+"""The handle on a running job, for the program that started it. Any thread may use it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from midstream.coordinator.events import JobPlan
+from midstream.core.errors import JobError
+from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoStop, GetStatus, JobStatus, Reply
+from midstream.runtime.driver import Driver
+from midstream.runtime.provider import SlotProvider
+
+
+def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
+    """Start a job on a thread of its own and return at once. `slots` is closed when the job has ended.
+
+    Raises ClusterError when the cluster is too small for it, StorageError when it cannot be announced.
+    """
+    driver = Driver(plan, slots)
+    driver.start()
+    return Job(driver)
+
+
+class Job:
+    """A job ends with the program that started it, at the latest."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __repr__(self) -> str:
+        return f"<midstream job {self.name!r} {self.job_id}>"
+
+    @property
+    def job_id(self) -> str:
+        return self._driver.plan.job_id
+
+    @property
+    def name(self) -> str:
+        return self._driver.plan.config.name
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over and everything that was opened for it is closed."""
+        return self._driver.ended.is_set()
+
+    def status(self) -> JobStatus:
+        """What is to be seen of the job now, or was at its end."""
+        if not self.ended:
+            reply = self._driver.ask(GetStatus()).result()
+            if reply.status is not None:
+                return reply.status
+            self._driver.ended.wait()
+        assert self._driver.outcome is not None
+        return self._driver.outcome.status
+
+    def checkpoint(self, timeout_s: float | None = None) -> str:
+        """Take a checkpoint and wait until it is complete: its path.
+
+        Raises JobError when it fails, or the job has no checkpoint directory or has ended;
+        TimeoutError when it takes longer.
+        """
+        reply = self._ask(DoCheckpoint(), timeout_s)
+        assert reply.checkpoint is not None
+        return reply.checkpoint
+
+    def stop(self, drain: bool = False, timeout_s: float | None = None) -> str | None:
+        """Stop at a checkpoint, or (`drain`) end the sources and let everything flow out; wait for the end.
+
+        Returns the path of the checkpoint to go on from; None when there is none. Raises JobError
+        when the job cannot be stopped so, or has ended; TimeoutError when it takes longer.
+        """
+        reply = self._ask(DoStop(drain), timeout_s)
+        self._driver.ended.wait(timeout_s)
+        return reply.checkpoint
+
+    def cancel(self, reason: str = "it was cancelled", timeout_s: float | None = None) -> JobStatus:
+        """End the job now, without a checkpoint, and wait for it. Nothing if it has ended."""
+        self._driver.cancel(reason)
+        if not self._driver.ended.wait(timeout_s):
+            raise TimeoutError(f"job {self.name} has not ended within {timeout_s} s")
+        return self.status()
+
+    def wait(self, timeout_s: float | None = None) -> JobStatus:
+        """Wait for the end. Raises what the job failed with (JobError carries the user's traceback), TimeoutError if it goes on."""
+        if not self._driver.ended.wait(timeout_s):
+            raise TimeoutError(f"job {self.name} is still running after {timeout_s} s")
+        outcome = self._driver.outcome
+        assert outcome is not None
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.status
+
+    def _ask(self, request: ClientRequest, timeout_s: float | None) -> Reply:
+        future: Future[Reply] = self._driver.ask(request)
+        try:
+            reply = future.result(timeout_s)
+        except FutureTimeout:
+            raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s") from None
+        if reply.error:
+            raise JobError(f"job {self.name}: {reply.error}")
+        return reply

@@ -1,0 +1,248 @@
+"""The driver's control port: one line per slot and per client, each proved, typed and bounded.
+
+A slot's line is closed when it says nothing for the heartbeat timeout, when it sends what is no
+message of ours, or when it does not read. Whatever ends a line that was not released, the owner is
+told once. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
+from midstream.protocol.handshake import Identity, Role
+from midstream.protocol.messages import (
+    ClientRequest,
+    FromSlot,
+    Heartbeat,
+    Register,
+    Release,
+    Reply,
+    ToSlot,
+    Welcome,
+)
+from midstream.runtime.connection import Connection
+from midstream.runtime.control import HEARTBEATS_PER_TIMEOUT, RECEIVE_BUFFER_BYTES, MessageChannel
+from midstream.runtime.listener import Listener
+from midstream.runtime.loop import EventLoop
+
+REGISTER_TIMEOUT_S: Final = 30.0
+QUESTIONS_PER_CLIENT_MAX: Final = 64
+
+_log = logging.getLogger(__name__)
+_slot_decoder: msgspec.msgpack.Decoder[FromSlot] = msgspec.msgpack.Decoder(FromSlot)
+_client_decoder: msgspec.msgpack.Decoder[ClientRequest] = msgspec.msgpack.Decoder(ClientRequest)
+
+
+class LinesOwner(Protocol):
+    """Who decides: the driver."""
+
+    def judge(self, identity: Identity) -> str:
+        """Why this peer, which knows the secret, is not wanted; "" when it is."""
+        ...
+
+    def unwanted(self, register: Register) -> str:
+        """Why this slot is not wanted; "" when it is, and then `slot_registered` follows at once."""
+        ...
+
+    def slot_registered(self, slot: int, register: Register) -> None: ...
+
+    def slot_said(self, slot: int, message: FromSlot) -> None:
+        """Never a `Register`."""
+        ...
+
+    def slot_lost(self, slot: int, reason: str) -> None: ...
+
+    def client_asked(self, client: ClientLine, request: ClientRequest) -> None: ...
+
+
+class Lines:
+    """Listens from the constructor on, lets in from `start` on."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        secret: bytes,
+        bind_host: str,
+        heartbeat_timeout_s: float,
+        owner: LinesOwner,
+        *,
+        register_timeout_s: float = REGISTER_TIMEOUT_S,
+    ) -> None:
+        self.loop = loop
+        self.owner = owner
+        self.heartbeat_timeout_s = heartbeat_timeout_s
+        self.heartbeat_interval_s = heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT
+        self.register_timeout_s = register_timeout_s
+        self._slots: dict[int, SlotLine] = {}
+        self._slot_count = 0
+        self._open: set[SlotLine | ClientLine] = set()
+        """All that are not closed: slots that have registered or may yet, slots being released, clients."""
+        self._all_released: Callable[[], None] | None = None
+        self._listener = Listener(
+            loop,
+            bind_host,
+            secret,
+            owner.judge,
+            self._opened,
+            frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
+            buffer_bytes=RECEIVE_BUFFER_BYTES,
+        )
+
+    @property
+    def host(self) -> str:
+        return self._listener.host
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def start(self) -> None:
+        self._listener.start()
+        self.loop.call_later(self.heartbeat_interval_s, self._beat)
+
+    def send(self, slot: int, message: ToSlot) -> None:
+        """To a slot that is gone: dropped."""
+        line = self._slots.get(slot)
+        if line is not None:
+            line.channel.send(message)
+
+    def release(self, slot: int) -> None:
+        """Send what waits, then have the slot end; it is not reported lost any more."""
+        line = self._slots.pop(slot, None)
+        if line is not None:
+            line.channel.send(Release())
+            self._finish(line)
+
+    def drop(self, slot: int) -> bool:
+        """Cut the slot off. False if it was gone already."""
+        line = self._slots.pop(slot, None)
+        if line is None:
+            return False
+        self._open.discard(line)
+        line.channel.close()
+        return True
+
+    def release_all(self, done: Callable[[], None]) -> None:
+        """Release every slot, answer every client, let nobody in any more; then `done`, once."""
+        self._listener.close()
+        self._all_released = done
+        for slot in list(self._slots):
+            self.release(slot)
+        for line in list(self._open):
+            if isinstance(line, ClientLine) or line.slot is None:
+                self._finish(line)
+        self._look_whether_all_are_released()
+
+    def close(self) -> None:
+        """Cut off whoever is left; nobody is told."""
+        self._listener.close()
+        for line in self._open:
+            line.channel.close()
+        self._open.clear()
+        self._slots.clear()
+
+    # ---- of the lines
+
+    def add(self, line: SlotLine) -> int:
+        slot = self._slot_count
+        self._slot_count += 1
+        self._slots[slot] = line
+        return slot
+
+    def ended(self, line: SlotLine | ClientLine, reason: str) -> None:
+        """The peer is gone, and nobody had asked for it."""
+        self._open.discard(line)
+        line.channel.close()
+        if isinstance(line, SlotLine):
+            if line.slot is None:
+                _log.warning("a slot came and did not register: %s", reason)
+            elif self._slots.pop(line.slot, None) is not None:
+                self.owner.slot_lost(line.slot, reason)
+
+    # ---- inside
+
+    def _finish(self, line: SlotLine | ClientLine) -> None:
+        def finished() -> None:
+            self._open.discard(line)
+            self._look_whether_all_are_released()
+
+        line.channel.finish(finished)
+
+    def _look_whether_all_are_released(self) -> None:
+        if not self._open and self._all_released is not None:
+            done, self._all_released = self._all_released, None
+            done()
+
+    def _opened(self, connection: Connection, identity: Identity) -> None:
+        line = SlotLine(self, connection) if identity.role is Role.SLOT_CONTROL else ClientLine(self, connection)
+        self._open.add(line)
+
+    def _beat(self) -> None:
+        now_s = self.loop.monotonic_s()
+        for slot, line in list(self._slots.items()):
+            silent_s = now_s - line.channel.heard_s
+            if silent_s > self.heartbeat_timeout_s:
+                self.ended(line, f"nothing was heard of it for {silent_s:.1f} s")
+            elif slot in self._slots:
+                line.channel.send(Heartbeat())
+        self.loop.call_later(self.heartbeat_interval_s, self._beat)
+
+
+class SlotLine:
+    """The control connection of one slot: `slot` is None until it has registered."""
+
+    def __init__(self, lines: Lines, connection: Connection) -> None:
+        self.slot: int | None = None
+        self._lines = lines
+        self.channel: MessageChannel[FromSlot] = MessageChannel(connection, _slot_decoder, self._received, self._lost)
+        self._timer = lines.loop.call_later(lines.register_timeout_s, lambda: self._lost("it does not register"))
+
+    def _received(self, message: FromSlot) -> None:
+        lines = self._lines
+        if isinstance(message, Register) != (self.slot is None):
+            raise ProtocolViolation(f"{type(message).__name__} out of turn")
+        if not isinstance(message, Register):
+            assert self.slot is not None
+            lines.owner.slot_said(self.slot, message)
+            return
+        self._timer.cancel()
+        reason = lines.owner.unwanted(message)
+        if reason:
+            raise ProtocolViolation(f"slot of process {message.pid} is not wanted: {reason}")
+        self.slot = lines.add(self)
+        # before the owner hears of the slot: whatever it sends comes after the welcome
+        self.channel.send(Welcome(self.slot, lines.heartbeat_interval_s, lines.heartbeat_timeout_s))
+        lines.owner.slot_registered(self.slot, message)
+
+    def _lost(self, reason: str) -> None:
+        self._timer.cancel()
+        self._lines.ended(self, reason)
+
+
+class ClientLine:
+    """A client asks as often as it likes; each question gets one answer, in the order in which they are ready."""
+
+    def __init__(self, lines: Lines, connection: Connection) -> None:
+        self._lines = lines
+        self._open_questions = 0
+        self.channel: MessageChannel[ClientRequest] = MessageChannel(
+            connection, _client_decoder, self._received, self._lost
+        )
+
+    def answer(self, reply: Reply) -> None:
+        self._open_questions -= 1
+        self.channel.send(reply)
+
+    def _received(self, request: ClientRequest) -> None:
+        if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
+            raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} questions at once")
+        self._open_questions += 1
+        self._lines.owner.client_asked(self, request)
+
+    def _lost(self, reason: str) -> None:
+        self._lines.ended(self, reason)

@@ -1,0 +1,208 @@
+"""Slots as plain child processes of the driver: no Spark, no JVM. For tests and single machines.
+
+    driver                                   python -m midstream.runtime.processes
+    u32 length, msgpack launch → stdin       reads it, then is a slot (`runtime.slot`)
+    keeps stdin open                         ends when it closes: the driver is gone
+    copies stderr, keeps its last lines  ←   stderr (stdout is inherited)
+
+The job's secret is never on a command line or in the environment. A slot's exit status is 0 when it
+was released, else its last lines say why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from midstream.core.errors import ClusterError, MidstreamError
+from midstream.protocol.framing import LENGTH, LENGTH_BYTES
+from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.threads import ENVIRONMENT
+
+RELEASE_WAIT_S: Final = 3.0
+"""How long released slots may take to end by themselves."""
+KILL_WAIT_S: Final = 5.0
+ORPHAN_WAIT_S: Final = 5.0
+"""How long a slot whose driver is gone may take to end in good order."""
+LAUNCH_BYTES_MAX: Final = 2**20
+LAST_LINES: Final = 20
+
+
+class _Launch(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    secret: bytes
+    job_id: str
+    request: str
+    path: list[str]
+    """Where the driver imports from: functions that are shipped by name are found there."""
+
+
+class ProcessSlots:
+    """A SlotProvider. `slots_max`: how many may run at once (None: no limit)."""
+
+    bind_host = "127.0.0.1"
+    driver_host = "127.0.0.1"
+
+    def __init__(self, slots_max: int | None = None) -> None:
+        self._slots_max = slots_max
+        self._children: dict[str, _Child] = {}
+        self._closed = False
+
+    def check(self, slots: int) -> None:
+        if self._slots_max is not None and slots > self._slots_max:
+            raise ClusterError(f"the job needs {slots} slots, there are {self._slots_max}; lower its parallelism")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each request that has not ended."""
+        return {request: child.pid for request, child in self._children.items() if child.lives}
+
+    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+        assert not self._closed and launch.request not in self._children
+        self._children[launch.request] = _Child(launch, on_failed)
+
+    def abandon(self, request: str) -> None:
+        self._children[request].kill()
+
+    def close(self) -> None:
+        self._closed = True
+        deadline_s = time.monotonic() + RELEASE_WAIT_S
+        for child in self._children.values():
+            child.let_go()
+        for child in self._children.values():
+            child.join(deadline_s - time.monotonic())
+        for child in self._children.values():
+            child.kill()
+        deadline_s = time.monotonic() + KILL_WAIT_S
+        hanging = [child.pid for child in self._children.values() if not child.join(deadline_s - time.monotonic())]
+        if hanging:
+            raise ClusterError(f"slot processes that cannot be killed: {hanging}")
+
+
+class _Child:
+    def __init__(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+        self._on_failed: Callable[[str], None] | None = on_failed
+        try:
+            # a session of its own: Ctrl-C in the terminal is for the driver, which ends its slots itself
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**ENVIRONMENT, **os.environ},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ClusterError(f"cannot start a slot process with {sys.executable}: {error.strerror}") from error
+        self.pid = self._process.pid
+        body = msgspec.msgpack.encode(
+            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, sys.path)
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
+            self._process.stdin.write(LENGTH.pack(len(body)) + body)
+            self._process.stdin.flush()
+        self._thread = threading.Thread(target=self._watch, name=f"midstream-slot-{launch.request}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
+    def let_go(self) -> None:
+        """It is over: whatever becomes of it now is no failure."""
+        self._on_failed = None
+
+    def kill(self) -> None:
+        self.let_go()
+        self._process.kill()
+
+    def join(self, wait_s: float) -> bool:
+        self._thread.join(max(0.0, wait_s))
+        return not self._thread.is_alive()
+
+    def _watch(self) -> None:
+        process = self._process
+        assert process.stderr is not None and process.stdin is not None
+        last: deque[str] = deque(maxlen=LAST_LINES)
+        for raw in process.stderr:
+            line = raw.decode(errors="replace")
+            sys.stderr.write(line)
+            if line.strip():
+                last.append(line.strip())
+        status = process.wait()
+        process.stderr.close()
+        with contextlib.suppress(BrokenPipeError):  # of what it never read
+            process.stdin.close()
+        on_failed = self._on_failed
+        if on_failed is not None:
+            on_failed(f"process {self.pid} {_how(status)}{': ' + last[-1] if last and status > 0 else ''}")
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+# ---- in the child ------------------------------------------------------------
+
+
+def main() -> int:
+    """Be a slot. 0: released; 1: on an error, whose message is the last line on stderr."""
+    launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
+    sys.path[:] = launch.path
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
+    from midstream.runtime.slot import run_slot
+
+    try:
+        run_slot(SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request))
+    except MidstreamError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - what the parent reads
+        return 1
+    return 0
+
+
+def _read_launch() -> bytes:
+    (length,) = LENGTH.unpack(_read(LENGTH_BYTES))
+    if length > LAUNCH_BYTES_MAX:
+        raise ClusterError(f"a launch of {length} bytes on standard input")
+    return _read(length)
+
+
+def _read(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        # not sys.stdin: its lock must be free when the interpreter ends under the waiting thread
+        piece = os.read(0, count - len(data))
+        if not piece:
+            raise ClusterError("standard input closed before the launch was read; this is not for use by hand")
+        data += piece
+    return data
+
+
+def _end_with_the_driver() -> None:
+    """The connection is gone too then, so the slot ends by itself, unless a user's function keeps it."""
+    while os.read(0, 4096):
+        pass
+    time.sleep(ORPHAN_WAIT_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

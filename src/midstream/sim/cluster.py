@@ -1,0 +1,408 @@
+"""The production coordinator and slots, bound to a world: what `midstream.runtime` is to real processes.
+
+A driver process runs one coordinator and carries out its instructions; slot processes run one
+SlotMachine each. Control connections are pairs of pipes. Nothing here decides anything that
+`midstream.runtime` does not decide in the same way.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from midstream.coordinator.events import (
+    CancelRequested,
+    CancelTimer,
+    ClientAsked,
+    CloseSlot,
+    CoordinatorEvent,
+    Instruction,
+    IoDone,
+    JobEnded,
+    JobPlan,
+    ReplyTo,
+    RequestSlot,
+    RunIo,
+    Send,
+    SetTimer,
+    SlotConnected,
+    SlotLost,
+    SlotMessage,
+    SlotRequestFailed,
+    Started,
+    TimerFired,
+)
+from midstream.core.seams import Done, Failed, Storage, Timer
+from midstream.protocol import messages as m
+from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.trace import Kind
+from midstream.sim.world import Process, World
+from midstream.worker.slot import SlotMachine
+
+HEARTBEAT_S: Final = 0.5
+_to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
+_from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+class CoordinatorMachine(Protocol):
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]: ...
+
+    def status(self, now_ms: int) -> m.JobStatus: ...
+
+
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage]], CoordinatorMachine]
+
+
+class Cluster:
+    """All drivers and slots of a world. `externals` survive pickling by reference."""
+
+    def __init__(
+        self,
+        world: World,
+        storage: Storage,
+        network: Network,
+        make_coordinator: MakeCoordinator,
+        externals: Mapping[str, object],
+    ) -> None:
+        self.world = world
+        self.storage = storage
+        self.network = network
+        self.make_coordinator = make_coordinator
+        self.drivers: list[Driver] = []
+        self.slots: list[Slot] = []
+        self.checks_slots = True
+        """Whether every slot's invariants are checked after each of its steps."""
+        self.slot_failures = 0
+        """How many of the next requests for a slot fail."""
+        self._externals = dict(externals)
+        self._names = {id(value): name for name, value in externals.items()}
+
+    def submit(self, plan: JobPlan) -> Driver:
+        """Start a driver for the job."""
+        driver = Driver(self, plan, f"driver{len(self.drivers)}")
+        self.drivers.append(driver)
+        return driver
+
+    def pickle(self, value: object) -> bytes:
+        buffer = io.BytesIO()
+        pickler = pickle.Pickler(buffer, protocol=5)
+        names = self._names
+        pickler.persistent_id = lambda item: names.get(id(item))  # type: ignore[method-assign]
+        pickler.dump(value)
+        return buffer.getvalue()
+
+    def unpickle(self, data: bytes) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(data))
+        unpickler.persistent_load = self._externals.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
+
+    def open_storage(self, root: str) -> Storage:
+        return self.storage
+
+    @property
+    def live_slots(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.process.alive]
+
+
+class Connection:
+    """A control connection between a driver and a slot process, from the driver's side."""
+
+    def __init__(self, driver: Driver, slot: Slot, number: int) -> None:
+        world = driver.cluster.world
+        self.number = number
+        self.slot = slot
+        self.to_slot = Pipe(world, slot.process, slot.received)
+        self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
+        self.is_open = True
+        """Whether the driver still listens to it."""
+        self.heard_us = world.now_us
+
+    def cut(self) -> None:
+        """Neither side hears anything more."""
+        self.is_open = False
+        self.to_slot.is_cut = True
+        self.to_driver.is_cut = True
+
+
+class Driver:
+    """One run of one job: a coordinator and everything that carries out its instructions."""
+
+    def __init__(self, cluster: Cluster, plan: JobPlan, name: str) -> None:
+        world = cluster.world
+        self.cluster = cluster
+        self.plan = plan
+        self.process = Process(world, name)
+        self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage)
+        self.outcome: JobEnded | None = None
+        self.replies: dict[int, m.Reply] = {}
+        self.connections: dict[int, Connection] = {}
+        """By slot number; open ones."""
+        self._slot_count = 0
+        self._clients = 0
+        self._requests: dict[str, Slot | None] = {}
+        self._timers: dict[str, Timer] = {}
+        self._tokens_used: set[str] = set()
+        self._events: deque[CoordinatorEvent] = deque()
+        self.process.on_death.append(self._died)
+        self.process.post(self._begin)
+
+    def _begin(self) -> None:
+        self._feed(Started())
+        self._watch()
+
+    @property
+    def is_over(self) -> bool:
+        """The job has ended, or this driver has died."""
+        return self.outcome is not None or not self.process.alive
+
+    def ask(self, request: m.ClientRequest) -> int:
+        """A question of the command line; its answer will be in `replies` under the number returned."""
+        self._clients += 1
+        client = self._clients
+        world = self.cluster.world
+        world.schedule(
+            world.delay(world.tempo.control_us),
+            self.process,
+            Kind.CONTROL,
+            partial(self._feed, ClientAsked(client, request)),
+            request,
+        )
+        return client
+
+    def cancel(self, reason: str) -> None:
+        self.process.post(partial(self._feed, CancelRequested(reason)))
+
+    # ---- events and instructions
+
+    def _feed(self, event: CoordinatorEvent) -> None:
+        """As in `runtime.driver`: one event after the other, each one's instructions before the next."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            after_end = self.outcome is not None
+            for instruction in self.coordinator.handle(self._events[0], self.process.now_ms()):
+                if after_end and not isinstance(instruction, ReplyTo):
+                    self.cluster.world.bug(f"the coordinator asks for {instruction!r} after the end of the job")
+                self._execute(instruction)
+            self._events.popleft()
+
+    def _execute(self, instruction: Instruction) -> None:
+        world = self.cluster.world
+        match instruction:
+            case Send(slot, message):
+                connection = self.connections.get(slot)
+                if connection is not None:
+                    connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
+            case RequestSlot(request):
+                self._request_slot(request)
+            case CloseSlot(slot, reason):
+                self._close_slot(slot, reason)
+            case SetTimer(token, delay_s):
+                self._use(token)
+                self._timers[token] = self.process.call_later(delay_s, partial(self._timer_fired, token))
+            case CancelTimer(token):
+                timer = self._timers.pop(token, None)
+                if timer is not None:
+                    timer.cancel()
+            case RunIo(token, work):
+                self._use(token)
+                self.process.submit(work, partial(self._io_done, token))
+            case ReplyTo(client, reply):
+                if client in self.replies:
+                    world.bug(f"client {client} is answered twice")
+                self.replies[client] = reply
+                world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
+            case JobEnded(state, error):
+                if self.outcome is not None:
+                    world.bug("the job ends twice")
+                self.outcome = instruction
+                world.note(("job ended:", state, str(error) if error else ""))
+                for timer in self._timers.values():
+                    timer.cancel()
+                self._timers.clear()
+                for number in list(self.connections):
+                    self._close_slot(number, "the job has ended")
+
+    def _use(self, token: str) -> None:
+        if token in self._tokens_used:
+            self.cluster.world.bug(f"token {token} is used a second time")
+        self._tokens_used.add(token)
+
+    def _timer_fired(self, token: str) -> None:
+        if self._timers.pop(token, None) is not None:
+            self._feed(TimerFired(token))
+
+    def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
+        self._feed(IoDone(token, outcome))
+
+    # ---- slots
+
+    def _request_slot(self, request: str) -> None:
+        cluster, world = self.cluster, self.cluster.world
+        if request in self._requests:
+            world.bug(f"slot request {request} is made twice")
+        self._requests[request] = None
+        if cluster.slot_failures:
+            cluster.slot_failures -= 1
+            self.process.call_later(0.01, partial(self._feed, SlotRequestFailed(request, f"no core {SIM}")))
+            return
+        world.schedule(
+            500 + world.delay(20_000), None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}"
+        )
+
+    def _launch(self, request: str) -> None:
+        if self.process.alive and self.outcome is None:
+            slot = Slot(self.cluster, self, request)
+            self.cluster.slots.append(slot)
+            self._requests[request] = slot
+
+    def register(self, slot: Slot, register: m.Register) -> None:
+        """A new slot process has connected and proved itself."""
+        number = self._slot_count
+        self._slot_count += 1
+        connection = Connection(self, slot, number)
+        slot.connection = connection
+        self.connections[number] = connection
+        if self.outcome is not None:
+            self._close_slot(number, "the job has ended")
+        else:
+            self._feed(SlotConnected(number, register))
+
+    def received(self, connection: Connection, message: m.FromSlot) -> None:
+        if connection.is_open and self.outcome is None:
+            connection.heard_us = self.cluster.world.now_us
+            self._feed(SlotMessage(connection.number, message))
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        """The slot's process is gone, or its connection."""
+        if connection.is_open:
+            connection.is_open = False
+            del self.connections[connection.number]
+            connection.cut()
+            connection.slot.lose_driver(f"{SIM} the driver has given the slot up")
+            if self.outcome is None:
+                self._feed(SlotLost(connection.number, reason))
+
+    def _close_slot(self, number: int, reason: str) -> None:
+        connection = self.connections.pop(number, None)
+        if connection is not None:
+            connection.is_open = False
+            connection.to_driver.is_cut = True
+            connection.to_slot.send(m.Release())
+
+    def _watch(self) -> None:
+        """Heartbeats are the business of the runner."""
+        world = self.cluster.world
+        limit_us = self.plan.config.heartbeat_timeout_s * 1e6
+        for connection in list(self.connections.values()):
+            if world.now_us - connection.heard_us > limit_us:
+                self.connection_lost(connection, f"no heartbeat {SIM}")
+            else:
+                connection.to_slot.send(m.Heartbeat())
+        if self.outcome is None:
+            self.process.call_later(HEARTBEAT_S, self._watch)
+
+    def _died(self) -> None:
+        for connection in self.connections.values():
+            connection.cut()
+            connection.slot.lose_driver(f"{SIM} the driver is gone")
+        self.connections.clear()
+
+
+class Slot:
+    """A slot process: registers, runs a SlotMachine, ends when released or alone."""
+
+    def __init__(self, cluster: Cluster, driver: Driver, request: str) -> None:
+        world = cluster.world
+        self.cluster = cluster
+        self.driver = driver
+        self.process = Process(world, f"slot{len(cluster.slots)}")
+        self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
+        self.connection: Connection | None = None
+        self.machine: SlotMachine | None = None
+        self.process.on_death.append(self._died)
+        if cluster.checks_slots:
+            self.process.after_step = self._check
+        register = m.Register(self.process.name, 1, len(cluster.slots), "3", request)
+        world.schedule(
+            world.delay(world.tempo.control_us),
+            driver.process,
+            Kind.CONTROL,
+            partial(self._connect, register),
+            register,
+        )
+
+    def _connect(self, register: m.Register) -> None:
+        if self.process.alive:
+            self.driver.register(self, register)
+
+    def received(self, message: m.ToSlot) -> None:
+        if isinstance(message, m.Release):
+            self.end()
+        elif isinstance(message, m.Heartbeat):
+            return
+        elif isinstance(message, m.Welcome):
+            self._begin(message)
+        else:
+            assert self.machine is not None
+            self.machine.handle(message)
+
+    def _begin(self, welcome: m.Welcome) -> None:
+        connection = self.connection
+        assert connection is not None
+        self.transport.slot = welcome.slot
+        self.machine = SlotMachine(
+            clock=self.process,
+            executor=self.process,
+            ids=self.process,
+            transport=self.transport,
+            open_storage=self.cluster.open_storage,
+            send=self._send,
+            unpickle=self.cluster.unpickle,
+        )
+        self.machine.handle(welcome)
+        self._beat()
+
+    def _send(self, message: m.FromSlot) -> None:
+        assert self.connection is not None
+        self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
+
+    def _beat(self) -> None:
+        assert self.machine is not None
+        self._send(self.machine.status())
+        self.process.call_later(HEARTBEAT_S, self._beat)
+
+    def _check(self) -> None:
+        if self.machine is not None:
+            self.machine.check()
+
+    def lose_driver(self, reason: str) -> None:
+        """The control connection is gone: we find out in a while, and end."""
+        if self.process.alive:
+            world = self.cluster.world
+            world.schedule(world.delay(world.tempo.control_us), self.process, Kind.CLUSTER, self.end, reason)
+
+    def end(self) -> None:
+        if self.machine is not None:
+            self.machine.close()
+        if self.connection is not None:
+            self.connection.to_slot.is_cut = True
+        self.process.end()
+
+    def _died(self) -> None:
+        """The driver finds the connection closed, after all that was sent on it."""
+        connection = self.connection
+        if connection is None:
+            return
+        connection.to_slot.is_cut = True
+        driver = self.driver
+        if connection.is_open and driver.process.alive:
+            connection.to_driver.close(partial(driver.connection_lost, connection, f"{SIM} {self.process.name} died"))

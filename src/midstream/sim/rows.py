@@ -1,0 +1,440 @@
+"""What flows in a simulated job: rows that can be told apart, and everything that keeps book of them.
+
+Every row has an id of its own, and within its split and key a sequence number. So a lost row, a
+doubled row and a change of order are all seen where they happen (in the keyed operators) and at
+the end (in the ledger, which stands for an external transactional system).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from midstream.core.errors import StorageError
+from midstream.core.keys import key_groups
+from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.sim.network import SIM
+from midstream.sim.world import World
+from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
+
+SPLIT_IDS: Final = 10_000
+SOURCE_IDS: Final = 10_000_000
+SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("key", pa.int64()),
+        ("sequence", pa.int64()),
+        ("ts", pa.timestamp("us")),
+        ("n", pa.int64()),
+        ("text", pa.large_string()),
+    ]
+)
+"""`id` = source * 10^7 + split * 10^4 + offset; `sequence` counts the rows of the key in its split;
+`n` is what the last keyed operator on the way has counted for the key; `text` makes rows large."""
+
+
+class UserError(Exception):
+    """A user's function fails because a fault told it to."""
+
+
+class Outside:
+    """What lies outside of the job's processes, and outlives them: the sinks' target, and bad luck.
+
+    Operators reach it by persistent reference when the graph is pickled.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.staged: dict[str, Staged] = {}
+        self.committed: dict[str, None] = {}
+        """Names, in the order in which they were committed first."""
+        self.aborted: dict[str, None] = {}
+        self.poison: dict[int, int] = {}
+        """Row id: how many more times the row makes a function fail."""
+        self.commit_failures = 0
+        """How many of the next commits fail."""
+        self.read_failures = 0
+        """How many of the next reads of blocking sources fail."""
+
+    def check_poison(self, ids: Sequence[int]) -> None:
+        for row in ids:
+            left = self.poison.get(row, 0)
+            if left:
+                self.poison[row] = left - 1
+                raise UserError(f"{SIM} row {row} is poisonous")
+
+    def rows_of(self, sink: str) -> list[tuple[int, int, int]]:
+        """(id, key, n) of all committed rows of a sink."""
+        return [row for name in self.committed for row in self.staged[name].rows if self.staged[name].sink == sink]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    sink: str
+    rows: list[tuple[int, int, int]]
+
+
+# ---- source ----------------------------------------------------------------
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    source: int
+    split: int
+    rows: int
+
+
+class SimSource(Source):
+    """`splits` splits; split i has `rows[i]` rows with `keys` different keys, found in `rounds` discoveries."""
+
+    schema = SCHEMA
+
+    def __init__(
+        self,
+        outside: Outside,
+        number: int,
+        rows: Sequence[int],
+        *,
+        keys: int,
+        skew: float = 0.0,
+        text_bytes: int = 0,
+        blocking: bool = True,
+        rounds: int = 1,
+        readers: int = 1,
+        rows_per_s: float | None = None,
+    ) -> None:
+        self.outside = outside
+        self.number = number
+        self.rows = tuple(rows)
+        self.keys = keys
+        self.skew = skew
+        self.text_bytes = text_bytes
+        self.blocking = blocking
+        self.rounds = rounds
+        self.readers = readers
+        self.rows_per_s = rows_per_s
+        self.discovery_interval_s = 0.002
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        self.outside.world.io_point()
+        done = int(position) if position else 0
+        total = len(self.rows)
+        end = min(total, done + max(1, -(-total // self.rounds)))
+        splits = tuple(
+            Split(f"{self.number}-{i}", msgspec.msgpack.encode(_Plan(self.number, i, self.rows[i])))
+            for i in range(done, end)
+        )
+        return Discovery(splits, str(end).encode(), exhausted=end == total)
+
+    def splits_per_reader(self, parallelism: int) -> int:
+        return self.readers
+
+    def open_split(self, split: Split) -> SplitReader:
+        plan = msgspec.msgpack.decode(split.payload, type=_Plan)
+        return _Reader(self, plan, split.offset)
+
+    def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
+        """Rows `start` to `stop` of a split."""
+        ids, keys, sequence = self.columns(split, stop)
+        base = ids[start:]
+        # Event times grow through a split, and splits follow each other in time.
+        ts = (split * SPLIT_IDS + np.arange(start, stop, dtype=np.int64)) * 1000
+        text = ["x" * (self.text_bytes * (1 + int(i) % 7) // 4) for i in base]
+        return pa.record_batch(
+            [
+                pa.array(base),
+                pa.array(keys[start:]),
+                pa.array(sequence[start:]),
+                pa.array(ts, pa.timestamp("us")),
+                pa.array(np.zeros(stop - start, dtype=np.int64)),
+                pa.array(text, pa.large_string()),
+            ],
+            schema=SCHEMA,
+        )
+
+    def columns(self, split: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids, keys and sequence numbers of the first `stop` rows of a split."""
+        ids = self.number * SOURCE_IDS + split * SPLIT_IDS + np.arange(stop, dtype=np.int64)
+        mixed = (ids * 2654435761) & 0xFFFFFFFF
+        keys = (mixed >> 7) % self.keys
+        if self.skew:
+            keys = np.where((mixed >> 3) % 1000 < self.skew * 1000, 0, keys)
+        sequence = np.zeros(stop, dtype=np.int64)
+        counts: dict[int, int] = {}
+        for index, key in enumerate(keys.tolist()):
+            sequence[index] = counts.get(key, 0)
+            counts[key] = counts.get(key, 0) + 1
+        return ids, keys, sequence
+
+
+class _Reader(SplitReader):
+    def __init__(self, source: SimSource, plan: _Plan, offset: int) -> None:
+        self._source = source
+        self._plan = plan
+        self._offset = offset
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        outside = self._source.outside
+        if self._source.blocking:
+            outside.world.io_point()
+            if outside.read_failures:
+                outside.read_failures -= 1
+                raise StorageError(f"cannot read split {self._plan.split} {SIM}")
+        stop = min(self._plan.rows, self._offset + rows_max)
+        if stop == self._offset:
+            return None
+        batch = self._source.batch(self._plan.split, self._offset, stop)
+        self._offset = stop
+        return batch, stop
+
+
+# ---- operators -------------------------------------------------------------
+
+
+class Pass(Operator):
+    """Hands every row on; with `side`, those whose id is divisible by 3 go to that side output instead."""
+
+    def __init__(self, outside: Outside, side: str | None = None) -> None:
+        self._outside = outside
+        self._side = side
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        ids = batch.column("id").to_numpy()
+        if self._outside.poison:
+            self._outside.check_poison(ids.tolist())
+        if self._side is None:
+            self._out.emit(batch)
+            return
+        aside = ids % 3 == 0
+        self._out.emit(batch.filter(pa.array(~aside)))
+        self._out.emit(batch.filter(pa.array(aside)), self._side)
+
+
+_KEY_STATE: Final = pa.schema([(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64())])
+_ORDER_STATE: Final = pa.schema(
+    [(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("origin", pa.int64()), ("next", pa.int64())]
+)
+_BROADCAST_STATE: Final = pa.schema([("id", pa.int64())])
+
+
+class Count(Operator):
+    """Counts the rows of each key over both ports and puts the count in column `n`.
+
+    `is_ordered`: rows of one key and split must come in their order, without gaps.
+    `broadcast_port`: rows of that port are remembered by their ids as broadcast state, and not handed on.
+    """
+
+    def __init__(self, outside: Outside, *, is_ordered: bool, broadcast_port: int | None = None) -> None:
+        self._outside = outside
+        self._is_ordered = is_ordered
+        self._broadcast_port = broadcast_port
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._next: dict[tuple[int, int], int] = {}
+        self._broadcast: set[int] = set()
+        self._out: Output
+        self._context: OperatorContext
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+        self._context = context
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        if "keys" in parts:
+            for row in parts["keys"].table().to_pylist():
+                self._check_owner(row[KEY_GROUP])
+                if row["key"] in self._counts:
+                    self._bug(f"key {row['key']} is restored twice")
+                self._counts[row["key"]] = (row["count"], row["sum"])
+        if "order" in parts:
+            for row in parts["order"].table().to_pylist():
+                self._next[row["key"], row["origin"]] = row["next"]
+        if "broadcast" in parts:
+            self._broadcast.update(parts["broadcast"].table().column("id").to_pylist())
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        ids = batch.column("id").to_pylist()
+        if self._outside.poison:
+            self._outside.check_poison(ids)
+        if port == self._broadcast_port:
+            for row in ids:
+                if row in self._broadcast:
+                    self._bug(f"row {row} is broadcast twice")
+                self._broadcast.add(row)
+            return
+        keys = batch.column("key").to_pylist()
+        for group in set(key_groups(batch, ("key",), self._context.max_parallelism).tolist()):
+            self._check_owner(group)
+        counted = []
+        for row, key in zip(ids, keys, strict=True):
+            count, total = self._counts.get(key, (0, 0))
+            self._counts[key] = (count + 1, total + row)
+            counted.append(count + 1)
+        if self._is_ordered:
+            self._check_order(ids, keys, batch.column("sequence").to_pylist())
+        index = batch.schema.get_field_index("n")
+        self._out.emit(batch.set_column(index, "n", pa.array(counted, pa.int64())))
+
+    def _check_order(self, ids: list[int], keys: list[int], sequence: list[int]) -> None:
+        for row, key, number in zip(ids, keys, sequence, strict=True):
+            origin = row // SPLIT_IDS
+            due = self._next.get((key, origin), 0)
+            if number != due:
+                self._bug(f"row {row} of key {key} is number {number} of its split, due was {due}")
+            self._next[key, origin] = number + 1
+
+    def _check_owner(self, group: int) -> None:
+        if group not in self._context.key_groups:
+            self._bug(f"key group {group} is not one of {self._context.key_groups}")
+
+    def _bug(self, what: str) -> None:
+        self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        ids = self._context.ids
+        parts: dict[str, StatePart] = {}
+        if self._counts:
+            keys = sorted(self._counts)
+            table = pa.table(
+                [
+                    self._groups(keys),
+                    keys,
+                    [self._counts[key][0] for key in keys],
+                    [self._counts[key][1] for key in keys],
+                ],
+                schema=_KEY_STATE,
+            )
+            parts["keys"] = StatePart(Redistribute.KEYED, (Chunk(ids.new_id(), table),))
+        if self._next:
+            places = sorted(self._next)
+            table = pa.table(
+                [
+                    self._groups([key for key, _ in places]),
+                    [key for key, _ in places],
+                    [origin for _, origin in places],
+                    [self._next[place] for place in places],
+                ],
+                schema=_ORDER_STATE,
+            )
+            parts["order"] = StatePart(Redistribute.KEYED, (Chunk(ids.new_id(), table),))
+        if self._broadcast:
+            table = pa.table([sorted(self._broadcast)], schema=_BROADCAST_STATE)
+            parts["broadcast"] = StatePart(Redistribute.BROADCAST, (Chunk(ids.new_id(), table),))
+        return Snapshot(SnapshotResult(parts))
+
+    def _groups(self, keys: list[int]) -> list[int]:
+        batch = pa.record_batch({"key": pa.array(keys, pa.int64())})
+        groups: list[int] = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
+        return groups
+
+
+# ---- sink ------------------------------------------------------------------
+
+
+class LedgerSink(Sink):
+    """Stages rows under a name when a checkpoint is prepared; they count once the name is committed."""
+
+    def __init__(self, outside: Outside, *, capacity_rows: int = 0, pause_s: float = 0.0) -> None:
+        self.outside = outside
+        self.capacity_rows = capacity_rows
+        """Above 0: the writer takes about so many rows at a time, then pauses for `pause_s`."""
+        self.pause_s = pause_s
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _LedgerWriter(self, context)
+
+    def committer(self, job_id: str) -> Committer:
+        return _LedgerCommitter(self.outside)
+
+
+@dataclass(slots=True)
+class _LedgerWriter(SinkWriter):
+    sink: LedgerSink
+    context: WriterContext
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    busy_rows: int = 0
+    timer_is_set: bool = False
+    is_closed: bool = False
+    wake: Callable[[], None] | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        columns = [batch.column(name).to_pylist() for name in ("id", "key", "n")]
+        if self.sink.outside.poison:
+            self.sink.outside.check_poison(columns[0])
+        self.rows.extend(zip(*columns, strict=True))
+        self.busy_rows += batch.num_rows
+
+    def ready(self) -> bool:
+        if not self.sink.capacity_rows or self.busy_rows < self.sink.capacity_rows:
+            return True
+        if not self.timer_is_set:
+            self.timer_is_set = True
+            self.context.executor.call_later(self.sink.pause_s, self._rested)
+        return False
+
+    def _rested(self) -> None:
+        self.timer_is_set = False
+        self.busy_rows = 0
+        if self.wake is not None and not self.is_closed:
+            self.wake()
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        if not self.rows:
+            return None
+        rows, self.rows = self.rows, []
+        context, outside = self.context, self.sink.outside
+        name = f"{context.uid}/{context.job_id}-a{context.attempt}-c{checkpoint_id}-s{context.subtask}"
+
+        def stage() -> Sequence[bytes]:
+            outside.world.io_point()
+            if name in outside.staged:
+                outside.world.bug(f"{name} is staged twice")
+            outside.staged[name] = Staged(context.uid, rows)
+            return [name.encode()]
+
+        return stage
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.rows = []
+
+
+class _LedgerCommitter(Committer):
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        outside = self._outside
+        for item in committables:
+            outside.world.io_point()
+            if outside.commit_failures:
+                outside.commit_failures -= 1
+                raise StorageError(f"the target does not answer {SIM}")
+            name = item.decode()
+            if name not in outside.staged:
+                outside.world.bug(f"{name} is committed and was never staged")
+            if name in outside.aborted:
+                outside.world.bug(f"{name} is committed and was aborted")
+            outside.committed.setdefault(name)
+            outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        outside = self._outside
+        for item in committables:
+            outside.world.io_point()
+            name = item.decode()
+            if name in outside.committed:
+                outside.world.bug(f"{name} is aborted and was committed")
+            outside.aborted.setdefault(name)

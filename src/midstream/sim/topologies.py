@@ -1,0 +1,296 @@
+"""What is computed in a run: shapes of jobs, the job graph of each, and what must come out of it.
+
+A `Shape` is data: nodes in topological order, each a chain of operator kinds. The expectation is
+computed from the shape and a set of source rows alone, sequentially.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.operators.base import Operator
+from midstream.operators.sinks import SinkOperator
+from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource
+
+SIDE: Final = "side"
+FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
+    Partitioning.FORWARD,
+    Partitioning.KEYED,
+    Partitioning.REBALANCE,
+    Partitioning.BROADCAST,
+    Partitioning.GLOBAL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    node: int
+    partitioning: Partitioning
+    port: int = 0
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
+    "share" (keyed on port 0, broadcast state of port 1), "sink"."""
+
+    chain: tuple[str, ...]
+    inputs: tuple[Input, ...] = ()
+    parallelism: int = 1
+    rows_share: float = 1.0
+    """Of a source: how many rows it has, compared with the others."""
+
+
+Shape = tuple[Node, ...]
+
+
+def _source(*more: str, rows_share: float = 1.0) -> Node:
+    return Node(("source", *more), rows_share=rows_share)
+
+
+def _node(chain: str, *inputs: Input) -> Node:
+    return Node(tuple(chain.split()), inputs)
+
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    "pipeline": (_source("pass"), _node("pass", Input(0, REBALANCE)), _node("sink", Input(1, REBALANCE))),
+    "keyed": (_source(), _node("count", Input(0, KEYED)), _node("sink", Input(1, FORWARD))),
+    "union": (
+        _source(),
+        _source("pass", rows_share=0.3),
+        _source(),
+        _node("count", Input(0, KEYED), Input(1, KEYED), Input(2, KEYED)),
+        _node("sink", Input(3, REBALANCE)),
+    ),
+    "multi_input": (
+        _source(),
+        _source(rows_share=0.5),
+        _node("count", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(2, KEYED)),
+    ),
+    "broadcast": (
+        _source(),
+        _source(rows_share=0.2),
+        _node("share", Input(0, KEYED), Input(1, BROADCAST, port=1)),
+        _node("sink", Input(2, FORWARD)),
+    ),
+    "keyed_broadcast": (
+        _source(),
+        _source(rows_share=0.2),
+        _node("count", Input(0, KEYED)),
+        _node("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
+        _node("sink", Input(3, GLOBAL)),
+    ),
+    "same_upstream": (
+        _source("pass"),
+        _node("pass", Input(0, REBALANCE)),
+        _node("count", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(2, FORWARD)),
+    ),
+    "mixed": (
+        _source("side"),
+        _source(rows_share=0.4),
+        _node("count", Input(0, KEYED), Input(1, KEYED)),
+        _node("pass", Input(0, REBALANCE, tag=SIDE)),
+        _node("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
+        _node("sink", Input(3, GLOBAL)),
+        _node("pass sink", Input(4, FORWARD)),
+        _node("sink", Input(0, FORWARD), Input(1, REBALANCE)),
+    ),
+    "finishing": (
+        _source(rows_share=0.05),
+        _source(),
+        _node("pass", Input(0, FORWARD)),
+        _node("count", Input(2, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(0, FORWARD)),
+        _node("sink", Input(3, REBALANCE)),
+    ),
+}
+
+
+def random_shape(random: Random) -> Shape:
+    """One to three sources, up to five nodes behind them, a sink behind everything that has no reader."""
+    nodes: list[Node] = [
+        _source(*(["pass"] if random.random() < 0.3 else []), rows_share=random.choice((0.1, 0.5, 1.0)))
+        for _ in range(random.randint(1, 3))
+    ]
+    for _ in range(random.randint(0, 5)):
+        kind = random.choice(("pass", "side", "count", "count", "share"))
+        first = random.randrange(len(nodes))
+        if kind == "count":
+            more = [
+                Input(random.randrange(len(nodes)), KEYED, random.randint(0, 1)) for _ in range(random.randint(0, 2))
+            ]
+            nodes.append(Node((kind,), (Input(first, KEYED), *more)))
+        elif kind == "share":
+            other = random.randrange(len(nodes))
+            nodes.append(Node((kind,), (Input(first, KEYED), Input(other, BROADCAST, port=1))))
+        else:
+            partitioning = random.choice((FORWARD, REBALANCE, REBALANCE, GLOBAL, KEYED))
+            nodes.append(Node((kind,), (Input(first, partitioning),)))
+    for index, node in enumerate(tuple(nodes)):
+        read = {i.tag for reader in nodes for i in reader.inputs if i.node == index}
+        for tag in (None, SIDE) if "side" in node.chain else (None,):
+            if tag not in read or random.random() < 0.1:
+                nodes.append(Node(("sink",), (Input(index, random.choice((FORWARD, REBALANCE, GLOBAL)), 0, tag),)))
+    return _without_doubled_broadcast(tuple(nodes))
+
+
+def _without_doubled_broadcast(shape: Shape) -> Shape:
+    """Rows that reach a broadcast input twice would need a multiset there: only sources are broadcast."""
+    sources = [index for index, node in enumerate(shape) if "source" in node.chain]
+    return tuple(
+        replace(
+            node,
+            inputs=tuple(
+                replace(i, node=sources[i.node % len(sources)]) if i.partitioning is BROADCAST else i
+                for i in node.inputs
+            ),
+        )
+        for node in shape
+    )
+
+
+def with_parallelism(shape: Shape, limit: int, random: Random, same: bool) -> Shape:
+    """Each node from 1 to `limit` (all `limit` if `same`); forward edges join equals."""
+    nodes: list[Node] = []
+    for node in shape:
+        parallelism = limit if same else random.randint(1, limit)
+        for entry in node.inputs:
+            if entry.partitioning is FORWARD:
+                parallelism = nodes[entry.node].parallelism
+        nodes.append(replace(node, parallelism=parallelism))
+    if max(node.parallelism for node in nodes) < limit:
+        nodes[0] = replace(nodes[0], parallelism=limit)
+        return with_forward_equal(tuple(nodes))
+    return with_forward_equal(tuple(nodes))
+
+
+def with_forward_equal(shape: Shape) -> Shape:
+    """Where a forward edge joins nodes of different parallelism it becomes a rebalance."""
+    return tuple(
+        replace(
+            node,
+            inputs=tuple(
+                replace(i, partitioning=REBALANCE)
+                if i.partitioning is FORWARD and shape[i.node].parallelism != node.parallelism
+                else i
+                for i in node.inputs
+            ),
+        )
+        for node in shape
+    )
+
+
+# ---- expectation -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a set of source rows leads to, by uid."""
+
+    counts: Mapping[str, Mapping[int, tuple[int, int]]]
+    """Of each keyed operator: (rows, sum of their ids) by key."""
+    broadcast: Mapping[str, frozenset[int]]
+    sinks: Mapping[str, Counter[int]]
+    """Row ids, each as often as the sink must hold it."""
+
+
+def uid_of(node: int, position: int, kind: str) -> str:
+    return f"{kind}{node}" if position == 0 else f"{kind}{node}.{position}"
+
+
+def expectation(shape: Shape, rows: Mapping[str, Mapping[int, int]]) -> Expectation:
+    """`rows`: by source uid, id to key of the rows that it has emitted."""
+    key_of = {row: key for part in rows.values() for row, key in part.items()}
+    counts: dict[str, dict[int, tuple[int, int]]] = {}
+    broadcast: dict[str, frozenset[int]] = {}
+    sinks: dict[str, Counter[int]] = {}
+    outputs: list[dict[str | None, Counter[int]]] = []
+    for index, node in enumerate(shape):
+        by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+        for entry in node.inputs:
+            by_port[entry.port].update(outputs[entry.node].get(entry.tag, Counter()))
+        stream = by_port[0] + by_port[1]
+        side: Counter[int] = Counter()
+        for position, kind in enumerate(node.chain):
+            uid = uid_of(index, position, kind)
+            match kind:
+                case "source":
+                    stream = Counter(rows[uid].keys())
+                case "side":
+                    side = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                    stream = Counter({row: n for row, n in stream.items() if row % 3})
+                case "count" | "share":
+                    if kind == "share":
+                        stream = by_port[0]
+                        broadcast[uid] = frozenset(by_port[1])
+                    per_key: dict[int, tuple[int, int]] = {}
+                    for row, n in stream.items():
+                        count, total = per_key.get(key_of[row], (0, 0))
+                        per_key[key_of[row]] = (count + n, total + n * row)
+                    counts[uid] = per_key
+                case "sink":
+                    sinks[uid] = stream
+        outputs.append({None: stream, SIDE: side})
+    return Expectation(counts, broadcast, sinks)
+
+
+# ---- job graph -------------------------------------------------------------
+
+
+def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
+    """`sources` in the order of the source nodes."""
+    remaining = list(sources)
+    vertices = []
+    edges: list[Edge] = []
+    ordered: list[bool] = []
+    roots: list[list[int]] = []
+    for index, node in enumerate(shape):
+        root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
+        is_ordered = len(set(root)) == len(root) and all(
+            ordered[entry.node] and entry.partitioning is not REBALANCE and entry.tag is None for entry in node.inputs
+        )
+        spec: SourceSpec | None = None
+        operators = []
+        for position, kind in enumerate(node.chain):
+            uid = uid_of(index, position, kind)
+            if kind == "source":
+                spec = SourceSpec(uid, uid, remaining.pop(0))
+                continue
+            if kind == "side":
+                is_ordered = False
+            operators.append(
+                OperatorSpec(uid, uid, _operator(kind, uid, outside, sink, is_ordered), sink if kind == "sink" else None)
+            )
+        ordered.append(is_ordered)
+        roots.append(root)
+        vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
+        for entry in node.inputs:
+            keys = ("key",) if entry.partitioning is KEYED else ()
+            edges.append(
+                Edge(len(edges), entry.node, index, entry.partitioning, SCHEMA, keys, entry.port, entry.tag)
+            )
+    return JobGraph(tuple(vertices), tuple(edges), groups)
+
+
+def _operator(kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool) -> Operator:
+    match kind:
+        case "pass":
+            return Pass(outside)
+        case "side":
+            return Pass(outside, SIDE)
+        case "count":
+            return Count(outside, is_ordered=is_ordered)
+        case "share":
+            return Count(outside, is_ordered=is_ordered, broadcast_port=1)
+        case "sink":
+            return SinkOperator(uid, sink, SCHEMA)
+        case _:
+            raise AssertionError(kind)

@@ -1,0 +1,193 @@
+"""Slots on Spark: one single-task Spark job per slot, for as long as the slot lives.
+
+One job with a task per slot would fail as a whole when one of its tasks does; so each slot is a
+job of its own, submitted and awaited by a daemon thread of its own, in a job group of its own. A
+slot that is given back is its task returning; one that is lost is its job failing. Where Spark
+runs a failed task again (`spark.task.maxFailures`), the second run answers a request that was
+answered before, and the driver turns it away.
+
+The launch, with the job's secret, travels inside the task's serialised function: through Spark's
+own authenticated channel, never through a file, a property, or a command line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final
+
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from midstream.core.errors import ClusterError
+from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.slot import run_slot
+from midstream.spark.session import LOOPBACK, first_line, is_local
+
+RELEASE_WAIT_S: Final = 3.0
+"""How long released slots may take to end by themselves."""
+CANCEL_WAIT_S: Final = 8.0
+"""How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
+
+_LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,.*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+_PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)$", re.MULTILINE)
+
+
+class SparkSlots:
+    """A SlotProvider on the cores of a Spark session, which it neither changes nor stops."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._context: SparkContext = session.sparkContext
+        self._master: str = self._context.master
+        self._jobs: dict[str, _SlotJob] = {}
+        conf = self._context.getConf()
+        if is_local(self._master):
+            self.bind_host = self.driver_host = LOOPBACK
+        else:
+            self.driver_host = conf.get("spark.driver.host") or LOOPBACK
+            self.bind_host = conf.get("spark.driver.bindAddress") or self.driver_host
+
+    @property
+    def slots_max(self) -> int | None:
+        """How many slots can run at once; None where the cluster grows, or does not say."""
+        cores = _cores(self._context)
+        if cores is None:
+            return None
+        return cores // int(self._context.getConf().get("spark.task.cpus") or "1")
+
+    def check(self, slots: int) -> None:
+        slots_max = self.slots_max
+        if slots_max is not None and slots > slots_max:
+            raise ClusterError(
+                f"the job needs {slots} slots (one core each), Spark on {self._master} has {slots_max}; "
+                f"lower the parallelism to {slots_max}{_more_cores(self._master, slots)}"
+            )
+
+    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+        assert launch.request not in self._jobs, launch.request
+        if self._context._jsc is None:
+            raise ClusterError("the Spark session is stopped")
+        self._jobs[launch.request] = _SlotJob(self._context, launch, on_failed)
+
+    def abandon(self, request: str) -> None:
+        job = self._jobs[request]
+        job.let_go()
+        # not on the driver's loop: it is a call into the JVM
+        threading.Thread(target=job.cancel, name=f"midstream-cancel-{request}", daemon=True).start()
+
+    def close(self) -> None:
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.let_go()
+        deadline_s = time.monotonic() + RELEASE_WAIT_S
+        for job in jobs:
+            job.join(deadline_s - time.monotonic())
+        for job in jobs:
+            if job.lives:
+                job.cancel()
+        deadline_s = time.monotonic() + CANCEL_WAIT_S
+        hanging = [job.group for job in jobs if not job.join(deadline_s - time.monotonic())]
+        if hanging:
+            raise ClusterError(f"Spark has not ended {len(hanging)} slots: {', '.join(hanging)}")
+
+
+class _SlotJob:
+    def __init__(self, context: SparkContext, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+        self.group = f"midstream-{launch.request}"
+        self._context = context
+        self._launch = launch
+        self._on_failed: Callable[[str], None] | None = on_failed
+        self._thread = threading.Thread(target=self._run, name=self.group, daemon=True)
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
+    def let_go(self) -> None:
+        """It is over: whatever becomes of it now is no failure."""
+        self._on_failed = None
+
+    def cancel(self) -> None:
+        """Have Spark end the job, and kill its Python worker if it does not end by itself."""
+        if self._context._jsc is not None and self.lives:
+            self._context.cancelJobGroup(self.group)
+
+    def join(self, wait_s: float) -> bool:
+        self._thread.join(max(0.0, wait_s))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            reason = self._run_in_spark()
+        except PySparkException as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - py4j's errors have no common base; all end the slot
+            reason = explain(error)
+        on_failed = self._on_failed
+        if on_failed is not None:
+            on_failed(reason)
+
+    def _run_in_spark(self) -> str:
+        context = self._context
+        context.setJobGroup(self.group, f"midstream slot of job {self._launch.job_id}", interruptOnCancel=True)
+        context.setLocalProperty("spark.scheduler.pool", "midstream")
+        context.parallelize(range(1), 1).mapPartitions(partial(_be_a_slot, self._launch)).count()
+        return "its task ended"
+
+
+def _be_a_slot(launch: SlotLaunch, _nothing: Iterable[int]) -> Iterator[int]:
+    """The task, in a Python worker of Spark."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    run_slot(launch)
+    return iter(())
+
+
+def explain(error: BaseException) -> str:
+    """Why a slot's Spark job failed, in one line: what Python said, if it got to say anything."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.toString()) if java is not None else str(error)
+    if "Python worker exited unexpectedly" in text:
+        return "its Python worker process was killed or crashed"
+    if "ExecutorLostFailure" in text or "Remote RPC client disassociated" in text:
+        return f"its executor was lost: {first_line(error)}"
+    found = _PYTHON_ERROR.findall(text.split("Driver stacktrace", 1)[0])
+    said = [line for line in found if not line.startswith(("org.", "java."))]
+    if not said:
+        return first_line(error)
+    reason: str = said[-1]
+    if reason.startswith("ModuleNotFoundError"):
+        reason += f"; the executors' Python needs the packages of {sys.executable} (see spark.pyspark.python)"
+    return reason
+
+
+def _cores(context: SparkContext) -> int | None:
+    conf = context.getConf()
+    local = _LOCAL.fullmatch(context.master)
+    if local is not None:
+        # Spark's own count of the machine's cores is the JVM's, which may differ from Python's
+        threads = local.group(1) or "1"
+        return context.defaultParallelism if threads == "*" else int(threads)
+    cluster = _LOCAL_CLUSTER.fullmatch(context.master)
+    if cluster is not None:
+        return int(cluster.group(1)) * int(cluster.group(2))
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return None
+    instances, cores = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
+    return int(instances) * int(cores) if instances and cores else None
+
+
+def _more_cores(master: str, slots: int) -> str:
+    """How to get as many."""
+    if _LOCAL.fullmatch(master):
+        return f", or run it with --master 'local[{slots}]'"
+    if _LOCAL_CLUSTER.fullmatch(master):
+        return ", or give local-cluster[workers, cores, MiB] more workers or cores"
+    return ", or raise spark.executor.instances or spark.executor.cores"

@@ -1,0 +1,122 @@
+"""Heap state at rest: a table per state, with columns `key`, `namespace` and `value`.
+
+`key` is the key column itself, or a struct of all key columns; `namespace` is the position in a
+list or the key in a map. What has no declared Arrow type is pickled into binary columns.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from midstream.core.errors import JobError, StorageError
+from midstream.core.keys import key_groups
+from midstream.state.keyed import ListState, MapState, State, StateRow
+from midstream.state.parts import KEY_GROUP
+from midstream.state.timers import TimerRow
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class KeyForm:
+    """How keys look: one value for one key column, else a tuple, in the types of `fields`. No fields: not keyed."""
+
+    def __init__(self, fields: Sequence[pa.Field], max_parallelism: int) -> None:
+        self._fields = tuple(fields)
+        self._max_parallelism = max_parallelism
+
+    def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array]:
+        """`__key_group` and `key` for these keys."""
+        if not self._fields:
+            return {}
+        if len(self._fields) == 1:
+            arrays = [pa.array(keys, self._fields[0].type)]
+        else:
+            arrays = [pa.array([key[i] for key in keys], field.type) for i, field in enumerate(self._fields)]
+        names = [field.name for field in self._fields]
+        batch = pa.RecordBatch.from_arrays(arrays, names)
+        groups = key_groups(batch, tuple(names), self._max_parallelism)
+        key = arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, names)
+        return {KEY_GROUP: pa.array(groups), "key": key}
+
+    def keys(self, table: pa.Table) -> list[Any]:
+        """The keys of a table made with `columns`. Raises StorageError when they were of another type."""
+        if not self._fields:
+            return [None] * table.num_rows
+        column = table.column("key")
+        names = [field.name for field in self._fields]
+        expected = (
+            self._fields[0].type if len(names) == 1 else pa.struct([pa.field(f.name, f.type) for f in self._fields])
+        )
+        if column.type != expected:
+            raise StorageError(f"the keys in the checkpoint are {column.type}, the stream's are {expected}")
+        if len(names) == 1:
+            values: list[Any] = column.to_pylist()
+            return values
+        fields = [column.combine_chunks().field(i).to_pylist() for i in range(len(names))]
+        return list(zip(*fields, strict=True))
+
+
+def state_table(state: State, frozen: dict[Any, Any], form: KeyForm, where: str) -> pa.Table:
+    """A frozen state as a table. Raises JobError naming a value that cannot be stored. Any thread."""
+    rows = list(state.rows_of(frozen))
+    columns = form.columns([key for key, _, _ in rows])
+    if isinstance(state, ListState):
+        columns["namespace"] = pa.array([at for _, at, _ in rows], pa.int64())
+    elif isinstance(state, MapState):
+        columns["namespace"] = _encode(
+            [at for _, at, _ in rows], state.key_type, f"{where}: a key of state {state.name!r}"
+        )
+    columns["value"] = _encode([value for _, _, value in rows], state.type, f"{where}: a value of state {state.name!r}")
+    return pa.table(columns)
+
+
+def state_rows(state: State, table: pa.Table, form: KeyForm, where: str) -> Iterator[StateRow]:
+    """The rows of such a table. Raises StorageError when the state was declared with other types then."""
+    keys = form.keys(table)
+    named: list[Any] = [None] * table.num_rows
+    if isinstance(state, MapState):
+        named = _decode(table.column("namespace"), state.key_type, f"{where}: keys of state {state.name!r}")
+    values = _decode(table.column("value"), state.type, f"{where}: state {state.name!r}")
+    return zip(keys, named, values, strict=True)
+
+
+def timers_table(timers: Sequence[TimerRow], form: KeyForm) -> pa.Table:
+    columns = form.columns([key for _, key in timers])
+    columns["time_us"] = pa.array(np.array([time_us for time_us, _ in timers], np.int64))
+    return pa.table(columns)
+
+
+def timer_rows(table: pa.Table, form: KeyForm) -> Iterable[TimerRow]:
+    return zip(table.column("time_us").to_pylist(), form.keys(table), strict=True)
+
+
+def _encode(values: list[Any], kind: pa.DataType | None, what: str) -> pa.Array:
+    if kind is None:
+        return pa.array([_pickled(value, what) for value in values], pa.large_binary())
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise JobError(f"{what} is not {kind}, which it is declared as: {error}") from error
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    # Classes of the user's own script must travel by value; plain values need not pay for that.
+    dumps: Callable[[Any], bytes] = pickle.dumps if type(value) in _PLAIN else cloudpickle.dumps
+    try:
+        return dumps(value)
+    except Exception as error:  # any __reduce__ may raise anything
+        raise JobError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+def _decode(column: pa.ChunkedArray, kind: pa.DataType | None, what: str) -> list[Any]:
+    expected = pa.large_binary() if kind is None else kind
+    if column.type != expected:
+        raise StorageError(f"{what}: stored as {column.type}, declared as {kind or 'pickled'} now")
+    values: list[Any] = column.to_pylist()
+    return values if kind is not None else [pickle.loads(value) for value in values]

@@ -1,0 +1,291 @@
+"""The states that a process function declares: values, lists, maps and reductions, per key.
+
+A declaration is a class attribute; when the operator opens, its function gets a bound copy of it,
+which reads and writes the entry of the current key. Entries are plain Python objects.
+
+Snapshots are copy-on-write: taking one copies references only, and the first touch of an entry
+after it makes a copy for the operator to go on with, so what a snapshot holds never changes.
+A value may be changed in place during the call that fetched it, but not kept for a later one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import pyarrow as pa
+
+from midstream.core.errors import JobError
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+S = TypeVar("S", bound="State")
+
+StateRow = tuple[Any, Any, Any]
+"""Key, namespace (None, position in the list, or key in the map), value."""
+
+_FROZEN = frozenset({type(None), bool, int, float, complex, str, bytes, date, datetime, time, timedelta, Decimal})
+"""Types whose values cannot change in place: snapshots share them."""
+
+
+class KeyScope:
+    """Which key is current. One per operator, shared by all its keyed states."""
+
+    __slots__ = ("is_set", "key", "writable")
+
+    def __init__(self, key: Any = None, *, is_set: bool = False, writable: bool = True) -> None:
+        self.key = key
+        self.is_set = is_set
+        self.writable = writable
+
+
+class State:
+    """Base of all declared states. `type`: the Arrow type of its values at rest; without one they are pickled."""
+
+    kind: ClassVar[str]
+    is_keyed: ClassVar[bool] = True
+
+    def __init__(self, type: pa.DataType | None = None) -> None:
+        self.type = type
+        self.name = ""
+        self._scope = KeyScope()
+        self._entries: dict[Any, Any] | None = None
+        self._own: set[Any] = set()
+        """Keys of entries that can change in place and that no snapshot refers to."""
+
+    def bound(self: S, name: str, scope: KeyScope) -> S:
+        """A copy that holds entries. For the operator."""
+        state = copy.copy(self)
+        state.name, state._scope, state._entries, state._own = name, scope, {}, set()
+        return state
+
+    def _here(self) -> tuple[dict[Any, Any], Any]:
+        """All entries, and the current key."""
+        if self._entries is None:
+            raise JobError(
+                f"{type(self).__name__} works only inside a process function, declared as an attribute of its class"
+            )
+        if not self._scope.is_set:
+            raise JobError(
+                f"state {self.name!r}: there is no current key here; use it where a row or a timer is handled"
+            )
+        return self._entries, self._scope.key
+
+    def clear(self) -> None:
+        """Forget the entry of the current key."""
+        entries, key = self._here()
+        entries.pop(key, None)
+        self._own.discard(key)
+
+    # ---- for the operator ----
+
+    def freeze(self) -> dict[Any, Any]:
+        """All entries by key as they are now: nothing in it will ever change."""
+        assert self._entries is not None
+        self._own = set()
+        return dict(self._entries)
+
+    def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
+        """A frozen state as rows. Any thread."""
+        return ((key, None, value) for key, value in frozen.items())
+
+    def thaw(self, rows: Iterable[StateRow]) -> None:
+        """Take back such rows."""
+        assert self._entries is not None
+        self._entries.update((key, value) for key, _, value in rows)
+
+
+class _Single(State, Generic[T]):
+    """One value per key."""
+
+    def _get(self, default: T) -> T:
+        entries, key = self._here()
+        value = entries.get(key, default)
+        if type(value) in _FROZEN or key in self._own:
+            return cast(T, value)
+        value = copy.deepcopy(value)
+        entries[key] = value  # also a default: it may be changed in place
+        self._own.add(key)
+        return cast(T, value)
+
+    def _set(self, value: T) -> None:
+        entries, key = self._here()
+        entries[key] = value
+        if type(value) not in _FROZEN:
+            self._own.add(key)
+
+
+class ValueState(_Single[T]):
+    """One value per key, `default` where none was set."""
+
+    kind = "value"
+
+    def __init__(self, type: pa.DataType | None = None, default: T = cast(Any, None)) -> None:
+        super().__init__(type)
+        self.default = default
+
+    @property
+    def value(self) -> T:
+        return self._get(self.default)
+
+    @value.setter
+    def value(self, value: T) -> None:
+        self._set(value)
+
+
+class ReducingState(_Single[T]):
+    """One value per key: `reduce(value, added)` of everything added."""
+
+    kind = "reducing"
+
+    def __init__(self, reduce: Callable[[T, T], T], type: pa.DataType | None = None) -> None:
+        super().__init__(type)
+        self._reduce = reduce
+
+    def add(self, value: T) -> None:
+        entries, key = self._here()
+        self._set(self._reduce(self._get(value), value) if key in entries else value)
+
+    @property
+    def value(self) -> T | None:
+        """None when nothing was added."""
+        return cast("_Single[T | None]", self)._get(None)
+
+
+class ListState(State, Generic[T]):
+    """A list per key, empty at first."""
+
+    kind = "list"
+
+    def append(self, value: T) -> None:
+        self._list().append(value)
+
+    def extend(self, values: Iterable[T]) -> None:
+        self._list().extend(values)
+
+    def set(self, values: Iterable[T]) -> None:
+        """Replace the whole list."""
+        entries, key = self._here()
+        entries[key] = list(values)
+        self._own.add(key)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._list()) if self else iter(())
+
+    def __len__(self) -> int:
+        entries, key = self._here()
+        return len(entries.get(key, ()))
+
+    def _list(self) -> list[T]:
+        entries, key = self._here()
+        found: list[T] | None = entries.get(key)
+        if key not in self._own or found is None:
+            found = [] if found is None else _copy_list(found)
+            entries[key] = found
+            self._own.add(key)
+        return found
+
+    def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
+        return ((key, at, value) for key, values in frozen.items() for at, value in enumerate(values))
+
+    def thaw(self, rows: Iterable[StateRow]) -> None:
+        assert self._entries is not None
+        for key, _, value in rows:
+            self._entries.setdefault(key, []).append(value)
+
+
+class MapState(State, MutableMapping[K, V]):
+    """A dict per key, empty at first. `key_type`: the Arrow type of the map's own keys at rest, else pickled."""
+
+    kind = "map"
+
+    def __init__(self, type: pa.DataType | None = None, key_type: pa.DataType | None = None) -> None:
+        super().__init__(type)
+        self.key_type = key_type
+        self._own_values: set[tuple[Any, Any]] = set()
+
+    def bound(self, name: str, scope: KeyScope) -> MapState[K, V]:
+        state = super().bound(name, scope)
+        state._own_values = set()
+        return state
+
+    def freeze(self) -> dict[Any, Any]:
+        self._own_values = set()
+        return super().freeze()
+
+    def _read(self) -> dict[K, V]:
+        entries, key = self._here()
+        return cast("dict[K, V]", entries.get(key, {}))
+
+    def _write(self) -> dict[K, V]:
+        entries, key = self._here()
+        if not self._scope.writable:
+            raise JobError(f"state {self.name!r} can be changed in process_broadcast only")
+        if key not in self._own or key not in entries:
+            entries[key] = dict(entries.get(key, {}))
+            self._own.add(key)
+        return cast("dict[K, V]", entries[key])
+
+    def __getitem__(self, name: K) -> V:
+        value = self._read()[name]
+        if type(value) in _FROZEN:
+            return value
+        if not self._scope.writable:
+            return copy.deepcopy(value)
+        at = (self._scope.key, name)
+        if at not in self._own_values:
+            value = copy.deepcopy(value)
+            self._write()[name] = value
+            self._own_values.add(at)
+        return value
+
+    def __setitem__(self, name: K, value: V) -> None:
+        self._write()[name] = value
+        if type(value) not in _FROZEN:
+            self._own_values.add((self._scope.key, name))
+
+    def __delitem__(self, name: K) -> None:
+        if name not in self._read():
+            raise KeyError(name)
+        written = self._write()
+        del written[name]
+        self._own_values.discard((self._scope.key, name))
+        if not written:
+            super().clear()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read()
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._read()))
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def clear(self) -> None:
+        written = self._write()
+        self._own_values.difference_update([(self._scope.key, name) for name in written])
+        super().clear()
+
+    def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
+        return ((key, name, value) for key, values in frozen.items() for name, value in values.items())
+
+    def thaw(self, rows: Iterable[StateRow]) -> None:
+        assert self._entries is not None
+        for key, name, value in rows:
+            self._entries.setdefault(key, {})[name] = value
+
+
+class BroadcastState(MapState[K, V]):
+    """A dict that every subtask holds alike; see BroadcastProcessFunction."""
+
+    kind = "broadcast"
+    is_keyed = False
+
+
+def _copy_list(values: list[T]) -> list[T]:
+    return list(values) if all(type(value) in _FROZEN for value in values) else copy.deepcopy(values)

@@ -1,0 +1,72 @@
+"""`midstream bench`: run one benchmark, print its parameters and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from midstream.core.errors import ConfigError
+from midstream.ui import text
+from midstream.ui.answer import Answer
+
+NAMES = ("window", "exchange", "latency")
+SLOTS = ("spark", "process")
+
+
+def run_bench(name: str, events: int | None, slots: str, silent: bool) -> Answer:
+    """Raises ConfigError for what does not exist, InvariantError when the benchmark's result is wrong."""
+    if name not in NAMES:
+        raise ConfigError(f"there is no benchmark {name!r}; there are: {', '.join(NAMES)}")
+    if slots not in SLOTS:
+        raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+    if events is not None and (events < 1000 or events % 2):
+        raise ConfigError(f"--events: {events} is not an even number of at least 1000")
+    with _running(name, silent):
+        result = _benchmark(name)(events, slots)
+    return Answer(result, figures_table(msgspec.to_builtins(result)))
+
+
+def _benchmark(name: str) -> Callable[[int | None, Any], msgspec.Struct]:
+    from midstream.bench import exchange, latency, window
+
+    return {"window": window.run, "exchange": exchange.run, "latency": latency.run}[name]
+
+
+def figures_table(figures: dict[str, Any]) -> Table:
+    """One row per figure; those in groups follow their group's name."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            for inner, figure in value.items():
+                table.add_row(f"{name} {inner}", _figure(figure))
+        else:
+            table.add_row(name, _figure(value))
+    return table
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:,}"
+    return text.printable(str(value))
+
+
+@contextmanager
+def _running(name: str, silent: bool) -> Iterator[None]:
+    console = Console(stderr=True, highlight=False)
+    if silent:
+        yield
+    elif console.is_terminal:
+        with console.status(f"benchmark {name}: warming up, then measuring"):
+            yield
+    else:
+        console.print(f"benchmark {name}: warming up, then measuring")
+        yield

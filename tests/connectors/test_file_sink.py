@@ -1,0 +1,443 @@
+"""The file sink: what a reader sees at each step, and what is left when a step is missing or comes twice."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from midstream.connectors.file_sink import FileSink
+from midstream.core.errors import ConfigError, SchemaError, StorageError
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def visible(out: Path) -> list[int]:
+    files = sorted(out.glob("**/*.parquet")) if out.exists() else []
+    return sorted(n for file in files for n in pl.read_parquet(file)["n"].to_list())
+
+
+def pending(out: Path) -> list[str]:
+    hidden = out.parent / f".{out.name}.midstream"
+    return sorted(str(p.relative_to(hidden)) for p in hidden.rglob("*") if p.is_file() and p.name != "committed")
+
+
+def test_rows_are_visible_after_the_commit_and_not_before(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1, 2, 3))
+    loop.run()
+    assert not out.exists()
+    committables = prepared(writer, 1)
+    assert not out.exists()
+    assert len(pending(out)) == 1
+    sink.committer("job-a").commit(1, committables)
+    assert visible(out) == [1, 2, 3]
+    assert pending(out) == []
+    assert pl.read_parquet(out)["n"].to_list() == [1, 2, 3], "the directory as a whole is readable"
+
+
+def test_polars_reads_the_directory_while_files_are_pending(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    committer = sink.committer("job-a")
+    writer.write(batch(1))
+    committer.commit(1, prepared(writer, 1))
+    writer.write(batch(2))
+    assert prepared(writer, 2)
+    assert pl.read_parquet(out)["n"].to_list() == [1]
+
+
+def test_committing_twice_changes_nothing(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1, 2))
+    committables = prepared(writer, 1)
+    sink.committer("job-a").commit(1, committables)
+    sink.committer("job-b").commit(1, committables)
+    assert visible(out) == [1, 2]
+
+
+def test_a_commit_that_stopped_half_way_is_completed_by_the_next(out):
+    sink, loop = FileSink(out), Loop()
+    committables = []
+    for subtask in range(3):
+        writer = open_writer(sink, SCHEMA, loop, subtask=subtask)
+        writer.write(batch(subtask))
+        committables += prepared(writer, 4)
+    sink.committer("job-a").commit(4, committables[:2])
+    assert visible(out) == [0, 1]
+    sink.committer("job-b").commit(4, committables)
+    assert visible(out) == [0, 1, 2]
+
+
+def test_a_committed_file_that_a_reader_has_taken_away_stays_away(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    committables = prepared(writer, 1)
+    sink.committer("job-a").commit(1, committables)
+    for file in out.iterdir():
+        file.unlink()
+    sink.committer("job-b").commit(1, committables)
+    assert visible(out) == []
+
+
+def test_a_pending_file_that_is_gone_is_an_error_and_no_silent_loss(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1, 2))
+    committables = prepared(writer, 3)
+    for name in pending(out):
+        (out.parent / ".out.midstream" / name).unlink()
+    with pytest.raises(StorageError, match=r"the 2 rows in it were to be committed with checkpoint 3, and it is gone"):
+        sink.committer("job-a").commit(3, committables)
+
+
+def test_an_aborted_checkpoint_leaves_no_file(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    committables = prepared(writer, 1)
+    committer = sink.committer("job-a")
+    committer.abort(committables)
+    committer.abort(committables)
+    assert pending(out) == []
+    assert visible(out) == []
+
+
+def test_closing_deletes_what_was_not_prepared(out):
+    sink, loop = FileSink(out, roll_size=1), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(pa.record_batch({"n": pa.array(range(200_000))}))
+    loop.run()
+    assert len(pending(out)) == 1
+    writer.write(batch(1))
+    writer.close()
+    loop.run()
+    assert pending(out) == []
+    assert loop.failures == []
+
+
+def test_pending_files_of_a_failed_attempt_are_deleted_once_the_next_one_commits(out):
+    sink, loop = FileSink(out), Loop()
+    committer = sink.committer("job-a")
+    for attempt in (0, 1):
+        writer = open_writer(sink, SCHEMA, loop, attempt=attempt)
+        writer.write(batch(attempt))
+        assert prepared(writer, 1)
+    assert len(pending(out)) == 2
+    writer = open_writer(sink, SCHEMA, loop, attempt=2)
+    writer.write(batch(2))
+    committer.commit(2, prepared(writer, 2))
+    assert pending(out) == []
+    assert visible(out) == [2]
+
+
+def test_a_restored_job_first_commits_the_checkpoint_then_deletes_the_rest_of_the_killed_one(out):
+    sink, loop = FileSink(out), Loop()
+    killed = open_writer(sink, SCHEMA, loop, job_id="job-a")
+    killed.write(batch(1))
+    of_checkpoint = prepared(killed, 1)
+    killed.write(batch(99))
+    assert prepared(killed, 2)
+    restored = sink.committer("job-b")
+    restored.commit(1, of_checkpoint)
+    assert visible(out) == [1]
+    assert len(pending(out)) == 1
+    writer = open_writer(sink, SCHEMA, loop, job_id="job-b")
+    writer.write(batch(2))
+    restored.commit(2, prepared(writer, 2))
+    assert visible(out) == [1, 2]
+    assert pending(out) == []
+
+
+def test_where_adding_is_allowed_the_pending_files_of_other_jobs_are_left_alone(out):
+    sink, loop = FileSink(out, append=True), Loop()
+    other = open_writer(sink, SCHEMA, loop, job_id="job-other")
+    other.write(batch(7))
+    theirs = prepared(other, 1)
+    writer = open_writer(sink, SCHEMA, loop, job_id="job-a")
+    writer.write(batch(1))
+    sink.committer("job-a").commit(1, prepared(writer, 1))
+    sink.committer("job-other").commit(1, theirs)
+    assert visible(out) == [1, 7]
+
+
+def test_no_two_attempts_subtasks_jobs_or_sinks_ever_write_the_same_file(out):
+    sink, loop = FileSink(out, append=True), Loop()
+    names: list[str] = []
+    for job_id in ("job-a", "job-b"):
+        for uid in ("out", "out:2"):
+            for attempt in (0, 1):
+                for subtask in (0, 1):
+                    writer = open_writer(sink, SCHEMA, loop, job_id=job_id, uid=uid, attempt=attempt, subtask=subtask)
+                    for checkpoint_id in (1, 2):
+                        writer.write(batch(checkpoint_id))
+                        sink.committer(job_id).commit(checkpoint_id, prepared(writer, checkpoint_id))
+                        names = sorted(p.name for p in out.iterdir())
+    assert len(names) == 2 * 2 * 2 * 2 * 2
+    assert len(visible(out)) == len(names)
+
+
+def test_large_output_rolls_into_several_files(out):
+    sink, loop = FileSink(out, roll_size="100 KiB"), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    for start in range(0, 600_000, 50_000):
+        writer.write(pa.record_batch({"n": pa.array(range(start, start + 50_000))}))
+        loop.run()
+    sink.committer("job-a").commit(1, prepared(writer, 1))
+    assert len(list(out.iterdir())) > 1
+    assert visible(out) == list(range(600_000))
+
+
+def test_the_writer_holds_the_task_back_when_the_disk_is_slow_and_wakes_it_again(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    woken: list[bool] = []
+    writer.on_ready(lambda: woken.append(writer.ready()))
+    big = pa.record_batch({"n": pa.array(range(1_000_000))})
+    written = 0
+    while writer.ready():
+        writer.write(big)
+        written += 1
+    assert 1 < written < 10
+    loop.run()
+    assert woken == [True]
+    sink.committer("job-a").commit(1, prepared(writer, 1))
+    assert len(visible(out)) == written * 1_000_000
+
+
+def test_a_writer_that_was_not_ready_is_ready_after_a_checkpoint(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    woken: list[bool] = []
+    writer.on_ready(lambda: woken.append(writer.ready()))
+    while writer.ready():
+        writer.write(pa.record_batch({"n": pa.array(range(1_000_000))}))
+    loop.work.clear()
+    assert writer.prepare(1) is not None
+    loop.run()
+    assert woken == [True]
+
+
+def test_an_error_while_writing_fails_the_task(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    sink, loop = FileSink(blocked / "out"), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(pa.record_batch({"n": pa.array(range(200_000))}))
+    loop.run()
+    (failure,) = loop.failures
+    assert isinstance(failure, StorageError)
+    assert "operator 'sink out': cannot write below" in str(failure)
+    with pytest.raises(StorageError):
+        prepared(writer, 1)
+
+
+def test_json_lines_are_one_object_a_row(out):
+    schema = pa.schema([("at", pa.timestamp("us")), ("who", pa.large_string()), ("x", pa.float64())])
+    sink, loop = FileSink(out, format="jsonl"), Loop()
+    writer = open_writer(sink, schema, loop)
+    at = datetime(2013, 1, 1, 5, 30)
+    writer.write(pa.RecordBatch.from_pylist([{"at": at, "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}], schema))
+    sink.committer("job-a").commit(1, prepared(writer, 1))
+    (file,) = out.iterdir()
+    assert file.suffix == ".jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows == [{"at": "2013-01-01 05:30:00.000000", "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}]
+
+
+def test_a_sink_travels_to_the_slots_by_pickle(out):
+    sink, loop = pickle.loads(pickle.dumps(FileSink(out))), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    sink.committer("job-a").commit(1, prepared(writer, 1))
+    assert visible(out) == [1]
+
+
+# ---- before anything runs ----
+
+
+def test_a_directory_with_files_in_it_is_refused_unless_restoring_or_adding(out):
+    out.mkdir()
+    FileSink(out).validate(SCHEMA, restoring=False)
+    (out / "old.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is not empty \(it has old.parquet\).*append=True"):
+        FileSink(out).validate(SCHEMA, restoring=False)
+    FileSink(out).validate(SCHEMA, restoring=True)
+    FileSink(out, append=True).validate(SCHEMA, restoring=False)
+    assert sorted(p.name for p in out.parent.iterdir()) == ["out"], "validating writes nothing"
+
+
+def test_bad_settings_and_targets_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="format 'xml' is not one of parquet, jsonl"):
+        FileSink(tmp_path / "out", format="xml")
+    with pytest.raises(ConfigError, match="roll_size: 0 bytes"):
+        FileSink(tmp_path / "out", roll_size=0)
+    with pytest.raises(ConfigError, match="is a root"):
+        FileSink("/")
+    with pytest.raises(ConfigError, match="cannot use 'nosuch://x/y'"):
+        FileSink("nosuch://x/y")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file; give a directory"):
+        FileSink(tmp_path / "file").validate(SCHEMA, restoring=False)
+    with pytest.raises(ConfigError, match="is a file, not a directory"):
+        FileSink(tmp_path / "file" / "out").validate(SCHEMA, restoring=False)
+
+
+def test_columns_that_the_format_cannot_hold_are_named(out):
+    with pytest.raises(SchemaError, match=r"column 'raw' is large_binary, and JSON has no form for large_binary"):
+        FileSink(out, format="jsonl").validate(pa.schema([("raw", pa.large_binary())]), restoring=False)
+    with pytest.raises(SchemaError, match=r"column 'm' is month_day_nano_interval, which Parquet cannot hold"):
+        FileSink(out).validate(pa.schema([("m", pa.month_day_nano_interval())]), restoring=False)
+    with pytest.raises(SchemaError, match="no columns"):
+        FileSink(out).validate(pa.schema([]), restoring=False)
+
+
+# ---- stores without a rename ----
+
+
+class CopyingFiles(pyarrow.fs.FileSystemHandler):
+    """Like an object store: a move is a copy and a delete, and `copies_left` says when the process dies in between."""
+
+    def __init__(self, root: Path) -> None:
+        self.base = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
+        self.dies_between = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    def get_type_name(self) -> str:
+        return "copying"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def move(self, src: str, dest: str) -> None:
+        self.base.copy_file(src, dest)
+        if self.dies_between:
+            raise OSError("killed")
+        self.base.delete_file(src)
+
+    def get_file_info_selector(self, selector: Any) -> Any:
+        return self.base.get_file_info(selector)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    copy_file = create_dir = delete_dir = delete_dir_contents = delete_file = _forward
+    delete_root_dir_contents = get_file_info = open_append_stream = open_input_file = _forward
+    open_input_stream = open_output_stream = _forward
+
+
+def _forwarding(name: str) -> Any:
+    def forward(self: CopyingFiles, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("metadata", None)
+        if name in ("open_output_stream", "open_append_stream"):
+            args = args[:1]
+        return getattr(self.base, name)(*args, **kwargs)
+
+    return forward
+
+
+for _name in (
+    "copy_file",
+    "create_dir",
+    "delete_dir",
+    "delete_file",
+    "get_file_info",
+    "open_input_file",
+    "open_input_stream",
+    "open_output_stream",
+):
+    setattr(CopyingFiles, _name, _forwarding(_name))
+CopyingFiles.__abstractmethods__ = frozenset()
+
+
+def test_a_store_that_copies_instead_of_renaming_dies_between_copy_and_delete(tmp_path):
+    handler = CopyingFiles(tmp_path)
+    sink, loop = FileSink("bucket/out", filesystem=pyarrow.fs.PyFileSystem(handler)), Loop()
+    sink.validate(SCHEMA, restoring=False)
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1, 2))
+    committables = prepared(writer, 1)
+    handler.dies_between = True
+    with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
+        sink.committer("job-a").commit(1, committables)
+    out = tmp_path / "bucket" / "out"
+    assert visible(out) == [1, 2]
+    assert len(pending(out)) == 1
+    handler.dies_between = False
+    sink.committer("job-a").commit(1, committables)
+    assert visible(out) == [1, 2]
+    assert pending(out) == []
+
+
+# ---- any history ----
+
+
+def histories() -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(["write", "io", "checkpoint", "lose checkpoint", "fail", "kill driver"]), max_size=25)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(history=histories())
+def test_whatever_fails_the_committed_files_hold_each_row_once(tmp_path_factory, history):
+    out = tmp_path_factory.mktemp("sink") / "out"
+    sink, loop = FileSink(out), Loop()
+    job, attempt, checkpoint_id = 0, 0, 0
+    row = completed_row = 0
+    """The next row to write, and the one after the newest completed checkpoint."""
+    completed: tuple[int, list[bytes]] = (0, [])
+    unconfirmed: list[bytes] = []
+    committer = sink.committer("job-0")
+    writer = open_writer(sink, SCHEMA, loop, job_id="job-0")
+
+    def restarted() -> Iterator[None]:
+        nonlocal writer, row, unconfirmed
+        loop.work.clear()
+        unconfirmed = []
+        row = completed_row
+        if completed[1]:
+            committer.commit(*completed)
+        writer = open_writer(sink, SCHEMA, loop, attempt=attempt, job_id=f"job-{job}")
+        yield
+
+    for step in [*history, "checkpoint"]:
+        if step == "write":
+            writer.write(batch(row))
+            row += 1
+        elif step == "io":
+            loop.run()
+        elif step in ("checkpoint", "lose checkpoint"):
+            checkpoint_id += 1
+            unconfirmed += prepared(writer, checkpoint_id)
+            if step == "checkpoint":
+                completed, unconfirmed, completed_row = (checkpoint_id, unconfirmed), [], row
+                if completed[1]:
+                    committer.commit(*completed)
+        elif step == "fail":
+            attempt += 1
+            writer.close()
+            list(restarted())
+        else:
+            job, attempt = job + 1, 0
+            committer = sink.committer(f"job-{job}")
+            list(restarted())
+    assert visible(out) == list(range(completed_row))
+    assert loop.failures == []

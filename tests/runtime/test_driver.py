@@ -1,0 +1,172 @@
+"""A driver and its slots as real processes: they come, are lost, are asked for again, and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+
+import pytest
+from scripted import Scripted, alive, plan, until
+
+from midstream.coordinator.events import CoordinatorEvent, Instruction, JobPlan, Started
+from midstream.core.errors import ClusterError, InvariantError, JobError
+from midstream.protocol.handshake import ProtocolViolation, Refused
+from midstream.protocol.messages import DoStop, GetStatus, SlotStatus
+from midstream.runtime import registry
+from midstream.runtime.client import Client, connect, list_jobs
+from midstream.runtime.driver import Driver
+from midstream.runtime.job import Job
+from midstream.runtime.processes import ProcessSlots
+
+Start = Callable[[JobPlan], tuple[Driver, Scripted]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    drivers: list[Driver] = []
+
+    def begin(job: JobPlan) -> tuple[Driver, Scripted]:
+        scripted: list[Scripted] = []
+
+        def make(plan: JobPlan, now_ms: int) -> Scripted:
+            scripted.append(Scripted(plan, now_ms))
+            return scripted[0]
+
+        driver = Driver(job, ProcessSlots(), make)
+        driver.start()
+        drivers.append(driver)
+        return driver, scripted[0]
+
+    yield begin
+    for driver in drivers:
+        driver.cancel("the test is over")
+        assert driver.ended.wait(20)
+
+
+def test_slots_register_say_that_they_live_and_are_gone_when_the_job_ends(start: Start) -> None:
+    driver, coordinator = start(plan(slots=2, heartbeat_timeout_s=2.0))
+    job = Job(driver)
+    until("two slots", lambda: len(coordinator.slots) == 2)
+    pids = list(coordinator.slots.values())
+    until("heartbeats of both", lambda: {said.slot for said in coordinator.said} == {0, 1})
+    beat = next(said.message for said in coordinator.said)
+    assert isinstance(beat, SlotStatus) and beat.memory_bytes > 10**7
+    assert job.status().slots_needed == 2 and not job.ended
+    assert job.stop() is None
+    assert job.ended and not any(alive(pid) for pid in pids)
+    assert job.wait(1).job_id == "job-0001"
+    assert not coordinator.lost and not coordinator.failed
+    with pytest.raises(JobError, match="has ended: it was stopped"):
+        job.checkpoint()
+
+
+def test_a_killed_slot_is_lost_and_another_takes_its_place_while_its_sibling_stays(start: Start) -> None:
+    _, coordinator = start(plan(slots=2))
+    until("two slots", lambda: len(coordinator.slots) == 2)
+    sibling, killed = coordinator.slots[0], coordinator.slots[1]
+    os.kill(killed, signal.SIGKILL)
+    until("a third slot", lambda: 2 in coordinator.slots)
+    assert [lost.slot for lost in coordinator.lost] == [1]
+    assert alive(sibling) and coordinator.slots[0] == sibling and coordinator.slots[2] != killed
+
+
+def test_a_stopped_slot_is_lost_after_the_heartbeat_timeout_and_its_process_is_ended(start: Start) -> None:
+    _, coordinator = start(plan(slots=1, heartbeat_timeout_s=1.0))
+    until("the slot", lambda: coordinator.slots)
+    pid = coordinator.slots[0]
+    os.kill(pid, signal.SIGSTOP)
+    until("its successor", lambda: 1 in coordinator.slots)
+    assert "nothing was heard of it" in coordinator.lost[0].reason
+    until("the end of the stopped process", lambda: not alive(pid))
+
+
+def test_a_process_that_cannot_be_a_slot_says_why(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstream.runtime.processes.ProcessSlots.driver_host", "no-such-host.invalid")
+    _, coordinator = start(plan(slots=1))
+    failed = until("the failure", lambda: coordinator.failed)[0]
+    assert "ended with status 1" in failed.reason and "cannot find the driver's host" in failed.reason
+
+
+def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ClusterError, match="needs 3 slots, there are 2"):
+        Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)
+    assert list_jobs() == []
+
+
+class Broken(Scripted):
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
+        if isinstance(event, Started):
+            return super().handle(event, now_ms)
+        raise ZeroDivisionError("a bug")
+
+
+def test_a_bug_in_the_coordinator_ends_the_job_and_its_slots() -> None:
+    slots = ProcessSlots()
+    driver = Driver(plan(slots=1), slots, Broken)
+    driver.start()
+    with pytest.raises(InvariantError, match="ZeroDivisionError: a bug"):
+        Job(driver).wait(20)
+    assert not slots.pids
+    assert "ZeroDivisionError" in Job(driver).status().failures[0].details
+
+
+# ---- the command line's way in ---------------------------------------------------
+
+
+def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
+    start(plan(slots=1, name="flights"))
+    with connect("flights") as client:
+        status = client.ask(GetStatus()).status
+        assert status is not None and status.job_id == "job-0001"
+        assert client.ask(GetStatus(), timeout_s=5).status is not None
+        assert client.ask(DoStop(), timeout_s=10).error == ""
+    until("the entry to be withdrawn", lambda: not list_jobs())
+
+
+def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
+    first, _ = start(plan(slots=1, job_id="aaaa-1", name="same"))
+    second, other = start(plan(slots=1, job_id="aaaa-2", name="same"))
+    with pytest.raises(JobError, match=r"'same' names 2 running jobs \(aaaa-1, aaaa-2\)"):
+        registry.find("same")
+    with pytest.raises(JobError, match="names 2 running jobs"):
+        registry.find("aaaa")
+    with connect("aaaa-2") as client:
+        client.ask(DoStop())
+    assert second.ended.wait(10) and not first.ended.is_set()
+    assert not other.lost
+    assert [entry.job_id for entry in list_jobs()] == ["aaaa-1"]
+
+
+def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is_turned_away(start: Start) -> None:
+    import msgspec
+
+    start(plan(slots=1))
+    entry = list_jobs()[0]
+    with pytest.raises((ClusterError, ProtocolViolation)):
+        Client(msgspec.structs.replace(entry, secret=bytes(32)))
+    with pytest.raises(Refused, match="this is the driver of job job-0001"):
+        Client(msgspec.structs.replace(entry, job_id="another"))
+    with Client(entry) as client:
+        assert client.ask(GetStatus()).status is not None
+
+
+def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> None:
+    import msgspec
+
+    start(plan(slots=1))
+    (entry,) = list_jobs()
+    directory = registry.home() / "jobs"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "job-0001.json").stat().st_mode) == 0o600
+    assert entry.secret.hex() not in repr(entry) and str(entry.secret) not in repr(entry)
+    # our process number, but of a process that began at another time
+    registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started_s=1.0))
+    registry.announce(msgspec.structs.replace(entry, job_id="elsewhere", machine="another", pid=1))
+    (directory / "torn.json").write_bytes(b'{"job_id"')
+    assert [found.job_id for found in list_jobs()] == ["job-0001"]
+    assert sorted(path.name for path in directory.glob("*.json")) == ["elsewhere.json", "job-0001.json"]
+    (directory / "elsewhere.json").unlink()
+    with pytest.raises(JobError, match=r"no running job 'dead' on this machine; running: scripted \(job-0001\)"):
+        registry.find("dead")

@@ -1,0 +1,143 @@
+"""Worlds for runtime tests: a coordinator that does what the test says, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from midstream.coordinator.events import (
+    CancelRequested,
+    ClientAsked,
+    CloseSlot,
+    CoordinatorEvent,
+    Instruction,
+    JobEnded,
+    JobPlan,
+    ReplyTo,
+    RequestSlot,
+    SlotConnected,
+    SlotLost,
+    SlotMessage,
+    SlotRequestFailed,
+    Started,
+)
+from midstream.core.config import JobConfig
+from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.protocol.messages import DoStop, JobStatus, Reply
+
+
+class NoRows(Source):
+    schema = pa.schema([("n", pa.int64())])
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        return Discovery((), b"", True)
+
+    def open_split(self, split: Split) -> SplitReader:
+        raise AssertionError("there are no splits")
+
+
+def plan(slots: int = 2, job_id: str = "job-0001", **config: Any) -> JobPlan:
+    graph = JobGraph((Vertex(0, slots, SourceSpec("source", "source", NoRows()), ()),), (), 128)
+    settings = {"name": "scripted", "parallelism": slots, **config}
+    return JobPlan(job_id, graph, b"", JobConfig(**settings))
+
+
+class Scripted:
+    """Asks for the job's slots, asks again for each one lost, ends when stopped or cancelled."""
+
+    def __init__(self, plan: JobPlan, now_ms: int) -> None:
+        self.plan = plan
+        self.events: list[CoordinatorEvent] = []
+        self.slots: dict[int, int] = {}
+        """Process of each slot that is connected."""
+        self.requests = 0
+
+    def _request(self) -> RequestSlot:
+        self.requests += 1
+        return RequestSlot(f"{self.plan.job_id}-request-{self.requests}")
+
+    def _end(self, state: Any) -> list[Instruction]:
+        slots = [CloseSlot(slot, "the end") for slot in self.slots]
+        self.slots = {}
+        return [*slots, JobEnded(state, None, self.status(0))]
+
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
+        self.events.append(event)
+        match event:
+            case Started():
+                return [self._request() for _ in range(self.plan.graph.slots)]
+            case SlotConnected(slot, register):
+                self.slots[slot] = register.pid
+            case SlotLost(slot):
+                del self.slots[slot]
+                return [self._request()]
+            case CancelRequested():
+                return self._end("failed")
+            case ClientAsked(client, DoStop()):
+                return [ReplyTo(client, Reply()), *self._end("stopped")]
+            case ClientAsked(client):
+                return [ReplyTo(client, Reply(status=self.status(now_ms)))]
+            case _:
+                pass
+        return []
+
+    def status(self, now_ms: int) -> JobStatus:
+        return JobStatus(
+            job_id=self.plan.job_id,
+            name=self.plan.config.name,
+            state="running",
+            attempt=0,
+            started_ms=0,
+            now_ms=now_ms,
+            slots=len(self.slots),
+            slots_needed=self.plan.graph.slots,
+            vertices=(),
+            edges=(),
+            checkpoints_completed=0,
+            checkpoints_failed=0,
+            last_checkpoint=None,
+            checkpoints=(),
+            failures=(),
+            restarts=0,
+            restored_from=None,
+            checkpoint_dir=None,
+            slot_pids=tuple(self.slots.values()),
+        )
+
+    def of_type(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def lost(self) -> list[SlotLost]:
+        return self.of_type(SlotLost)
+
+    @property
+    def failed(self) -> list[SlotRequestFailed]:
+        return self.of_type(SlotRequestFailed)
+
+    @property
+    def said(self) -> list[SlotMessage]:
+        return self.of_type(SlotMessage)
+
+
+def until(what: str, condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """Wait for a condition; its value once it is true."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

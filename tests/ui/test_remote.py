@@ -1,0 +1,155 @@
+"""`list`, `status`, `checkpoint` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pyarrow as pa
+import pytest
+from sample_status import sample
+
+from midstream.coordinator.events import (
+    CancelRequested,
+    ClientAsked,
+    CoordinatorEvent,
+    Instruction,
+    JobEnded,
+    JobPlan,
+    ReplyTo,
+)
+from midstream.core.config import JobConfig
+from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.protocol.messages import DoCheckpoint, DoStop, JobStatus, Reply
+from midstream.runtime.driver import Driver
+from midstream.runtime.processes import ProcessSlots
+from midstream.ui.cli import main
+
+
+class NoRows(Source):
+    schema = pa.schema([("n", pa.int64())])
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        return Discovery((), b"", True)
+
+    def open_split(self, split: Split) -> SplitReader:
+        raise AssertionError("there are no splits")
+
+
+class Answering:
+    """Needs no slots; answers what the command line asks."""
+
+    def __init__(self, plan: JobPlan, now_ms: int) -> None:
+        self._plan = plan
+        self.refuses = False
+        self.asked: list[object] = []
+
+    def status(self, now_ms: int) -> JobStatus:
+        return msgspec.structs.replace(sample(), job_id=self._plan.job_id, name=self._plan.config.name)
+
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
+        if isinstance(event, CancelRequested):
+            return [JobEnded("failed", None, self.status(now_ms))]
+        if not isinstance(event, ClientAsked):
+            return []
+        self.asked.append(event.request)
+        match event.request:
+            case DoCheckpoint() if self.refuses:
+                return [ReplyTo(event.client, Reply(error="checkpoint 4 failed: the disk is full"))]
+            case DoCheckpoint():
+                return [ReplyTo(event.client, Reply(checkpoint="/data/chk-4"))]
+            case DoStop():
+                ended = JobEnded("stopped", None, self.status(now_ms), "/data/chk-5")
+                return [ReplyTo(event.client, Reply(checkpoint="/data/chk-5")), ended]
+            case _:
+                return [ReplyTo(event.client, Reply(status=self.status(now_ms)))]
+
+
+Start = Callable[[str, str], Answering]
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch) -> Iterator[Start]:
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
+    drivers: list[Driver] = []
+
+    def begin(job_id: str, name: str) -> Answering:
+        graph = JobGraph((Vertex(0, 1, SourceSpec("source", "source", NoRows()), ()),), (), 128)
+        made: list[Answering] = []
+
+        def make(plan: JobPlan, now_ms: int) -> Answering:
+            made.append(Answering(plan, now_ms))
+            return made[0]
+
+        driver = Driver(JobPlan(job_id, graph, b"", JobConfig(name=name)), ProcessSlots(), make)
+        driver.start()
+        drivers.append(driver)
+        return made[0]
+
+    yield begin
+    for driver in drivers:
+        driver.cancel("the test is over")
+        assert driver.ended.wait(20)
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> str:
+    assert main(arguments) == status
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return " ".join((out if status == 0 else err).split())
+
+
+def test_all_jobs_of_this_machine_are_listed(start, capsys):
+    start("aaaa1111", "flights")
+    start("bbbb2222", "clicks")
+    assert main(["list"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[:3] for row in rows[1:]] == [["aaaa1111", "flights", "running"], ["bbbb2222", "clicks", "running"]]
+    listed = json.loads(said(["list", "--json"], capsys))
+    assert [job["job_id"] for job in listed] == ["aaaa1111", "bbbb2222"]
+
+
+@pytest.mark.parametrize("name", [[], ["flights"], ["aaaa1111"], ["aaaa"]])
+def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(name, start, capsys):
+    start("aaaa1111", "flights")
+    assert "flights running" in said(["status", *name], capsys)
+    assert json.loads(said(["status", *name, "--json"], capsys))["job_id"] == "aaaa1111"
+
+
+def test_status_shows_the_last_failure_with_its_traceback(start, capsys):
+    start("aaaa1111", "flights")
+    assert 'File "job.py", line 3, in parse' in said(["status"], capsys)
+
+
+def test_a_checkpoint_answers_with_its_path(start, capsys):
+    coordinator = start("aaaa1111", "flights")
+    assert said(["checkpoint", "flights"], capsys) == "/data/chk-4"
+    assert coordinator.asked == [DoCheckpoint()]
+
+
+def test_a_checkpoint_that_fails_is_a_failed_request_and_says_why(start, capsys):
+    start("aaaa1111", "flights").refuses = True
+    assert "job flights (aaaa1111): checkpoint 4 failed: the disk is full" in said(["checkpoint"], capsys, status=1)
+
+
+@pytest.mark.parametrize(("drain", "says"), [([], "flights stopped go on from:"), (["--drain"], "flights finished")])
+def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
+    coordinator = start("aaaa1111", "flights")
+    out = said(["stop", *drain], capsys)
+    assert says in out
+    assert "/data/chk-5" in out
+    assert coordinator.asked == [DoStop(bool(drain))]
+
+
+def test_a_job_that_is_unknown_is_refused_with_those_that_run(start, capsys):
+    start("aaaa1111", "flights")
+    assert "no running job 'clicks' on this machine; running: flights (aaaa1111)" in said(["stop", "clicks"], capsys, 2)
+
+
+def test_without_a_name_there_must_be_one_job(start, capsys):
+    assert "no job runs on this machine" in said(["status"], capsys, 2)
+    start("aaaa1111", "flights")
+    start("bbbb2222", "clicks")
+    assert "2 jobs run on this machine; say which one: flights (aaaa1111), clicks (bbbb2222)" in said(["status"], capsys, 2)
