@@ -39,3 +39,11 @@ def spark() -> Iterator[Any]:
 def midstream_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that tests start announce themselves in a place of their own."""
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.getbasetemp() / "midstream-home"))
+
+
+@pytest.fixture(autouse=True)
+def no_job_ends_badly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever goes wrong while a driver winds up is logged, not raised: here it fails the test."""
+    yield
+    for record in caplog.get_records("call"):
+        assert "ending went wrong" not in record.getMessage(), record.exc_text or record.exc_info

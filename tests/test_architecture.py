@@ -197,7 +197,7 @@ def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
 LINES_MAX = 550
 """A file is one idea; past some 500 lines look for the second one."""
 
-LINES_MAX_OF = {"worker/task.py": 750}
+LINES_MAX_OF = {"worker/task.py": 650}
 """The exceptions, each one machine whose transitions must be read together."""
 
 UNDOCUMENTED_LINES_MAX = 15

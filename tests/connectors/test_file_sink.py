@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -259,7 +258,7 @@ def test_json_lines_are_one_object_a_row(out):
     (file,) = out.iterdir()
     assert file.suffix == ".jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert rows == [{"at": "2013-01-01 05:30:00.000000", "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}]
+    assert rows == [{"at": "2013-01-01 05:30:00", "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}]
 
 
 def test_a_sink_travels_to_the_slots_by_pickle(out):
@@ -313,14 +312,11 @@ def test_columns_that_the_format_cannot_hold_are_named(out):
 
 
 class CopyingFiles(pyarrow.fs.FileSystemHandler):
-    """Like an object store: a move is a copy and a delete, and `copies_left` says when the process dies in between."""
+    """Like an object store: a move is a copy and a delete; the process may die in between."""
 
-    def __init__(self, root: Path) -> None:
-        self.base = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
+    def __init__(self) -> None:
+        self.base = pyarrow.fs.LocalFileSystem()
         self.dies_between = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
 
     def get_type_name(self) -> str:
         return "copying"
@@ -328,50 +324,42 @@ class CopyingFiles(pyarrow.fs.FileSystemHandler):
     def normalize_path(self, path: str) -> str:
         return path
 
+    def get_file_info(self, paths: list[str]) -> list[pyarrow.fs.FileInfo]:
+        return self.base.get_file_info(paths)
+
+    def get_file_info_selector(self, selector: pyarrow.fs.FileSelector) -> list[pyarrow.fs.FileInfo]:
+        return self.base.get_file_info(selector)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.base.create_dir(path, recursive=recursive)
+
+    def delete_file(self, path: str) -> None:
+        self.base.delete_file(path)
+
+    def copy_file(self, src: str, dest: str) -> None:
+        self.base.copy_file(src, dest)
+
     def move(self, src: str, dest: str) -> None:
         self.base.copy_file(src, dest)
         if self.dies_between:
             raise OSError("killed")
         self.base.delete_file(src)
 
-    def get_file_info_selector(self, selector: Any) -> Any:
-        return self.base.get_file_info(selector)
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.base.open_input_stream(path)
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    copy_file = create_dir = delete_dir = delete_dir_contents = delete_file = _forward
-    delete_root_dir_contents = get_file_info = open_append_stream = open_input_file = _forward
-    open_input_stream = open_output_stream = _forward
+    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
+        return self.base.open_output_stream(path)
 
 
-def _forwarding(name: str) -> Any:
-    def forward(self: CopyingFiles, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("metadata", None)
-        if name in ("open_output_stream", "open_append_stream"):
-            args = args[:1]
-        return getattr(self.base, name)(*args, **kwargs)
-
-    return forward
-
-
-for _name in (
-    "copy_file",
-    "create_dir",
-    "delete_dir",
-    "delete_file",
-    "get_file_info",
-    "open_input_file",
-    "open_input_stream",
-    "open_output_stream",
-):
-    setattr(CopyingFiles, _name, _forwarding(_name))
+# what no sink and no source needs
 CopyingFiles.__abstractmethods__ = frozenset()
 
 
 def test_a_store_that_copies_instead_of_renaming_dies_between_copy_and_delete(tmp_path):
-    handler = CopyingFiles(tmp_path)
-    sink, loop = FileSink("bucket/out", filesystem=pyarrow.fs.PyFileSystem(handler)), Loop()
+    handler = CopyingFiles()
+    out = tmp_path / "out"
+    sink, loop = FileSink(out, filesystem=pyarrow.fs.PyFileSystem(handler)), Loop()
     sink.validate(SCHEMA, restoring=False)
     writer = open_writer(sink, SCHEMA, loop)
     writer.write(batch(1, 2))
@@ -379,7 +367,6 @@ def test_a_store_that_copies_instead_of_renaming_dies_between_copy_and_delete(tm
     handler.dies_between = True
     with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
         sink.committer("job-a").commit(1, committables)
-    out = tmp_path / "bucket" / "out"
     assert visible(out) == [1, 2]
     assert len(pending(out)) == 1
     handler.dies_between = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import polars as pl
@@ -171,7 +171,8 @@ class Environment:
                 "give a list of dicts, an Arrow table or a polars DataFrame"
             )
         columns = None if schema is None else as_schema(schema, "from_collection")
-        return self._begin("collection", from_rows(data, columns, splits=splits, rows_per_s=rows_per_s))
+        rows = cast("Iterable[Mapping[str, Any]]", data)
+        return self._begin("collection", from_rows(rows, columns, splits=splits, rows_per_s=rows_per_s))
 
     @located
     def generate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Final
 
 from midstream.api.shipping import pickled
 from midstream.coordinator.events import JobPlan
@@ -17,8 +16,6 @@ from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
 
-_MASTER_AND_SLOTS: Final = "give master= or slots=, not both: slots= says where slots run, in place of Spark"
-
 
 def submit(
     logical: LogicalGraph,
@@ -30,7 +27,7 @@ def submit(
 ) -> Job:
     """`directory`: modules loaded from below it are shipped with the job. For the rest see `Environment.start`."""
     if slots is not None and master is not None:
-        raise JobError(_MASTER_AND_SLOTS)
+        raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
     if restore_from is not None and config.checkpoint_dir is None:
         raise JobError(
             f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from; "
@@ -60,10 +57,10 @@ def submit(
 
 
 def _spark_slots(master: str | None) -> SlotProvider:
-    from midstream.spark.session import session
+    from midstream.spark.session import get_session
     from midstream.spark.slots import SparkSlots
 
-    return SparkSlots(session(master))
+    return SparkSlots(get_session(master))
 
 
 def _check_sinks(graph: JobGraph, restoring: bool) -> None:

@@ -75,6 +75,7 @@ class Sources:
         self._attempt: Attempt | None = None
         self._is_open = False
         """Discovery goes on: not before the first reset, and never again after `stop`."""
+        self._stopped = False
         self._states = {
             vertex.source.uid: _State(vertex.source, vertex.id, vertex.parallelism)
             for vertex in graph.vertices
@@ -87,7 +88,7 @@ class Sources:
     def reset(self, positions: Mapping[str, SourcePosition], finished: Collection[int]) -> None:
         """Go on from these positions (from the beginning where there is none), and begin to discover."""
         self._attempt = None
-        self._is_open = True
+        self._is_open = not self._stopped
         for uid, state in self._states.items():
             self._quiesce(state)
             old = positions.get(uid)
@@ -111,6 +112,7 @@ class Sources:
 
     def stop(self) -> None:
         """Nothing more is discovered in this job, and nobody gets another split."""
+        self._stopped = True
         self._is_open = False
         for state in self._states.values():
             self._effects.cancel_timer(state.timer)

@@ -69,7 +69,9 @@ class Listener:
         self._loop.watch(self._sock, READ, self._ready)
 
     def close(self) -> None:
-        """Stop listening and drop who is still in the handshake; opened connections live on."""
+        """Stop listening and drop who is still in the handshake; opened connections live on. May be called again."""
+        if self._sock.fileno() < 0:
+            return
         self._loop.unwatch(self._sock)
         self._sock.close()
         for stranger in list(self._strangers):

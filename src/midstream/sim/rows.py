@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.core.errors import StorageError
@@ -24,6 +25,7 @@ from midstream.sim.network import SIM
 from midstream.sim.world import World
 from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
+Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000
 SOURCE_IDS: Final = 10_000_000
 SCHEMA: Final = pa.schema(
@@ -120,6 +122,7 @@ class SimSource(Source):
         self.readers = readers
         self.rows_per_s = rows_per_s
         self.discovery_interval_s = 0.002
+        self._columns: dict[int, tuple[Int64s, Int64s, Int64s]] = {}
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         self.outside.world.io_point()
@@ -158,8 +161,20 @@ class SimSource(Source):
             schema=SCHEMA,
         )
 
-    def columns(self, split: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def rows_of(self, split: int, stop: int) -> list[tuple[int, int]]:
+        """(id, key) of the first `stop` rows of a split."""
+        ids, keys, _ = self.columns(split, stop)
+        return list(zip(ids.tolist(), keys.tolist(), strict=True))
+
+    def columns(self, split: int, stop: int) -> tuple[Int64s, Int64s, Int64s]:
         """ids, keys and sequence numbers of the first `stop` rows of a split."""
+        if split not in self._columns:
+            self._columns[split] = self._make_columns(split)
+        ids, keys, sequence = self._columns[split]
+        return ids[:stop], keys[:stop], sequence[:stop]
+
+    def _make_columns(self, split: int) -> tuple[Int64s, Int64s, Int64s]:
+        stop = self.rows[split]
         ids = self.number * SOURCE_IDS + split * SPLIT_IDS + np.arange(stop, dtype=np.int64)
         mixed = (ids * 2654435761) & 0xFFFFFFFF
         keys = (mixed >> 7) % self.keys

@@ -61,7 +61,7 @@ from midstream.operators.base import OperatorContext, Snapshot, SnapshotResult
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
-from midstream.worker.snapshot import StoredSnapshot, store_snapshot
+from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import SPLITS, Progress, SourceDriver
 from midstream.worker.valve import WatermarkValve
 
@@ -185,12 +185,7 @@ class Task:
         self._stop_mode_drain = True
         self._final_checkpoint: int | None = None
         """The first checkpoint that this task joined after its data had ended."""
-        self._stored: dict[str, m.ChunkHandle] = {}
-        """Chunks that a completed checkpoint has stored: they are not written again."""
-        self._storing: dict[int, Callable[[], None] | None] = {}
-        """Snapshots whose files are being written (None), or are written but have to wait for older ones."""
-        self._unconfirmed: dict[int, StoredSnapshot] = {}
-        """Snapshots of which it is not known yet that their checkpoint completed, by its id, oldest first."""
+        self._snapshots = TaskSnapshots(seams.attempt, self._ref, seams.executor, seams.send, self.fail)
 
         self.rows_in = 0
         self.busy_s = 0.0
@@ -204,7 +199,7 @@ class Task:
 
         `restored`: parts by operator uid; `stored`: which of their chunks are in files already.
         """
-        self._stored = dict(stored)
+        self._snapshots.restored(stored)
         config, vertex = self._config, self.vertex
         if vertex.source is not None:
             head = vertex.source
@@ -272,6 +267,7 @@ class Task:
         self._timers.clear()
         self._mails.clear()
         self._due.clear()
+        self._snapshots.close()
         if self._source is not None:
             self._source.close()
         for spec in self.vertex.operators:
@@ -310,7 +306,7 @@ class Task:
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         if self.state is TaskState.FINISHED:
             # It finished while the trigger was on its way.
-            self._decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
+            self._snapshots.decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
         else:
             self.mail(lambda: self._handle(TriggerReceived(barrier)))
 
@@ -537,7 +533,7 @@ class Task:
                     self._snapshot(barrier)
                 case AbortCheckpoint(checkpoint_id, reason):
                     self._edges.broadcast(CancelCheckpointMarker(checkpoint_id))
-                    self._decline(checkpoint_id, reason, counts=False)
+                    self._snapshots.decline(checkpoint_id, reason, counts=False)
         aligning = self._barriers.pending_id
         if aligning is not None and aligning != was_aligning:
             self._align_started_s = self._seams.clock.monotonic_s()
@@ -557,72 +553,15 @@ class Task:
         storage = self._seams.storage
         if storage is None:
             raise InvariantError(f"task {self.ref}: checkpoint {checkpoint_id} of a job without checkpoint storage")
-        uids: list[str] = []
-        snapshots: list[Snapshot] = []
+        snapshots: list[tuple[str, Snapshot]] = []
         if self._source is not None and self.vertex.source is not None:
-            uids.append(self.vertex.source.uid)
             part = self._source.snapshot(self._seams.ids.new_id())
-            snapshots.append(Snapshot(SnapshotResult(parts={SPLITS: part} if part.chunks else {})))
+            parts = {SPLITS: part} if part.chunks else {}
+            snapshots.append((self.vertex.source.uid, Snapshot(SnapshotResult(parts=parts))))
         for uid, operator in zip(self._uids, self._chain.operators, strict=True):
-            uids.append(uid)
-            snapshots.append(operator.snapshot(checkpoint_id))
+            snapshots.append((uid, operator.snapshot(checkpoint_id)))
         file = state_file(self._seams.epoch, self._attempt, checkpoint_id, *self.ref)
-        work = store_snapshot(storage, uids, snapshots, dict(self._stored), file)
-
-        def done(outcome: Done[StoredSnapshot] | Failed) -> None:
-            if not self.is_live:
-                return
-            if isinstance(outcome, Failed):
-                self.fail(outcome.error)
-                return
-            stored = outcome.value
-            self._storing[checkpoint_id] = lambda: self._acknowledge(
-                checkpoint_id, uids, stored, alignment_ms, finished
-            )
-            self._acknowledge_in_order()
-
-        self._storing[checkpoint_id] = None
-        self._seams.executor.submit(work, done)
-
-    def _acknowledge_in_order(self) -> None:
-        """A later snapshot reports what the sinks prepared for earlier ones, so it must not overtake them."""
-        while self._storing:
-            oldest = next(iter(self._storing))
-            acknowledge = self._storing[oldest]
-            if acknowledge is None:
-                return
-            del self._storing[oldest]
-            acknowledge()
-
-    def _acknowledge(
-        self, checkpoint_id: int, uids: list[str], stored: StoredSnapshot, alignment_ms: float, finished: bool
-    ) -> None:
-        """Acknowledge; with what the sinks prepared for older checkpoints that have not completed."""
-        earlier: dict[str, list[m.EarlierCommittables]] = {}
-        for older, snapshot in self._unconfirmed.items():
-            for uid, committables in snapshot.committables:
-                earlier.setdefault(uid, []).append(m.EarlierCommittables(older, committables))
-        self._unconfirmed[checkpoint_id] = stored
-        if stored.error is not None:
-            self._decline(checkpoint_id, f"task {self.ref}: {stored.error}", counts=True)
-            return
-        parts = dict(stored.parts)
-        prepared = dict(stored.committables)
-        operators = tuple(
-            m.OperatorSnapshot(uid, parts[uid], prepared.get(uid, ()), tuple(earlier.get(uid, ()))) for uid in uids
-        )
-        self._seams.send(
-            m.CheckpointAck(
-                self._attempt,
-                checkpoint_id,
-                self._ref,
-                operators,
-                stored.files,
-                stored.state_bytes,
-                alignment_ms,
-                finished,
-            )
-        )
+        self._snapshots.take(checkpoint_id, snapshots, storage, file, alignment_ms=alignment_ms, finished=finished)
 
     def _collect(self, snapshots: list[Snapshot], then: Callable[[list[SnapshotResult]], None]) -> None:
         """Complete snapshots that go nowhere but to the coordinator."""
@@ -640,14 +579,8 @@ class Task:
 
         self._seams.executor.submit(work, done)
 
-    def _decline(self, checkpoint_id: int, reason: str, counts: bool) -> None:
-        self._seams.send(m.CheckpointDecline(self._attempt, checkpoint_id, self._ref, reason, counts))
-
     def _on_completed(self, checkpoint_id: int) -> None:
-        for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
-            snapshot = self._unconfirmed.pop(known)
-            if known == checkpoint_id:
-                self._stored = snapshot.chunks
+        self._snapshots.completed(checkpoint_id)
         for operator in self._chain.operators:
             operator.checkpoint_completed(checkpoint_id)
         if (

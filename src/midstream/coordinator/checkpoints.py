@@ -1,0 +1,404 @@
+"""One checkpoint at a time: triggered, acknowledged by every task that lives, published, completed.
+
+    (none) --trigger--> COLLECTING --all acknowledged--> PUBLISHING --durable--> completed
+                            |                                |
+                            +---- declined, timed out, ------+--- not written --> failed
+                                  a task ended or failed
+
+While the metadata is being written the outcome is open, whatever happens to the job meanwhile:
+nobody restores before it is known (`settled`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
+from midstream.checkpoint.store import (
+    FencedError,
+    Opened,
+    Retained,
+    UnknownOutcomeError,
+    publish,
+    split_retained,
+)
+from midstream.coordinator.attempt import Attempt, CheckpointPlan
+from midstream.coordinator.cleaning import Cleaning
+from midstream.coordinator.completing import build_metadata, committables_of, operator_states, refusal
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import JobPlan
+from midstream.core.errors import InvariantError, StorageError
+from midstream.core.seams import Done, Failed, Storage
+from midstream.protocol.messages import (
+    CheckpointAborted,
+    CheckpointAck,
+    CheckpointDecline,
+    CheckpointStatus,
+    TaskRef,
+    TriggerCheckpoint,
+)
+
+RETRY_MS: Final = 100
+"""Pause after a checkpoint that failed, before the next one that somebody waits for."""
+HISTORY_MAX: Final = 20
+
+
+@dataclass(slots=True)
+class Pending:
+    checkpoint_id: int
+    attempt: Attempt
+    created_ms: int
+    plan: CheckpointPlan
+    sources: tuple[SourcePosition, ...]
+    clients: tuple[int, ...]
+    """Who asked for a checkpoint and waits for this one."""
+    is_stop: bool
+    """The job stops with this one."""
+    acks: dict[TaskRef, CheckpointAck] = field(default_factory=dict)
+    timer: str | None = None
+    publishing: bool = False
+
+    @property
+    def missing(self) -> frozenset[TaskRef]:
+        return self.plan.expected - self.acks.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    pending: Pending
+    metadata: CheckpointMetadata
+    committables: tuple[Committables, ...]
+    """To be committed now; what older checkpoints hold is not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    pending: Pending
+    reason: str
+    retry: bool
+    """Nothing is wrong: it only has to be taken again."""
+
+
+class Listener:
+    """What the coordinator does about it."""
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        raise NotImplementedError
+
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        raise NotImplementedError
+
+    def too_many_failures(self, reason: str) -> None:
+        raise NotImplementedError
+
+    def fenced(self, error: StorageError) -> None:
+        raise NotImplementedError
+
+    def uncommitted(self) -> tuple[Committables, ...]:
+        """What completed checkpoints hold and nobody has reported committed."""
+        raise NotImplementedError
+
+
+class Checkpoints:
+    def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, listener: Listener) -> None:
+        self.storage: Storage | None = None
+        self.epoch = 0
+        self.pending: Pending | None = None
+        self.newest: CheckpointMetadata | None = None
+        """To restore: the newest completed one, or the one that the job began from."""
+        self.retained: tuple[Retained, ...] = ()
+        self.completed_count = 0
+        self.failed_count = 0
+        self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY_MAX)
+        """Of those that are over, newest first."""
+        self.last_completed: CheckpointStatus | None = None
+        self._effects = effects
+        self._plan = plan
+        self._names = names_of(plan.graph)
+        self._cleaning = cleaning
+        self._listener = listener
+        self._next_id = 1
+        self._newest_id = 0
+        """Id of the newest completed one of this run, or the one restored."""
+        self._completed_ids: set[int] = set()
+        self._uncertain_id = 0
+        """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
+        self._uncertain_files: frozenset[str] = frozenset()
+        self._consecutive_failures = 0
+        self._unsettled: dict[int, dict[TaskRef, CheckpointAck]] = {}
+        """Acknowledgements with committables of this attempt, by checkpoints that have not completed."""
+        self._began_ms = 0
+        self._ended_ms = 0
+        self._retry_ms = 0
+
+    def open(self, storage: Storage, opened: Opened) -> None:
+        self.storage = storage
+        self.epoch = opened.epoch
+        self.newest = opened.restore
+        self.retained = opened.retained
+        self._next_id = opened.next_checkpoint_id
+        self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
+        self._cleaning.storage, self._cleaning.epoch = storage, opened.epoch
+
+    @property
+    def settled(self) -> bool:
+        """It is known which checkpoint is the newest."""
+        return self.pending is None or not self.pending.publishing
+
+    def running(self, now_ms: int) -> None:
+        """The first checkpoint of an attempt comes one interval after its start."""
+        self._began_ms = self._ended_ms = now_ms
+        self._retry_ms = 0
+
+    def due_ms(self, wanted: bool) -> int | None:
+        """When the next one is to be triggered; None: not before somebody wants it."""
+        if wanted or self._retry_ms:
+            return max(self._retry_ms, 0)
+        config = self._plan.config
+        if config.checkpoint_interval_s is None:
+            return None
+        interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
+        return max(self._began_ms + interval_ms, self._ended_ms + pause_ms)
+
+    # ---- one checkpoint ----
+
+    def trigger(
+        self,
+        attempt: Attempt,
+        sources: tuple[SourcePosition, ...],
+        clients: tuple[int, ...],
+        is_stop: bool,
+        now_ms: int,
+    ) -> None:
+        """Begin one. `sources` is as of this very step, see `coordinator.sources`."""
+        assert self.pending is None, self.pending
+        assert self.storage is not None
+        checkpoint_id = self._next_id
+        self._next_id += 1
+        plan = attempt.plan_checkpoint()
+        assert plan.trigger, plan
+        pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop)
+        self.pending = pending
+        self._began_ms, self._retry_ms = now_ms, 0
+        by_slot: dict[int, list[TaskRef]] = {}
+        for ref in plan.trigger:
+            by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
+        for slot, refs in by_slot.items():
+            self._effects.send(slot, TriggerCheckpoint(attempt.number, checkpoint_id, now_ms, tuple(refs)))
+        timeout_s = self._plan.config.checkpoint_timeout_s
+        expired = partial(self._expired, checkpoint_id, timeout_s)
+        pending.timer = self._effects.set_timer(f"checkpoint:{checkpoint_id}", timeout_s, expired)
+
+    def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt, now_ms: int) -> None:
+        """A task of the current attempt has stored its part."""
+        if not attempt.owns(slot, ack.task):
+            raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id} for {ack.task}")
+        if ack.checkpoint_id in self._completed_ids:
+            return  # a duplicate: its files belong to the checkpoint
+        if ack.checkpoint_id >= self._next_id:
+            raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id}, which was never triggered")
+        if any(op.committables for op in ack.operators):
+            self._unsettled.setdefault(ack.checkpoint_id, {})[ack.task] = ack
+        pending = self.pending
+        if pending is None or pending.checkpoint_id != ack.checkpoint_id:
+            if ack.checkpoint_id > self._uncertain_id:
+                self._cleaning.drop((), ack.files)
+            self._effects.send(slot, CheckpointAborted(attempt.number, ack.checkpoint_id))
+            return
+        if ack.task in pending.acks:
+            return
+        if ack.task not in pending.plan.expected:
+            raise InvariantError(f"{ack.task} had finished before checkpoint {ack.checkpoint_id}, and acknowledges it")
+        pending.acks[ack.task] = ack
+        if not pending.missing:
+            self._publish(pending, now_ms)
+
+    def decline(self, message: CheckpointDecline) -> None:
+        pending = self.pending
+        if pending is None or pending.publishing or pending.checkpoint_id != message.checkpoint_id:
+            return
+        self._abort(pending, message.reason, counts=message.counts, retry=not message.counts)
+
+    def task_finished(self, ref: TaskRef) -> None:
+        """It ended while the trigger was on its way: it will never acknowledge."""
+        pending = self.pending
+        if pending is not None and not pending.publishing and ref in pending.missing:
+            self._abort(pending, f"task {ref.vertex}/{ref.subtask} finished meanwhile", counts=False, retry=True)
+
+    def attempt_over(self, reason: str) -> None:
+        """The attempt ends. A checkpoint whose metadata is being written is still waited for."""
+        if self.pending is not None and not self.pending.publishing:
+            self._abort(self.pending, reason, counts=False, retry=False, tell=False)
+        self._consecutive_failures = 0
+        self._retry_ms = 0
+
+    def take_unsettled(self) -> tuple[Committables, ...]:
+        """After the end of an attempt: what was prepared for checkpoints that will never complete."""
+        assert self.settled
+        lost: list[Committables] = []
+        for checkpoint_id, acks in sorted(self._unsettled.items()):
+            if checkpoint_id > self._uncertain_id:
+                own = {
+                    ref: msgspec.structs.replace(
+                        ack, operators=tuple(msgspec.structs.replace(op, earlier=()) for op in ack.operators)
+                    )
+                    for ref, ack in acks.items()
+                }
+                lost += committables_of(own, self._names, self._newest_id)
+        self._unsettled.clear()
+        return tuple(lost)
+
+    def referenced_files(self) -> frozenset[str]:
+        return self._uncertain_files.union(*(retained.files for retained in self.retained))
+
+    def retain(self, oldest_uncommitted: int | None) -> None:
+        """Drop the oldest checkpoints above the number to keep, but none that is not committed."""
+        keep = self._plan.config.retained_checkpoints
+        if oldest_uncommitted is not None:
+            keep = max(keep, sum(r.checkpoint_id >= oldest_uncommitted for r in self.retained))
+        if len(self.retained) <= keep:
+            return
+        in_use = set(self._uncertain_files)
+        if self.pending is not None:
+            in_use.update(file for ack in self.pending.acks.values() for file in ack.files)
+        self.retained, dropped, files = split_retained(self.retained, keep, in_use)
+        self._cleaning.drop([r.checkpoint_id for r in dropped], files)
+
+    def in_progress(self, now_ms: int) -> CheckpointStatus | None:
+        pending = self.pending
+        if pending is None:
+            return None
+        size = sum(ack.state_bytes for ack in pending.acks.values())
+        return CheckpointStatus(
+            pending.checkpoint_id, "in_progress", pending.created_ms, now_ms - pending.created_ms, size
+        )
+
+    # ---- its end ----
+
+    def _expired(self, checkpoint_id: int, timeout_s: float) -> None:
+        pending = self.pending
+        assert pending is not None and pending.checkpoint_id == checkpoint_id and not pending.publishing
+        pending.timer = None
+        tasks = sorted((ref.vertex, ref.subtask) for ref in pending.missing)
+        names = [f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks[:5]]
+        more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
+        reason = f"not complete within {timeout_s:g} s: no answer from {', '.join(names)}{more}"
+        self._abort(pending, reason, counts=True, retry=False)
+
+    def _publish(self, pending: Pending, now_ms: int) -> None:
+        self._effects.cancel_timer(pending.timer)
+        pending.timer = None
+        operators = operator_states(self._plan, pending.acks, pending.plan.finished)
+        written: Set[str] = {file for ack in pending.acks.values() for file in ack.files}
+        why_not = refusal(operators, written.union(*(retained.files for retained in self.retained)))
+        if why_not:
+            self._abort(pending, why_not, counts=False, retry=False)
+            return
+        own = committables_of(pending.acks, self._names, self._newest_id)
+        metadata = build_metadata(
+            self._plan,
+            checkpoint_id=pending.checkpoint_id,
+            epoch=self.epoch,
+            attempt=pending.attempt.number,
+            created_ms=pending.created_ms,
+            completed_ms=now_ms,
+            operators=operators,
+            sources=pending.sources,
+            committables=(*self._listener.uncommitted(), *own),
+        )
+        pending.publishing = True
+        assert self.storage is not None
+        work = partial(publish, self.storage, metadata)
+        self._effects.run_io(
+            f"publish:{pending.checkpoint_id}", work, partial(self._published, pending, metadata, own)
+        )
+
+    def _published(
+        self,
+        pending: Pending,
+        metadata: CheckpointMetadata,
+        committables: tuple[Committables, ...],
+        outcome: Done[str] | Failed,
+    ) -> None:
+        assert self.pending is pending and pending.publishing
+        pending.publishing = False
+        if isinstance(outcome, Failed):
+            error = outcome.error
+            if isinstance(error, FencedError):
+                self.pending = None
+                self._listener.fenced(error)
+                return
+            certain = not isinstance(error, UnknownOutcomeError)
+            if not certain:
+                self._uncertain_id = pending.checkpoint_id
+                self._uncertain_files |= frozenset(metadata.files)
+            reason = f"its metadata could not be written: {error}"
+            self._abort(pending, reason, counts=True, retry=False, delete=certain)
+            return
+        self.pending = None
+        assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
+        self.newest = metadata
+        self._newest_id = metadata.checkpoint_id
+        self._completed_ids.add(metadata.checkpoint_id)
+        for settled in [known for known in self._unsettled if known <= metadata.checkpoint_id]:
+            del self._unsettled[settled]
+        self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
+        self.completed_count += 1
+        self._consecutive_failures = 0
+        self._ended_ms = metadata.completed_ms
+        state_bytes = sum(ack.state_bytes for ack in pending.acks.values())
+        self.last_completed = CheckpointStatus(
+            pending.checkpoint_id,
+            "completed",
+            pending.created_ms,
+            metadata.completed_ms - pending.created_ms,
+            state_bytes,
+        )
+        self.history.appendleft(self.last_completed)
+        self._listener.checkpoint_completed(Completed(pending, metadata, committables))
+
+    def _abort(
+        self, pending: Pending, reason: str, *, counts: bool, retry: bool, tell: bool = True, delete: bool = True
+    ) -> None:
+        """It fails. `counts`: against the tolerable failures; `tell`: the tasks go on and must know."""
+        self.pending = None
+        self._effects.cancel_timer(pending.timer)
+        if tell:
+            for slot in pending.attempt.slots:
+                self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
+        if delete:
+            self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
+        self.failed_count += 1
+        now_ms = self.now_ms
+        self._ended_ms = now_ms
+        self._retry_ms = now_ms + RETRY_MS if retry else 0
+        self._not_before_ms = now_ms + RETRY_MS
+        self.history.appendleft(
+            CheckpointStatus(
+                pending.checkpoint_id, "failed", pending.created_ms, now_ms - pending.created_ms, 0, reason
+            )
+        )
+        self._listener.checkpoint_aborted(Aborted(pending, reason, retry))
+        if counts and tell:
+            self._consecutive_failures += 1
+            tolerable = self._plan.config.tolerable_failures
+            if self._consecutive_failures > tolerable:
+                self._listener.too_many_failures(
+                    f"{self._consecutive_failures} checkpoints in a row have failed ({tolerable} are tolerable); "
+                    f"the last one, {pending.checkpoint_id}: {reason}"
+                )
+
+    def check(self) -> None:
+        pending = self.pending
+        if pending is not None:
+            assert pending.acks.keys() <= pending.plan.expected, pending
+            assert pending.publishing == (not pending.missing), pending
+            assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
+        ids = [retained.checkpoint_id for retained in self.retained]
+        assert ids == sorted(set(ids)), ids

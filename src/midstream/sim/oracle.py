@@ -1,0 +1,159 @@
+"""What must be true of a run, at every completed checkpoint and at its end.
+
+A completed checkpoint is a consistent cut: the positions of its sources name a set of rows, and
+every keyed operator's state, every broadcast state and what the sinks have prepared up to then
+must be exactly what a sequential run over those rows gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
+from midstream.checkpoint.state_files import read_parts
+from midstream.core.seams import Storage
+from midstream.operators.source import Split
+from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.rows import Outside, SimSource, Staged
+from midstream.sim.topologies import Expectation, Shape, expectation
+
+_decode_split = msgspec.msgpack.Decoder(Split).decode
+SAMPLES = 5
+
+
+class Oracle:
+    """`sources` by uid. `complain` takes every broken rule."""
+
+    def __init__(self, shape: Shape, sources: Mapping[str, SimSource], outside: Outside, storage: Storage) -> None:
+        self.shape = shape
+        self.checkpoints = 0
+        self.finished_in_checkpoint = 0
+        """How many checkpoints held finished subtasks."""
+        self._sources = sources
+        self._outside = outside
+        self._storage = storage
+
+    # ---- at every checkpoint
+
+    def check_checkpoint(self, data: bytes) -> Iterator[str]:
+        """Complaints about a checkpoint whose metadata has just been written."""
+        metadata = decode_metadata(data, "oracle")
+        self.checkpoints += 1
+        self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
+        where = f"checkpoint {metadata.checkpoint_id}"
+        operators = {op.uid: op for op in metadata.operators}
+        expected = expectation(self.shape, {uid: self._emitted(uid, metadata) for uid in self._sources})
+        for uid, counts in expected.counts.items():
+            if uid in operators and not operators[uid].finished:
+                yield from self._check_counts(where, operators[uid], counts)
+        for uid, ids in expected.broadcast.items():
+            if uid in operators and not operators[uid].finished:
+                yield from self._check_broadcast(where, operators[uid], ids)
+        yield from self._check_prepared(where, metadata, expected)
+
+    def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
+        """id to key of the rows that lie before the source's position."""
+        source = self._sources[uid]
+        rows = {f"{source.number}-{i}": count for i, count in enumerate(source.rows)}
+        known = next((position for position in metadata.sources if position.uid == uid), None)
+        if known is not None and not known.exhausted:
+            done = int(known.position) if known.position else 0
+            rows = {split: count if int(split.split("-")[1]) < done else 0 for split, count in rows.items()}
+        open_splits = [_decode_split(encoded) for encoded in (known.pending if known else ())]
+        for operator in metadata.operators:
+            if operator.uid == uid:
+                for subtask in operator.subtasks:
+                    for table in self._tables(subtask, "splits"):
+                        open_splits += [_decode_split(encoded) for encoded in table.column("split").to_pylist()]
+        seen: set[str] = set()
+        for split in open_splits:
+            if split.id in seen:
+                self._outside.world.bug(f"checkpoint {metadata.checkpoint_id}: split {split.id} of {uid} is in it twice")
+            seen.add(split.id)
+            rows[split.id] = split.offset
+        return {
+            row: key
+            for name, count in rows.items()
+            for row, key in source.rows_of(int(name.split("-")[1]), count)
+        }
+
+    def _check_counts(
+        self, where: str, operator: OperatorState, expected: Mapping[int, tuple[int, int]]
+    ) -> Iterator[str]:
+        found: dict[int, tuple[int, int]] = {}
+        for subtask in operator.subtasks:
+            for table in self._tables(subtask, "keys"):
+                for row in table.to_pylist():
+                    if row["key"] in found:
+                        yield f"{where}: key {row['key']} is in two subtasks of {operator.uid}"
+                    found[row["key"]] = (row["count"], row["sum"])
+        if found != expected:
+            wrong = {
+                key: f"{found.get(key)} instead of {expected.get(key)}"
+                for key in sorted({*found, *expected})
+                if found.get(key) != expected.get(key)
+            }
+            yield f"{where}: state of {operator.uid} is wrong for {_some(wrong.items())} (rows, sum of ids)"
+
+    def _check_broadcast(self, where: str, operator: OperatorState, expected: frozenset[int]) -> Iterator[str]:
+        for index, subtask in enumerate(operator.subtasks):
+            found = {row for table in self._tables(subtask, "broadcast") for row in table.column("id").to_pylist()}
+            if found != expected:
+                yield (
+                    f"{where}: broadcast state of {operator.uid}/{index} lacks {_some(sorted(expected - found))}, "
+                    f"has {_some(sorted(found - expected))} too many"
+                )
+
+    def _check_prepared(self, where: str, metadata: CheckpointMetadata, expected: Expectation) -> Iterator[str]:
+        """What was committed before, and what the checkpoint holds for commit: together its sinks' output."""
+        names = dict(self._outside.committed)
+        names.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
+        staged = []
+        for name in names:
+            if name not in self._outside.staged:
+                yield f"{where}: {name} was never staged"
+            else:
+                staged.append(self._outside.staged[name])
+        yield from _compare(where, expected.sinks, staged)
+
+    def _tables(self, subtask: OperatorSnapshot, part: str) -> Iterator[pa.Table]:
+        handles = [handle for handle in subtask.parts if handle.name == part]
+        for state in read_parts(self._storage, handles, range(1 << 16), "oracle").values():
+            for chunk in state.chunks:
+                yield chunk.table
+
+    # ---- at the end
+
+    def check_end(self, stopped_by_drain: bool) -> Iterator[str]:
+        """Complaints about the output of a job that has finished."""
+        outside = self._outside
+        if stopped_by_drain:
+            return
+        everything = {
+            uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
+            for uid, source in self._sources.items()
+        }
+        staged = [outside.staged[name] for name in outside.committed]
+        yield from _compare("end", expectation(self.shape, everything).sinks, staged)
+
+
+def _compare(where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
+    found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}
+    for part in staged:
+        found[part.sink].update(row for row, _, _ in part.rows)
+    for uid, ids in expected.items():
+        lost, doubled = ids - found[uid], found[uid] - ids
+        if lost:
+            yield f"{where}: {uid} lost {sum(lost.values())} rows: {_some(sorted(lost))}"
+        if doubled:
+            yield f"{where}: {uid} has {sum(doubled.values())} rows too many: {_some(sorted(doubled))}"
+
+
+def _some(items: object) -> str:
+    listed = list(items)  # type: ignore[call-overload]
+    shown = ", ".join(str(item) for item in listed[:SAMPLES])
+    return f"{shown}, … ({len(listed)})" if len(listed) > SAMPLES else shown or "nothing"

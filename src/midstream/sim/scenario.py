@@ -1,0 +1,153 @@
+"""One run as data: what a seed has drawn, or what a person has asked for. A scenario and nothing else decides a run.
+
+Swarm testing: every seed switches a random subset of faults and sizes on, so that each run is far
+out in some directions and quiet in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from midstream.sim.topologies import SHAPES, Shape, random_shape, with_parallelism
+from midstream.sim.world import Tempo
+
+FAULTS: Final = (
+    "kill_slot",
+    "kill_slot_twice",
+    "stop_slot",
+    "cut_link",
+    "cut_control",
+    "kill_driver",
+    "write_fails",
+    "disk_full",
+    "user_error",
+    "read_fails",
+    "commit_fails",
+    "slot_fails",
+    "stop",
+    "drain",
+    "checkpoint",
+    "slow_storage",
+)
+"""Every kind of fault and request that can strike a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Strikes right before step `step`. `victim` chooses among what is there then."""
+
+    step: int
+    kind: str
+    victim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    topology: str
+    shape: Shape
+    rescaled: Shape | None
+    """With what parallelism the job goes on after it was stopped, or its driver was killed."""
+    rows: int
+    splits: int
+    keys: int
+    skew: float
+    text_bytes: int
+    blocking: bool
+    rounds: int
+    readers: int
+    key_groups: int
+    buffer_bytes: int
+    pool_buffers: int
+    batch_rows: int
+    wire_bytes: int
+    interval_s: float
+    timeout_s: float
+    min_pause_s: float
+    retained: int
+    sink_rows: int
+    sink_pause_s: float
+    tempo: Tempo
+    faults: tuple[Fault, ...]
+    steps_max: int = 400_000
+
+
+def draw(
+    seed: int,
+    *,
+    topology: str = "random",
+    parallelism: int | None = None,
+    rescale_to: int | None = None,
+    faults: Sequence[str] | None = None,
+    rows: int | None = None,
+) -> Scenario:
+    """The scenario of a seed. What is given is not drawn: `faults` may only be of these kinds."""
+    random = Random(f"scenario {seed}")
+    choice = random.choice
+    limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
+    base = random_shape(random) if topology == "random" else SHAPES[topology]
+    shape = with_parallelism(base, limit, random, same=parallelism is not None)
+    rescaled = None
+    if rescale_to is not None:
+        rescaled = with_parallelism(base, rescale_to, random, same=True)
+    elif parallelism is None and random.random() < 0.5:
+        rescaled = with_parallelism(base, choice((1, 2, 3, 4)), random, same=False)
+    buffer_bytes = choice((4096, 4096, 8192, 32768))
+    count = rows if rows is not None else choice((20, 100, 200, 400))
+    drawn = draw_faults(random, tuple(FAULTS if faults is None else faults), count)
+    if rescale_to is not None and not any(f.kind in ("stop", "kill_driver") for f in drawn):
+        drawn = tuple(sorted((*drawn, Fault(random.randrange(200, 900), "stop", 0)), key=lambda f: f.step))
+    return Scenario(
+        seed=seed,
+        topology=topology,
+        shape=shape,
+        rescaled=rescaled,
+        rows=count,
+        splits=choice((1, 2, 3, 7)),
+        keys=choice((1, 3, 10, 50)),
+        skew=choice((0.0, 0.0, 0.9)),
+        text_bytes=choice((0, 10, 200, 2000)),
+        blocking=random.random() < 0.5,
+        rounds=choice((1, 1, 2, 3)),
+        readers=choice((1, 1, 2)),
+        key_groups=choice((4, 7, 16, 128)),
+        buffer_bytes=buffer_bytes,
+        pool_buffers=choice((0, 0, 16, 1024)),
+        batch_rows=choice((1, 3, 10, 50, 1000)),
+        wire_bytes=choice((2048, 16384, 262144)),
+        interval_s=choice((0.0005, 0.002, 0.005, 0.02)),
+        timeout_s=choice((0.005, 0.02, 1.0, 60.0)),
+        min_pause_s=choice((0.0, 0.0, 0.002)),
+        retained=choice((1, 2, 3)),
+        sink_rows=choice((0, 0, 1, 10)),
+        sink_pause_s=choice((0.0005, 0.003, 0.01)),
+        tempo=Tempo(
+            mail_us=choice((5, 40, 400)),
+            control_us=choice((50, 400, 5000)),
+            data_us=choice((20, 200, 3000)),
+            io_us=choice((100, 2000, 10_000)),
+            clock_tick_us=choice((0, 0, 0, 200, 5000)),
+            interleave=choice((0.0, 0.0, 0.2)),
+        ),
+        faults=drawn,
+    )
+
+
+def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    if not kinds or random.random() < 0.1:
+        return ()
+    kinds = tuple(kind for kind in kinds if random.random() < 0.35) or (random.choice(kinds),)
+    horizon = 300 + rows * 8
+    count = random.choice((1, 1, 2, 3, 5, 8))
+    return tuple(
+        sorted(
+            (
+                Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20))
+                for _ in range(count)
+            ),
+            key=lambda fault: fault.step,
+        )
+    )

@@ -1,0 +1,182 @@
+"""The snapshots of one task, from the moment they are taken until their checkpoint's fate is known.
+
+    taken --files written--> stored --in order--> acknowledged --completed--> known
+                 \\-- not written: declined; what its sinks prepared is reported with the next one
+
+Invariants: acknowledgements leave in the order of the checkpoints, because each one reports what
+the sinks prepared for those before it; only chunks of a *completed* checkpoint are referred to
+again, because the files of any other may be deleted at any time.
+
+A sink whose rows cannot be made durable is lost work, so that fails the task; a state file that
+cannot be written only fails the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from midstream.checkpoint.state_files import encode_parts
+from midstream.core.errors import InvariantError, StorageError
+from midstream.core.seams import Done, Executor, Failed, Storage
+from midstream.operators.base import Snapshot
+from midstream.protocol import messages as m
+from midstream.protocol.messages import ChunkHandle, PartHandle
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    parts: tuple[tuple[str, tuple[PartHandle, ...]], ...]
+    """Per operator uid, in chain order."""
+    committables: tuple[tuple[str, tuple[bytes, ...]], ...]
+    """Per operator uid, only where there are some."""
+    chunks: dict[str, ChunkHandle]
+    """Every chunk of this snapshot, for the next one to refer to once this one has completed."""
+    files: tuple[str, ...] = ()
+    state_bytes: int = 0
+    error: Exception | None = None
+    """The state file could not be written."""
+
+
+def store_snapshot(
+    storage: Storage, uids: Sequence[str], snapshots: Sequence[Snapshot], known: Mapping[str, ChunkHandle], file: str
+) -> Callable[[], StoredSnapshot]:
+    """The work of completing and storing a snapshot, to be run once on the I/O pool.
+
+    Raises whatever an operator's `later` raises.
+    """
+
+    def work() -> StoredSnapshot:
+        results = [snapshot.complete() for snapshot in snapshots]
+        committables = tuple(
+            (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
+        )
+        pieces: list[memoryview] = []
+        parts: list[tuple[str, tuple[PartHandle, ...]]] = []
+        size = 0
+        for uid, result in zip(uids, results, strict=True):
+            new, handles = encode_parts(result.parts, known, file, size)
+            pieces.extend(new)
+            size += sum(piece.nbytes for piece in new)
+            parts.append((uid, handles))
+        if pieces:
+            try:
+                storage.write(file, pieces)
+            except (StorageError, OSError) as error:
+                return StoredSnapshot((), committables, {}, error=error)
+        chunks = {chunk.id: chunk for _, handles in parts for handle in handles for chunk in handle.chunks}
+        return StoredSnapshot(tuple(parts), committables, chunks, (file,) if pieces else (), size)
+
+    return work
+
+
+class TaskSnapshots:
+    """`send` acknowledgements; `fail` the task when what a sink has taken cannot be made durable."""
+
+    def __init__(
+        self,
+        attempt: int,
+        task: m.TaskRef,
+        executor: Executor,
+        send: Callable[[m.FromSlot], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._attempt = attempt
+        self._task = task
+        self._executor = executor
+        self._send = send
+        self._fail = fail
+        self._closed = False
+        self._stored: dict[str, m.ChunkHandle] = {}
+        """Chunks that a completed checkpoint has stored: they are not written again."""
+        self._storing: dict[int, Callable[[], None] | None] = {}
+        """Snapshots whose files are being written (None), or are written but have to wait for older ones."""
+        self._unconfirmed: dict[int, StoredSnapshot] = {}
+        """Snapshots of which it is not known yet that their checkpoint completed, by its id, oldest first."""
+
+    def restored(self, stored: Mapping[str, m.ChunkHandle]) -> None:
+        """These chunks are in the files of the checkpoint that the task was restored from."""
+        self._stored = dict(stored)
+
+    def take(
+        self,
+        checkpoint_id: int,
+        snapshots: list[tuple[str, Snapshot]],
+        storage: Storage,
+        file: str,
+        *,
+        alignment_ms: float,
+        finished: bool,
+    ) -> None:
+        """Store what the operators captured, by uid in chain order, then acknowledge it."""
+        uids = [uid for uid, _ in snapshots]
+        work = store_snapshot(storage, uids, [snapshot for _, snapshot in snapshots], dict(self._stored), file)
+
+        def done(outcome: Done[StoredSnapshot] | Failed) -> None:
+            if self._closed:
+                return
+            if isinstance(outcome, Failed):
+                self._fail(outcome.error)
+                return
+            self._storing[checkpoint_id] = partial(
+                self._acknowledge, checkpoint_id, uids, outcome.value, alignment_ms, finished
+            )
+            self._acknowledge_in_order()
+
+        if self._storing and next(reversed(self._storing)) >= checkpoint_id:
+            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._storing)}")
+        self._storing[checkpoint_id] = None
+        self._executor.submit(work, done)
+
+    def completed(self, checkpoint_id: int) -> None:
+        for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
+            snapshot = self._unconfirmed.pop(known)
+            if known == checkpoint_id:
+                self._stored = snapshot.chunks
+
+    def decline(self, checkpoint_id: int, reason: str, counts: bool) -> None:
+        self._send(m.CheckpointDecline(self._attempt, checkpoint_id, self._task, reason, counts))
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._closed = True
+
+    def _acknowledge_in_order(self) -> None:
+        while self._storing:
+            oldest = next(iter(self._storing))
+            acknowledge = self._storing[oldest]
+            if acknowledge is None:
+                return
+            del self._storing[oldest]
+            acknowledge()
+
+    def _acknowledge(
+        self, checkpoint_id: int, uids: list[str], stored: StoredSnapshot, alignment_ms: float, finished: bool
+    ) -> None:
+        """With what the sinks prepared for older checkpoints that are not known to have completed."""
+        earlier: dict[str, list[m.EarlierCommittables]] = {}
+        for older, snapshot in self._unconfirmed.items():
+            for uid, committables in snapshot.committables:
+                earlier.setdefault(uid, []).append(m.EarlierCommittables(older, committables))
+        self._unconfirmed[checkpoint_id] = stored
+        if stored.error is not None:
+            self.decline(checkpoint_id, f"task {self._task.vertex}/{self._task.subtask}: {stored.error}", counts=True)
+            return
+        parts = dict(stored.parts)
+        prepared = dict(stored.committables)
+        operators = tuple(
+            m.OperatorSnapshot(uid, parts[uid], prepared.get(uid, ()), tuple(earlier.get(uid, ()))) for uid in uids
+        )
+        self._send(
+            m.CheckpointAck(
+                self._attempt,
+                checkpoint_id,
+                self._task,
+                operators,
+                stored.files,
+                stored.state_bytes,
+                alignment_ms,
+                finished,
+            )
+        )

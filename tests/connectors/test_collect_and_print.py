@@ -1,0 +1,118 @@
+"""Sinks that show rows: to the program (collect, exactly once) and to people (print)."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, values
+
+from midstream.connectors import collect
+from midstream.connectors.collect import CollectSink
+from midstream.connectors.print_sink import PrintSink
+from midstream.core.errors import ConfigError, JobError
+
+
+
+@pytest.fixture
+def job_id(request: pytest.FixtureRequest) -> str:
+    return request.node.name
+
+
+def test_rows_are_there_once_their_checkpoint_is_committed(job_id):
+    sink, loop = CollectSink(), Loop()
+    with pytest.raises(ConfigError, match="no job with this sink has started yet"):
+        sink.rows()
+    sink.validate(SCHEMA, restoring=False)
+    assert sink.rows() == []
+    writer = open_writer(pickle.loads(pickle.dumps(sink)), SCHEMA, loop, job_id=job_id)
+    writer.write(batch(1, 2))
+    committables = prepared(writer, 1)
+    assert prepared(writer, 2) == []
+    assert sink.rows() == []
+    sink.committer(job_id).commit(1, committables)
+    assert sink.rows() == [{"n": 1}, {"n": 2}]
+    assert sink.table().schema == SCHEMA
+    assert sink.frame()["n"].to_list() == [1, 2]
+
+
+def test_rows_committed_again_after_a_restore_are_not_shown_twice(job_id):
+    sink, loop = CollectSink(), Loop()
+    writer = open_writer(sink, SCHEMA, loop, job_id=job_id)
+    writer.write(batch(1))
+    first = prepared(writer, 1)
+    sink.committer(job_id).commit(1, first)
+    sink.committer(job_id).commit(1, first)
+    assert values(sink.rows()) == [1]
+    again = CollectSink()
+    again.validate(SCHEMA, restoring=True)
+    again.committer(job_id + "-restored").commit(1, first)
+    assert again.rows() == [], "the first sink has shown them"
+
+
+def test_what_was_never_committed_in_this_process_is_shown_by_the_restored_job(job_id):
+    sink, loop = CollectSink(), Loop()
+    writer = open_writer(sink, SCHEMA, loop, job_id=job_id)
+    writer.write(batch(1))
+    lost = prepared(writer, 1)
+    restored = CollectSink()
+    restored.committer(job_id + "-restored").commit(1, lost)
+    assert values(restored.rows()) == [1]
+
+
+def test_equal_rows_of_two_attempts_and_subtasks_are_different_rows(job_id):
+    sink, loop = CollectSink(), Loop()
+    committer = sink.committer(job_id)
+    for attempt, subtask in ((0, 0), (0, 1), (1, 0)):
+        writer = open_writer(sink, SCHEMA, loop, job_id=job_id, attempt=attempt, subtask=subtask)
+        for checkpoint_id in (1, 2):
+            writer.write(batch(7))
+            committer.commit(checkpoint_id, prepared(writer, checkpoint_id))
+    assert values(sink.rows()) == [7] * 6
+
+
+def test_a_new_job_begins_with_no_rows(job_id):
+    sink, loop = CollectSink(), Loop()
+    for name in ("x", "y"):
+        writer = open_writer(sink, SCHEMA, loop, job_id=job_id + name)
+        writer.write(batch(1))
+        sink.committer(job_id + name).commit(1, prepared(writer, 1))
+        assert values(sink.rows()) == [1]
+
+
+def test_more_rows_than_fit_into_messages_are_refused_with_advice(job_id, monkeypatch):
+    monkeypatch.setattr(collect, "BYTES_MAX", 1000)
+    writer = open_writer(CollectSink(), SCHEMA, Loop(), job_id=job_id)
+    with pytest.raises(JobError, match=r"operator 'sink out': .* bytes of rows .* write them with a FileSink"):
+        writer.write(pa.record_batch({"n": pa.array(range(1000))}))
+
+
+def test_print_writes_one_line_a_row_up_to_the_limit(capfd):
+    loop = Loop()
+    writer = open_writer(PrintSink("> ", limit=3), SCHEMA, loop)
+    writer.write(batch(1, 2))
+    writer.write(batch(3, 4))
+    assert prepared(writer, 1) == []
+    writer.write(batch(5))
+    loop.run()
+    assert capfd.readouterr().out == "> {'n': 1}\n> {'n': 2}\n> {'n': 3}\n"
+
+
+def test_print_writes_everything_without_a_limit(capfd):
+    loop = Loop()
+    writer = open_writer(PrintSink(), SCHEMA, loop)
+    writer.write(pa.record_batch({"n": pa.array(range(5000))}))
+    loop.run()
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 5000
+    assert lines[-1] == "{'n': 4999}"
+    writer.close()
+    loop.run()
+    assert loop.failures == []
+
+
+def test_print_limit_must_be_a_count():
+    with pytest.raises(ConfigError, match="limit -1"):
+        PrintSink(limit=-1)
+    assert PrintSink().committer("job") is None
