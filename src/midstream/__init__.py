@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from midstream.operators.windows import session as session
     from midstream.operators.windows import sliding as sliding
     from midstream.operators.windows import tumbling as tumbling
+    from midstream.state.keyed import BroadcastState as BroadcastState
+    from midstream.state.keyed import ListState as ListState
+    from midstream.state.keyed import MapState as MapState
+    from midstream.state.keyed import ReducingState as ReducingState
+    from midstream.state.keyed import ValueState as ValueState
 
 _HOME = {
     "api.environment": "Environment",
@@ -55,6 +60,7 @@ _HOME = {
     "operators.source": "Source",
     "operators.watermarks": "WatermarkStrategy",
     "operators.windows": "LATE session sliding tumbling",
+    "state.keyed": "BroadcastState ListState MapState ReducingState ValueState",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

@@ -47,7 +47,14 @@ class Loop:
 
 
 def open_writer(
-    sink: Sink, schema: pa.Schema, loop: Loop, *, subtask: int = 0, attempt: int = 0, job_id: str = "job-a", uid: str = "out"
+    sink: Sink,
+    schema: pa.Schema,
+    loop: Loop,
+    *,
+    subtask: int = 0,
+    attempt: int = 0,
+    job_id: str = "job-a",
+    uid: str = "out",
 ) -> SinkWriter:
     context = WriterContext(
         uid=uid,

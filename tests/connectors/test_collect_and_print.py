@@ -14,7 +14,6 @@ from midstream.connectors.print_sink import PrintSink
 from midstream.core.errors import ConfigError, JobError
 
 
-
 @pytest.fixture
 def job_id(request: pytest.FixtureRequest) -> str:
     return request.node.name

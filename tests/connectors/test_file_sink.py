@@ -253,7 +253,9 @@ def test_json_lines_are_one_object_a_row(out):
     sink, loop = FileSink(out, format="jsonl"), Loop()
     writer = open_writer(sink, schema, loop)
     at = datetime(2013, 1, 1, 5, 30)
-    writer.write(pa.RecordBatch.from_pylist([{"at": at, "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}], schema))
+    writer.write(
+        pa.RecordBatch.from_pylist([{"at": at, "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}], schema)
+    )
     sink.committer("job-a").commit(1, prepared(writer, 1))
     (file,) = out.iterdir()
     assert file.suffix == ".jsonl"
@@ -379,7 +381,9 @@ def test_a_store_that_copies_instead_of_renaming_dies_between_copy_and_delete(tm
 
 
 def histories() -> st.SearchStrategy[list[str]]:
-    return st.lists(st.sampled_from(["write", "io", "checkpoint", "lose checkpoint", "fail", "kill driver"]), max_size=25)
+    return st.lists(
+        st.sampled_from(["write", "io", "checkpoint", "lose checkpoint", "fail", "kill driver"]), max_size=25
+    )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

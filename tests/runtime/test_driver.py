@@ -8,7 +8,6 @@ import stat
 from collections.abc import Callable, Iterator
 
 import pytest
-from scripted import Scripted, alive, plan, until
 
 from midstream.coordinator.events import CoordinatorEvent, Instruction, JobPlan, Started
 from midstream.core.errors import ClusterError, InvariantError, JobError
@@ -19,6 +18,7 @@ from midstream.runtime.client import Client, connect, list_jobs
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
+from scripted import Scripted, alive, plan, until
 
 Start = Callable[[JobPlan], tuple[Driver, Scripted]]
 

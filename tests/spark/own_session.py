@@ -6,12 +6,11 @@ import os
 import signal
 import sys
 
-from scripted import Scripted, alive, plan, until
-
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.spark.session import get_session
 from midstream.spark.slots import SparkSlots
+from scripted import Scripted, alive, plan, until
 
 
 def main(master: str) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Scripted, alive, plan, until
 
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.spark.session import active_session, check_java, get_session, is_local
 from midstream.spark.slots import SparkSlots, explain
+from scripted import Scripted, alive, plan, until
 
 pytestmark = pytest.mark.spark
 

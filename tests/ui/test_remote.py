@@ -106,7 +106,10 @@ def test_all_jobs_of_this_machine_are_listed(start, capsys):
     start("bbbb2222", "clicks")
     assert main(["list"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[:3] for row in rows[1:]] == [["aaaa1111", "flights", "running"], ["bbbb2222", "clicks", "running"]]
+    assert [row.split()[:3] for row in rows[1:]] == [
+        ["aaaa1111", "flights", "running"],
+        ["bbbb2222", "clicks", "running"],
+    ]
     listed = json.loads(said(["list", "--json"], capsys))
     assert [job["job_id"] for job in listed] == ["aaaa1111", "bbbb2222"]
 
@@ -152,4 +155,6 @@ def test_without_a_name_there_must_be_one_job(start, capsys):
     assert "no job runs on this machine" in said(["status"], capsys, 2)
     start("aaaa1111", "flights")
     start("bbbb2222", "clicks")
-    assert "2 jobs run on this machine; say which one: flights (aaaa1111), clicks (bbbb2222)" in said(["status"], capsys, 2)
+    assert "2 jobs run on this machine; say which one: flights (aaaa1111), clicks (bbbb2222)" in said(
+        ["status"], capsys, 2
+    )

@@ -42,6 +42,17 @@ def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(statu
     assert "\x1b" not in render(jobs_table([evil]))
 
 
+def test_a_narrow_terminal_still_shows_operators_rates_and_pressure(status):
+    rates = Rates()
+    rates.add(status)
+    after = later(status, 2, rows=20_000)
+    rates.add(after)
+    shown = render(job_view(after, rates), width=80)
+    assert max(map(len, shown.splitlines())) <= 80
+    for part in ("parse [bold]x[/]", "1,254,567", "10.0 k", "13-01-01 07:00:00", " 75%", " 10%"):
+        assert part in shown
+
+
 def test_rates_are_rows_per_second_of_the_last_seconds(status):
     rates = Rates()
     rates.add(status)

@@ -23,6 +23,10 @@ _ADVICE = (
     "create connections, locks, files and sessions inside the function, or in open() of a process function, "
     "and use plain values outside it"
 )
+_SPARK_ADVICE = (
+    "a Spark session and its DataFrames live on the driver only: make a stream of the frame with "
+    "env.from_dataframe(), or collect() the few rows a function needs before it"
+)
 
 
 def pickled(thing: object, directory: str | None) -> bytes:
@@ -61,13 +65,18 @@ def check_shippable(thing: object, where: str) -> None:
     try:
         cloudpickle.dumps(thing)
     except Exception as error:
-        culprit = _culprit(thing)
-        uses = f" it uses {culprit}:" if culprit else ""
-        raise JobError(f"{where}: cannot be sent to the slots:{uses} {_one_line(error)}; {_ADVICE}") from error
+        found = _culprit(thing)
+        if found is None:
+            raise JobError(f"{where}: cannot be sent to the slots: {_one_line(error)}; {_ADVICE}") from error
+        name, value = found
+        uses = f"it uses {name!r} (a {type(value).__name__})"
+        if type(value).__module__.split(".")[0] in ("pyspark", "py4j"):
+            raise JobError(f"{where}: cannot be sent to the slots: {uses}; {_SPARK_ADVICE}") from error
+        raise JobError(f"{where}: cannot be sent to the slots: {uses}: {_one_line(error)}; {_ADVICE}") from error
 
 
-def _culprit(thing: object) -> str | None:
-    """The name of the first variable of a function, or attribute of an object, that does not pickle on its own."""
+def _culprit(thing: object) -> tuple[str, object] | None:
+    """The first variable of a function, or attribute of an object, that does not pickle on its own."""
     if isinstance(thing, FunctionType):
         used = _variables(thing)
     else:
@@ -79,7 +88,7 @@ def _culprit(thing: object) -> str | None:
             cloudpickle.dumps(value)
         except Exception:  # noqa: BLE001 - see above
             inner = _culprit(value) if isinstance(value, FunctionType) else None
-            return inner or f"{name!r} (a {type(value).__name__})"
+            return inner or (name, value)
     return None
 
 

@@ -53,7 +53,7 @@ def run(events: int | None, slots: Slots) -> ExchangeResult:
         keyed_sink(env.source(GeneratorSource(workload, workload.count)).key_by("key"), sink)
 
     run = measure("exchange", slots, PARALLELISM, None, build, workload, Events(WARM_UP_EVENTS))
-    rows, size_bytes = sink.total
+    rows, size_bytes = sink.total.tolist()
     require("the number of rows that arrived", workload.count, rows)
     return ExchangeResult(
         events=workload.count,

@@ -90,7 +90,7 @@ def run(events: int | None, slots: Slots) -> LatencyResult:
         keyed_sink(env.source(source).key_by("key"), sink)
 
     run = measure("latency", slots, PARALLELISM, CHECKPOINT_INTERVAL_S, build, workload, Stamped(WARM_UP_EVENTS))
-    counts, arrived = sink.total[:BUCKETS], sink.total[BUCKETS]
+    counts, arrived = sink.total[:BUCKETS], float(sink.total[BUCKETS])
     require("the number of rows that arrived", workload.count, arrived)
     reached_per_s = workload.count / run.run_s
     if reached_per_s < RATE_PER_S * (1 - SHORTFALL_MAX) and events is None:

@@ -67,7 +67,7 @@ def run(events: int | None, slots: Slots) -> WindowResult:
         )
 
     run = measure("window", slots, PARALLELISM, CHECKPOINT_INTERVAL_S, build, workload, Events(WARM_UP_EVENTS))
-    rows, counted, value_sum = sink.total
+    rows, counted, value_sum = sink.total.tolist()
     require("the sum of all counts", workload.count, counted)
     require("the sum of all sums", workload.value_sum, value_sum)
     return WindowResult(

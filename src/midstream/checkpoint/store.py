@@ -272,7 +272,7 @@ def check_below(which: str, root: str) -> None:
     for its absolute form.
     """
     directory = which.rstrip("/").removesuffix("/_metadata").rpartition("/")[0].split("://")[-1].strip("/.")
-    plain = root.split("://")[-1].strip("/.")
+    plain = root.rsplit("://", maxsplit=1)[-1].strip("/.")
     if directory and not f"/{plain}".endswith(f"/{directory}") and not f"/{directory}".endswith(f"/{plain}"):
         raise ConfigError(
             f"the checkpoint {which} lies outside of the job's checkpoint directory {root}; "

@@ -2,8 +2,8 @@
 
 | | a split is | offset |
 |---|---|---|
-| Parquet | a run of row groups | rows from its start; whole row groups are skipped without reading |
-| CSV, JSON lines | a file | rows from its start; the rows before are read and dropped |
+| Parquet | a run of row groups | rows from its start; row groups before it are not read |
+| CSV, JSON lines | lines that begin in a range of bytes; the whole file if it is compressed | see `text` |
 
 A split names its file's size and modification time: a file that has changed since is refused, as
 its rows are no longer those that the offset counts.
@@ -23,17 +23,10 @@ import xxhash
 
 from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.filesystem import file_info, find_files, glob_base, resolve
-from midstream.connectors.formats import (
-    CsvOptions,
-    Format,
-    check_columns,
-    format_of,
-    infer_schema,
-    parquet_row_groups,
-    read_parquet,
-    read_text,
-)
+from midstream.connectors.formats import Format, check_columns, compression_of, explained, format_of
 from midstream.connectors.generator import check_rate
+from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
+from midstream.connectors.text import CsvOptions, TextReader, infer_schema
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, duration_s
 from midstream.core.errors import ConfigError, StorageError
@@ -43,6 +36,7 @@ __all__ = ["CsvOptions", "FileSource", "Format"]
 
 _SPLIT_BYTES_MIN = 4 * 2**20
 """Smaller row groups are read together."""
+_TEXT_SPLIT_BYTES = 64 * 2**20
 _NAME_BYTES = 16
 
 
@@ -50,9 +44,9 @@ class FileSplit(msgspec.Struct, frozen=True, array_like=True):
     path: str
     size: int
     modified_ns: int
-    first_group: int = 0
-    last_group: int = -1
-    """Row groups `first_group` up to, not including, `last_group`; -1 for formats that have none."""
+    first: int = 0
+    last: int = -1
+    """Row groups, or bytes at which lines begin: `first` up to, not including, `last` (-1: the end)."""
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
@@ -167,49 +161,76 @@ class FileSource(Source):
         if not files:
             raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give schema= to watch it")
         first = next((info for info in files if info.size), files[0])
-        return infer_schema(self._filesystem, first.path, self._format, self._csv)
+        if self._format != "parquet":
+            return infer_schema(self._filesystem, first.path, self._format, self._csv)
+        with explained(first.path, "parquet"), ExitStack() as stack:
+            return open_parquet(self._filesystem, first.path, stack).schema_arrow
 
     def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
         for number, info in enumerate(files, files_before):
-            whole = FileSplit(info.path, info.size, _modified_ns(info))
-            if self._format != "parquet":
-                if info.size:
-                    yield Split(f"{number:08d}:{info.path}", msgspec.msgpack.encode(whole))
-                continue
+            for part in self._parts(info):
+                yield Split(f"{number:08d}:{part.first:012d}:{info.path}", msgspec.msgpack.encode(part))
+
+    def _parts(self, info: Any) -> Iterator[FileSplit]:
+        whole = FileSplit(info.path, info.size, _modified_ns(info))
+        if self._format == "parquet":
             groups = parquet_row_groups(self._filesystem, info.path, self.schema, self._declared)
-            for run in _runs(groups):
-                part = msgspec.structs.replace(whole, first_group=run.start, last_group=run.stop)
-                yield Split(f"{number:08d}:{run.start:06d}:{info.path}", msgspec.msgpack.encode(part))
+            for run in row_group_runs(groups):
+                yield msgspec.structs.replace(whole, first=run.start, last=run.stop)
+        elif compression_of(info.path) is not None or (self._format == "csv" and self._csv.newlines_in_values):
+            yield whole
+        else:
+            for first in range(0, info.size, _TEXT_SPLIT_BYTES):
+                last = first + _TEXT_SPLIT_BYTES
+                yield msgspec.structs.replace(whole, first=first, last=last if last < info.size else -1)
 
     # ---- on the subtasks ----
 
     def open_split(self, split: Split) -> SplitReader:
         part = msgspec.msgpack.decode(split.payload, type=FileSplit)
-        info = file_info(self._filesystem, part.path)
-        if info.type != pyarrow.fs.FileType.File:
-            raise StorageError(
-                f"{part.path}: the file is gone since it was found; a source's files must stay until they are read"
-            )
-        if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
-            raise StorageError(
-                f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
-                "name that begins with '.' or ends in .tmp, and rename them when they are whole"
-            )
-        stack = ExitStack()
-        skip_rows = split.offset
+        check_unchanged(self._filesystem, part)
         if self._format == "parquet":
-            groups = range(part.first_group, part.last_group)
-            batches, skip_rows = read_parquet(self._filesystem, part.path, self.schema, groups, skip_rows, stack)
-        else:
-            batches = read_text(
-                self._filesystem, part.path, self._format, self.schema, self._declared, self._csv, stack
-            )
-        return BatchCursor(
-            batches, where=part.path, offset_rows=split.offset, skip_rows=skip_rows, on_close=stack.close
+            return open_row_groups(self._filesystem, part, self.schema, split.offset)
+        return TextReader(
+            self._filesystem,
+            part.path,
+            self._format,
+            self.schema,
+            declared=self._declared,
+            csv=self._csv,
+            first=part.first,
+            last=part.last if part.last >= 0 else None,
+            offset=split.offset,
         )
 
 
-def _runs(groups: list[tuple[int, int]]) -> Iterator[range]:
+def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit) -> None:
+    """Raises StorageError when the file of a split is no longer what it was."""
+    info = file_info(filesystem, part.path)
+    if info.type != pyarrow.fs.FileType.File:
+        raise StorageError(
+            f"{part.path}: the file is gone since it was found; a source's files must stay until they are read"
+        )
+    if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
+        raise StorageError(
+            f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
+            "name that begins with '.' or ends in .tmp, and rename them when they are whole"
+        )
+
+
+def open_row_groups(
+    filesystem: pyarrow.fs.FileSystem, part: FileSplit, schema: pa.Schema, offset_rows: int
+) -> SplitReader:
+    """A reader of a split of a Parquet file."""
+    with ExitStack() as stack:
+        batches, skip_rows = read_parquet(
+            filesystem, part.path, schema, range(part.first, part.last), offset_rows, stack
+        )
+        close = stack.pop_all().close
+    return BatchCursor(batches, where=part.path, offset_rows=offset_rows, skip_rows=skip_rows, on_close=close)
+
+
+def row_group_runs(groups: list[tuple[int, int]]) -> Iterator[range]:
     """Consecutive row groups of at least `_SPLIT_BYTES_MIN` together; those without rows go with the others."""
     start = size = rows = 0
     for index, (group_rows, group_bytes) in enumerate(groups):

@@ -4,3 +4,7 @@ May import everything up to `worker`. A pure machine on the driver's loop thread
 instructions out (`events`), no clock, thread, file or socket of its own. Storage is touched only
 inside the closures that it hands out in `RunIo`.
 """
+
+from midstream.coordinator.machine import Coordinator
+
+__all__ = ["Coordinator"]

@@ -47,7 +47,7 @@ class Attempt:
         self.number = number
         self.slots = slots
         self._graph = graph
-        self.phases = {ref: TaskPhase.DEPLOYING for ref in tasks_of(graph)}
+        self.phases = dict.fromkeys(tasks_of(graph), TaskPhase.DEPLOYING)
         self.awaited = set(slots)
         """Slots that have to answer `Deployed`, later `Cancelled`."""
         self.ending = {ref for ref in self.phases if ref.vertex in finished}
@@ -88,9 +88,7 @@ class Attempt:
     def plan_checkpoint(self) -> CheckpointPlan:
         """Tasks none of whose producers lives begin it; every task that lives takes part."""
         live = {ref for ref, phase in self.phases.items() if phase is not TaskPhase.FINISHED}
-        trigger = tuple(
-            ref for ref in self.phases if ref in live and not any(p in live for p in self._producers(ref))
-        )
+        trigger = tuple(ref for ref in self.phases if ref in live and not any(p in live for p in self._producers(ref)))
         return CheckpointPlan(trigger, frozenset(live), frozenset(self.phases) - live)
 
     def _producers(self, ref: TaskRef) -> Iterator[TaskRef]:

@@ -12,12 +12,10 @@ nobody restores before it is known (`settled`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
-
-import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
 from midstream.checkpoint.store import (
@@ -30,7 +28,7 @@ from midstream.checkpoint.store import (
 )
 from midstream.coordinator.attempt import Attempt, CheckpointPlan
 from midstream.coordinator.cleaning import Cleaning
-from midstream.coordinator.completing import build_metadata, committables_of, operator_states, refusal
+from midstream.coordinator.completing import build_metadata, committables_of, merged, operator_states, refusal
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import InvariantError, StorageError
@@ -63,6 +61,7 @@ class Pending:
     acks: dict[TaskRef, CheckpointAck] = field(default_factory=dict)
     timer: str | None = None
     publishing: bool = False
+    attempt_is_over: bool = False
 
     @property
     def missing(self) -> frozenset[TaskRef]:
@@ -85,24 +84,16 @@ class Aborted:
     """Nothing is wrong: it only has to be taken again."""
 
 
+@dataclass(frozen=True, slots=True)
 class Listener:
-    """What the coordinator does about it."""
+    """Who is told what."""
 
-    def checkpoint_completed(self, completed: Completed) -> None:
-        raise NotImplementedError
-
-    def checkpoint_aborted(self, aborted: Aborted) -> None:
-        raise NotImplementedError
-
-    def too_many_failures(self, reason: str) -> None:
-        raise NotImplementedError
-
-    def fenced(self, error: StorageError) -> None:
-        raise NotImplementedError
-
-    def uncommitted(self) -> tuple[Committables, ...]:
-        """What completed checkpoints hold and nobody has reported committed."""
-        raise NotImplementedError
+    completed: Callable[[Completed], None]
+    aborted: Callable[[Aborted], None]
+    too_many_failures: Callable[[str], None]
+    fenced: Callable[[StorageError], None]
+    uncommitted: Callable[[], tuple[Committables, ...]]
+    """Asked for what completed checkpoints hold and nobody has reported committed."""
 
 
 class Checkpoints:
@@ -131,11 +122,13 @@ class Checkpoints:
         """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
         self._uncertain_files: frozenset[str] = frozenset()
         self._consecutive_failures = 0
-        self._unsettled: dict[int, dict[TaskRef, CheckpointAck]] = {}
-        """Acknowledgements with committables of this attempt, by checkpoints that have not completed."""
+        self._unsettled: dict[tuple[int, TaskRef], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
+        """What this attempt's sinks prepared for checkpoints that have not completed, by uid."""
         self._began_ms = 0
         self._ended_ms = 0
-        self._retry_ms = 0
+        self._not_before_ms = 0
+        self._retry = False
+        """The last one has to be taken again."""
 
     def open(self, storage: Storage, opened: Opened) -> None:
         self.storage = storage
@@ -151,20 +144,20 @@ class Checkpoints:
         """It is known which checkpoint is the newest."""
         return self.pending is None or not self.pending.publishing
 
-    def running(self, now_ms: int) -> None:
+    def running(self) -> None:
         """The first checkpoint of an attempt comes one interval after its start."""
-        self._began_ms = self._ended_ms = now_ms
-        self._retry_ms = 0
+        self._began_ms = self._ended_ms = self._effects.now_ms
+        self._retry = False
 
     def due_ms(self, wanted: bool) -> int | None:
         """When the next one is to be triggered; None: not before somebody wants it."""
-        if wanted or self._retry_ms:
-            return max(self._retry_ms, 0)
+        if wanted or self._retry:
+            return self._not_before_ms
         config = self._plan.config
         if config.checkpoint_interval_s is None:
             return None
         interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
-        return max(self._began_ms + interval_ms, self._ended_ms + pause_ms)
+        return max(self._began_ms + interval_ms, self._ended_ms + pause_ms, self._not_before_ms)
 
     # ---- one checkpoint ----
 
@@ -174,18 +167,17 @@ class Checkpoints:
         sources: tuple[SourcePosition, ...],
         clients: tuple[int, ...],
         is_stop: bool,
-        now_ms: int,
     ) -> None:
         """Begin one. `sources` is as of this very step, see `coordinator.sources`."""
         assert self.pending is None, self.pending
         assert self.storage is not None
-        checkpoint_id = self._next_id
+        checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
         pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop)
         self.pending = pending
-        self._began_ms, self._retry_ms = now_ms, 0
+        self._began_ms, self._retry = now_ms, False
         by_slot: dict[int, list[TaskRef]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
@@ -195,7 +187,7 @@ class Checkpoints:
         expired = partial(self._expired, checkpoint_id, timeout_s)
         pending.timer = self._effects.set_timer(f"checkpoint:{checkpoint_id}", timeout_s, expired)
 
-    def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt, now_ms: int) -> None:
+    def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt) -> None:
         """A task of the current attempt has stored its part."""
         if not attempt.owns(slot, ack.task):
             raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id} for {ack.task}")
@@ -203,8 +195,9 @@ class Checkpoints:
             return  # a duplicate: its files belong to the checkpoint
         if ack.checkpoint_id >= self._next_id:
             raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id}, which was never triggered")
-        if any(op.committables for op in ack.operators):
-            self._unsettled.setdefault(ack.checkpoint_id, {})[ack.task] = ack
+        prepared = tuple((op.uid, op.committables) for op in ack.operators if op.committables)
+        if prepared:
+            self._unsettled[ack.checkpoint_id, ack.task] = prepared
         pending = self.pending
         if pending is None or pending.checkpoint_id != ack.checkpoint_id:
             if ack.checkpoint_id > self._uncertain_id:
@@ -217,7 +210,7 @@ class Checkpoints:
             raise InvariantError(f"{ack.task} had finished before checkpoint {ack.checkpoint_id}, and acknowledges it")
         pending.acks[ack.task] = ack
         if not pending.missing:
-            self._publish(pending, now_ms)
+            self._publish(pending)
 
     def decline(self, message: CheckpointDecline) -> None:
         pending = self.pending
@@ -233,41 +226,42 @@ class Checkpoints:
 
     def attempt_over(self, reason: str) -> None:
         """The attempt ends. A checkpoint whose metadata is being written is still waited for."""
-        if self.pending is not None and not self.pending.publishing:
-            self._abort(self.pending, reason, counts=False, retry=False, tell=False)
+        pending = self.pending
+        if pending is not None:
+            pending.attempt_is_over = True
+            if not pending.publishing:
+                self._abort(pending, reason, counts=False, retry=False)
         self._consecutive_failures = 0
-        self._retry_ms = 0
+        self._retry = False
 
     def take_unsettled(self) -> tuple[Committables, ...]:
         """After the end of an attempt: what was prepared for checkpoints that will never complete."""
         assert self.settled
-        lost: list[Committables] = []
-        for checkpoint_id, acks in sorted(self._unsettled.items()):
-            if checkpoint_id > self._uncertain_id:
-                own = {
-                    ref: msgspec.structs.replace(
-                        ack, operators=tuple(msgspec.structs.replace(op, earlier=()) for op in ack.operators)
-                    )
-                    for ref, ack in acks.items()
-                }
-                lost += committables_of(own, self._names, self._newest_id)
+        items = [
+            (checkpoint_id, ref, uid, committables)
+            for (checkpoint_id, ref), prepared in self._unsettled.items()
+            for uid, committables in prepared
+            if checkpoint_id > self._uncertain_id
+        ]
         self._unsettled.clear()
-        return tuple(lost)
+        return merged(items, self._names)
 
     def referenced_files(self) -> frozenset[str]:
         return self._uncertain_files.union(*(retained.files for retained in self.retained))
 
     def retain(self, oldest_uncommitted: int | None) -> None:
-        """Drop the oldest checkpoints above the number to keep, but none that is not committed."""
+        """Drop the oldest checkpoints above the number to keep, but none that is not committed.
+
+        Not while one is in progress: it may refer to any file that was there when it began.
+        """
+        if self.pending is not None:
+            return
         keep = self._plan.config.retained_checkpoints
         if oldest_uncommitted is not None:
             keep = max(keep, sum(r.checkpoint_id >= oldest_uncommitted for r in self.retained))
         if len(self.retained) <= keep:
             return
-        in_use = set(self._uncertain_files)
-        if self.pending is not None:
-            in_use.update(file for ack in self.pending.acks.values() for file in ack.files)
-        self.retained, dropped, files = split_retained(self.retained, keep, in_use)
+        self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)
         self._cleaning.drop([r.checkpoint_id for r in dropped], files)
 
     def in_progress(self, now_ms: int) -> CheckpointStatus | None:
@@ -291,11 +285,11 @@ class Checkpoints:
         reason = f"not complete within {timeout_s:g} s: no answer from {', '.join(names)}{more}"
         self._abort(pending, reason, counts=True, retry=False)
 
-    def _publish(self, pending: Pending, now_ms: int) -> None:
+    def _publish(self, pending: Pending) -> None:
         self._effects.cancel_timer(pending.timer)
         pending.timer = None
         operators = operator_states(self._plan, pending.acks, pending.plan.finished)
-        written: Set[str] = {file for ack in pending.acks.values() for file in ack.files}
+        written = frozenset(file for ack in pending.acks.values() for file in ack.files)
         why_not = refusal(operators, written.union(*(retained.files for retained in self.retained)))
         if why_not:
             self._abort(pending, why_not, counts=False, retry=False)
@@ -307,7 +301,7 @@ class Checkpoints:
             epoch=self.epoch,
             attempt=pending.attempt.number,
             created_ms=pending.created_ms,
-            completed_ms=now_ms,
+            completed_ms=self._effects.now_ms,
             operators=operators,
             sources=pending.sources,
             committables=(*self._listener.uncommitted(), *own),
@@ -315,9 +309,7 @@ class Checkpoints:
         pending.publishing = True
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
-        self._effects.run_io(
-            f"publish:{pending.checkpoint_id}", work, partial(self._published, pending, metadata, own)
-        )
+        self._effects.run_io(f"publish:{pending.checkpoint_id}", work, partial(self._published, pending, metadata, own))
 
     def _published(
         self,
@@ -346,7 +338,7 @@ class Checkpoints:
         self.newest = metadata
         self._newest_id = metadata.checkpoint_id
         self._completed_ids.add(metadata.checkpoint_id)
-        for settled in [known for known in self._unsettled if known <= metadata.checkpoint_id]:
+        for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
             del self._unsettled[settled]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
         self.completed_count += 1
@@ -361,31 +353,30 @@ class Checkpoints:
             state_bytes,
         )
         self.history.appendleft(self.last_completed)
-        self._listener.checkpoint_completed(Completed(pending, metadata, committables))
+        self._listener.completed(Completed(pending, metadata, committables))
 
-    def _abort(
-        self, pending: Pending, reason: str, *, counts: bool, retry: bool, tell: bool = True, delete: bool = True
-    ) -> None:
-        """It fails. `counts`: against the tolerable failures; `tell`: the tasks go on and must know."""
+    def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
+        """It fails. `counts`: against the tolerable failures; `retry`: take it again soon."""
         self.pending = None
         self._effects.cancel_timer(pending.timer)
-        if tell:
-            for slot in pending.attempt.slots:
-                self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
+        now_ms = self._effects.now_ms
         self.failed_count += 1
-        now_ms = self.now_ms
         self._ended_ms = now_ms
-        self._retry_ms = now_ms + RETRY_MS if retry else 0
         self._not_before_ms = now_ms + RETRY_MS
-        self.history.appendleft(
-            CheckpointStatus(
-                pending.checkpoint_id, "failed", pending.created_ms, now_ms - pending.created_ms, 0, reason
-            )
+        status = CheckpointStatus(
+            pending.checkpoint_id, "failed", pending.created_ms, now_ms - pending.created_ms, 0, reason
         )
-        self._listener.checkpoint_aborted(Aborted(pending, reason, retry))
-        if counts and tell:
+        self.history.appendleft(status)
+        if pending.attempt_is_over:
+            self._listener.aborted(Aborted(pending, reason, retry=False))
+            return
+        self._retry = retry
+        for slot in pending.attempt.slots:
+            self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
+        self._listener.aborted(Aborted(pending, reason, retry))
+        if counts:
             self._consecutive_failures += 1
             tolerable = self._plan.config.tolerable_failures
             if self._consecutive_failures > tolerable:

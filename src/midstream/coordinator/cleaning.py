@@ -16,9 +16,7 @@ from midstream.core.seams import Done, Failed, Storage
 
 
 class Cleaning:
-    def __init__(
-        self, effects: Effects, fenced: Callable[[StorageError], None], warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, effects: Effects, fenced: Callable[[StorageError], None], warn: Callable[[str], None]) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
         self._effects = effects

@@ -102,6 +102,14 @@ class Committing:
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
+    def abandon(self) -> None:
+        """Touch nothing more: somebody else commits it now."""
+        self.give_up()
+        self._aborts.clear()
+        if not self._running:
+            self._commits.clear()
+        self.stalled = True
+
     def _next(self) -> None:
         if self._running or self._timer is not None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
+from midstream.checkpoint.assign import uids_of
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
@@ -13,7 +14,6 @@ from midstream.checkpoint.metadata import (
     layout_of,
     names_of,
 )
-from midstream.checkpoint.assign import uids_of
 from midstream.coordinator.events import JobPlan
 from midstream.protocol.messages import CheckpointAck, OperatorSnapshot, TaskRef
 from midstream.state.parts import Redistribute
@@ -22,23 +22,37 @@ from midstream.state.parts import Redistribute
 def committables_of(
     acks: Mapping[TaskRef, CheckpointAck], names: Mapping[str, str], newest_completed: int
 ) -> tuple[Committables, ...]:
-    """What these acknowledgements hold and no completed checkpoint does, in the order of checkpoints.
+    """What these acknowledgements hold and no completed checkpoint does.
 
     Whoever acknowledges reports again what it prepared for older checkpoints that it does not know
     to be completed. Those up to the newest completed one are in that one's metadata.
     """
-    items: dict[tuple[int, str], list[bytes]] = {}
-    for _, ack in sorted(acks.items(), key=lambda item: (item[0].vertex, item[0].subtask)):
+    items = []
+    for ref, ack in acks.items():
         for op in ack.operators:
-            for earlier in op.earlier:
-                if newest_completed < earlier.checkpoint_id:
-                    items.setdefault((earlier.checkpoint_id, op.uid), []).extend(earlier.committables)
-            items.setdefault((ack.checkpoint_id, op.uid), []).extend(op.committables)
+            items += [(e.checkpoint_id, ref, op.uid, e.committables) for e in op.earlier]
+            items.append((ack.checkpoint_id, ref, op.uid, op.committables))
+    return merged((item for item in items if item[0] > newest_completed), names)
+
+
+def merged(
+    items: Iterable[tuple[int, TaskRef, str, tuple[bytes, ...]]], names: Mapping[str, str]
+) -> tuple[Committables, ...]:
+    """One entry per checkpoint and sink, in the order of checkpoints, of the graph, and of subtasks.
+
+    `items`: (checkpoint, task, uid, committables); `names`: by uid, in the order of the graph.
+    """
     order = {uid: i for i, uid in enumerate(names)}
+    found: dict[tuple[int, int], list[bytes]] = {}
+    uids = list(names)
+    for checkpoint_id, _, uid, committables in sorted(
+        items, key=lambda item: (item[0], item[1].vertex, item[1].subtask)
+    ):
+        if committables:
+            found.setdefault((checkpoint_id, order[uid]), []).extend(committables)
     return tuple(
-        Committables(checkpoint_id, uid, names[uid], tuple(found))
-        for (checkpoint_id, uid), found in sorted(items.items(), key=lambda item: (item[0][0], order[item[0][1]]))
-        if found
+        Committables(checkpoint_id, uids[i], names[uids[i]], tuple(entries))
+        for (checkpoint_id, i), entries in sorted(found.items())
     )
 
 

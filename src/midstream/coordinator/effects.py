@@ -30,6 +30,8 @@ class Effects:
     def __init__(self) -> None:
         self.cause = 0
         """Number of the event that is being handled."""
+        self.now_ms = 0
+        """When it is being handled; wall clock, milliseconds."""
         self._out: list[Instruction] = []
         self._tokens = 0
         self._timers: dict[str, Callable[[], None]] = {}

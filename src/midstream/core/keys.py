@@ -69,7 +69,7 @@ def hash_column(column: pa.Array) -> UInt64s:
     if pa.types.is_temporal(kind):
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         return hash_column(column.view(width))
-    encoded = column.dictionary_encode()
+    encoded = column.cast(pa.large_binary()).dictionary_encode()  # the hash takes bytes only
     digest = xxhash.xxh3_64_intdigest
     uniques = np.fromiter((digest(v) for v in encoded.dictionary.to_pylist()), np.uint64, count=len(encoded.dictionary))
     rows: UInt64s = uniques[encoded.indices.to_numpy(zero_copy_only=True)]

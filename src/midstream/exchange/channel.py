@@ -202,6 +202,10 @@ class RemoteChannel:
         self._partial = None
         self._closed = True
 
+    def describe(self) -> str:
+        """For a report: how its window of buffers is used."""
+        return f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}"
+
     def check(self) -> None:
         queued = sum(buffers for _, buffers in self._elements)
         if self._held != queued + self._partial_buffers + self._taken:

@@ -80,6 +80,11 @@ class InputGate:
             channel.discard()
         self._ready.clear()
 
+    def describe(self, channel: int) -> str:
+        """For a report: what holds channel `channel` up."""
+        data = "has data" if self.channels[channel].has_data() else "empty"
+        return f"{data}, blocked" if channel in self._blocked else data
+
     def check(self) -> None:
         for index, channel in enumerate(self.channels):
             if self._is_ready[index] != (channel.has_data() and index not in self._blocked):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import polars as pl
@@ -29,7 +30,9 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     try:
         made = frame.with_columns(*exprs) if keep else frame.select(*exprs)
     except pl.exceptions.ColumnNotFoundError as error:
-        name = str(error).splitlines()[0].strip("\"' ")
+        first = str(error).splitlines()[0]  # in polars 1 the name alone, since then: unable to find column "x"; …
+        quoted = re.search(r'"([^"]+)"', first)
+        name = quoted.group(1) if quoted else first.strip("\"' ")
         raise SchemaError(
             f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
         ) from error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import JobError
@@ -29,27 +28,21 @@ def instant_us(at: Any) -> int:
 
 
 class Calendar:
-    """Datetimes like those in the stream's rows: with its time zone, or naive ones in UTC."""
+    """Datetimes that compare with those in the stream's rows: naive, or aware when its event time has a zone; always UTC.
 
-    def __init__(self, zone: str | None) -> None:
-        self._zone: tzinfo | None = None if zone is None else _zone_of(zone)
+    Not in the stream's zone: Python adds to such a datetime by the wall clock, and a timer "in an
+    hour" would be off by one when summer time begins or ends.
+    """
+
+    def __init__(self, aware: bool) -> None:
+        self._epoch = _EPOCH_UTC if aware else _EPOCH
 
     def datetime(self, time_us: int) -> datetime:
         """Times beyond the years 1 to 9999 become the first or last instant that a datetime can hold."""
         try:
-            if self._zone is None:
-                return _EPOCH + timedelta(microseconds=time_us)
-            return (_EPOCH_UTC + timedelta(microseconds=time_us)).astimezone(self._zone)
+            return self._epoch + timedelta(microseconds=time_us)
         except OverflowError:
-            return (datetime.max if time_us > 0 else datetime.min).replace(tzinfo=self._zone)
-
-
-def _zone_of(name: str) -> tzinfo:
-    if name[:1] in "+-":
-        sign = -1 if name[0] == "-" else 1
-        hours, minutes = name[1:].split(":")
-        return timezone(sign * timedelta(hours=int(hours), minutes=int(minutes)))
-    return ZoneInfo(name)
+            return (datetime.max if time_us > 0 else datetime.min).replace(tzinfo=self._epoch.tzinfo)
 
 
 class Timers:

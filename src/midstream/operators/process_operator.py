@@ -100,8 +100,7 @@ class ProcessOperator(Operator):
             self._states[name] = bound
             setattr(self._function, name, bound)
         self._timers = Timers(self._scope, self._arm)
-        zones = [time.kind.tz for time in self._times if time is not None]
-        calendar = Calendar(zones[0] if zones else None)
+        calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
         self._context = Context(self._scope, self._timers, calendar, context.clock, self._side_output)
         self._opened = True
         self._call("open", lambda: self._function.open(context))

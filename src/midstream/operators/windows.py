@@ -1,63 +1,41 @@
-"""Windows in event time: what they are, and the operator that aggregates rows in them."""
+"""Windows in event time: everything to declare one, and the operator that aggregates rows in it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from midstream.core.config import Duration, duration_us
-from midstream.core.errors import ConfigError
 from midstream.operators.aggregates import AnyAggregate
-from midstream.operators.base import Operator
+from midstream.operators.reduction import Reduction
+from midstream.operators.session_windows import SessionWindowOperator
+from midstream.operators.sliding_windows import SlidingWindowOperator
+from midstream.operators.window_base import WindowOperator
+from midstream.operators.window_specs import (
+    LATE,
+    WINDOW_END,
+    WINDOW_START,
+    Session,
+    Sliding,
+    Window,
+    session,
+    sliding,
+    tumbling,
+)
 
-WINDOW_START: Final = "window_start"
-WINDOW_END: Final = "window_end"
-LATE: Final = "late"
-"""Tag of the side output of rows that came too late for all their windows, as they came in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sliding:
-    """Windows of `size_us` that start every `slide_us`, shifted by `offset_us` from the epoch (UTC)."""
-
-    size_us: int
-    slide_us: int
-    offset_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Rows of a key that are at most `gap_us` apart; the window ends `gap_us` after the last of them."""
-
-    gap_us: int
-
-
-Window: TypeAlias = Sliding | Session
-
-
-def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
-    """Windows that follow one another without gap or overlap."""
-    return sliding(size, size, offset)
-
-
-def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
-    """A window of `size` starts every `slide`. Raises ConfigError for sizes that cannot be."""
-    window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), duration_us(offset, "offset"))
-    if window.size_us <= 0 or window.slide_us <= 0:
-        raise ConfigError(f"window: size {size!r} and slide {slide!r} must be longer than 0")
-    if window.slide_us > window.size_us:
-        raise ConfigError(f"window: slide {slide!r} is longer than size {size!r}: rows between windows would be lost")
-    return window
-
-
-def session(gap: Duration) -> Session:
-    window = Session(duration_us(gap, "gap"))
-    if window.gap_us <= 0:
-        raise ConfigError(f"window: gap {gap!r} must be longer than 0")
-    return window
+__all__ = [
+    "LATE",
+    "WINDOW_END",
+    "WINDOW_START",
+    "Session",
+    "Sliding",
+    "Window",
+    "session",
+    "sliding",
+    "tumbling",
+    "window_operator",
+]
 
 
 def window_operator(
@@ -69,7 +47,7 @@ def window_operator(
     aggregates: Mapping[str, AnyAggregate],
     schema: pa.Schema,
     allowed_lateness: Duration = 0,
-) -> Operator:
+) -> WindowOperator:
     """The operator for `window`; it has an attribute `schema`, that of what it emits.
 
     Emitted columns: `keys`, `window_start`, `window_end` (timestamps of the type of the event-time
@@ -84,4 +62,8 @@ def window_operator(
     event-time column that is no timestamp, aggregates that do not fit their column; ConfigError
     for two output columns of one name, no aggregates, or a window finer than the event time's unit.
     """
-    raise NotImplementedError
+    reduction = Reduction(name, keys, event_time, aggregates, schema)
+    lateness_us = duration_us(allowed_lateness, "allowed_lateness")
+    if isinstance(window, Session):
+        return SessionWindowOperator(reduction, window, lateness_us)
+    return SlidingWindowOperator(reduction, window, lateness_us)

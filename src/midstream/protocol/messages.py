@@ -394,6 +394,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: str | None
     slot_memory_bytes: tuple[int, ...] = ()
     slot_pids: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What is not as it should be, but does not keep the job from running; the newest last."""
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):

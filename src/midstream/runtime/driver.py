@@ -84,8 +84,9 @@ class Driver:
         slots.check(plan.graph.slots)
         if make_coordinator is None:
             from midstream.coordinator import Coordinator
+            from midstream.runtime.storage import FileStorage
 
-            make_coordinator = Coordinator
+            make_coordinator = partial(Coordinator, open_storage=FileStorage)
         self.plan = plan
         self.ended = threading.Event()
         """Set once all is over and closed; `outcome` is there then."""

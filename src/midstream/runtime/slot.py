@@ -161,7 +161,7 @@ class _SlotProcess:
         elif isinstance(message, Heartbeat):
             return  # it counted when its bytes came
         elif isinstance(message, Release):
-            self._end(None)
+            self._end(None, released=True)
         elif self._machine is None:
             raise ProtocolViolation(f"{type(message).__name__} before Welcome")
         else:
@@ -210,7 +210,7 @@ class _SlotProcess:
         _log.error("slot %s ends on an error", self._welcome.slot if self._welcome else "?", exc_info=error)
         self._end(error)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, released: bool = False) -> None:
         if self._ending:
             return
         self._ending = True
@@ -219,7 +219,7 @@ class _SlotProcess:
             if self._machine is not None:
                 self._machine.close()
         finally:
-            if self._channel is not None and error is None:
+            if released and self._channel is not None:
                 self._channel.finish(self._loop.stop)
             else:
                 self._loop.stop()

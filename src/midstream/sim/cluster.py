@@ -38,6 +38,7 @@ from midstream.coordinator.events import (
     Started,
     TimerFired,
 )
+from midstream.coordinator.slots import PYTHON
 from midstream.core.seams import Done, Failed, Storage, Timer
 from midstream.protocol import messages as m
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
@@ -274,6 +275,7 @@ class Driver:
         if self.outcome is not None:
             self._close_slot(number, "the job has ended")
         else:
+            connection.to_slot.send(m.Welcome(number, HEARTBEAT_S, self.plan.config.heartbeat_timeout_s))
             self._feed(SlotConnected(number, register))
 
     def received(self, connection: Connection, message: m.FromSlot) -> None:
@@ -331,7 +333,7 @@ class Slot:
         self.process.on_death.append(self._died)
         if cluster.checks_slots:
             self.process.after_step = self._check
-        register = m.Register(self.process.name, 1, len(cluster.slots), "3", request)
+        register = m.Register(self.process.name, 1, len(cluster.slots), PYTHON, request)
         world.schedule(
             world.delay(world.tempo.control_us),
             driver.process,

@@ -6,7 +6,7 @@ the process may die and where others may get on (`World.io_point`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from midstream.core.errors import StorageError
@@ -28,6 +28,8 @@ class Disk:
         """Numbers of write operations that fail."""
         self.failures = 0
         self.writes = 0
+        self.on_write: Callable[[str, bytes], None] | None = None
+        """Called with every file that has just been written."""
         self._world = world
 
     def read(self, path: str) -> bytes:
@@ -46,6 +48,8 @@ class Disk:
             raise Bug(name)
         self.files[name] = data
         self._world.note(("wrote", name, str(len(data)), "bytes"))
+        if self.on_write is not None:
+            self.on_write(name, data)
 
     def create(self, path: str, data: bytes) -> bool:
         name = _confined(path)

@@ -36,17 +36,24 @@ class Oracle:
         self._sources = sources
         self._outside = outside
         self._storage = storage
+        self._last: Expectation | None = None
+        """What the newest completed checkpoint must hold."""
 
     # ---- at every checkpoint
 
-    def check_checkpoint(self, data: bytes) -> Iterator[str]:
+    def check_checkpoint(self, data: bytes) -> list[str]:
         """Complaints about a checkpoint whose metadata has just been written."""
+        with self._outside.world.looking():
+            return list(self._check_checkpoint(data))
+
+    def _check_checkpoint(self, data: bytes) -> Iterator[str]:
         metadata = decode_metadata(data, "oracle")
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
         operators = {op.uid: op for op in metadata.operators}
         expected = expectation(self.shape, {uid: self._emitted(uid, metadata) for uid in self._sources})
+        self._last = expected
         for uid, counts in expected.counts.items():
             if uid in operators and not operators[uid].finished:
                 yield from self._check_counts(where, operators[uid], counts)
@@ -128,17 +135,21 @@ class Oracle:
 
     # ---- at the end
 
-    def check_end(self, stopped_by_drain: bool) -> Iterator[str]:
+    def check_end(self) -> Iterator[str]:
         """Complaints about the output of a job that has finished."""
-        outside = self._outside
-        if stopped_by_drain:
-            return
         everything = {
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
             for uid, source in self._sources.items()
         }
-        staged = [outside.staged[name] for name in outside.committed]
-        yield from _compare("end", expectation(self.shape, everything).sinks, staged)
+        yield from _compare("end", expectation(self.shape, everything).sinks, self._committed())
+
+    def check_stopped(self) -> Iterator[str]:
+        """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
+        if self._last is not None:
+            yield from _compare("stop", self._last.sinks, self._committed())
+
+    def _committed(self) -> list[Staged]:
+        return [self._outside.staged[name] for name in self._outside.committed]
 
 
 def _compare(where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:

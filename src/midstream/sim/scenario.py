@@ -119,7 +119,7 @@ def draw(
         batch_rows=choice((1, 3, 10, 50, 1000)),
         wire_bytes=choice((2048, 16384, 262144)),
         interval_s=choice((0.0005, 0.002, 0.005, 0.02)),
-        timeout_s=choice((0.005, 0.02, 1.0, 60.0)),
+        timeout_s=choice((0.2, 1.0, 60.0)),
         min_pause_s=choice((0.0, 0.0, 0.002)),
         retained=choice((1, 2, 3)),
         sink_rows=choice((0, 0, 1, 10)),

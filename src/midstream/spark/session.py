@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -83,7 +84,9 @@ def _create(master: str, name: str) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        with warnings.catch_warnings():  # what pyspark's own test module says of pandas
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
+            return builder.getOrCreate()
     except PySparkException as error:
         raise ClusterError(f"Spark does not start on {master!r}: {error}") from error
     except Exception as error:

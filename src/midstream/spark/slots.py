@@ -99,7 +99,7 @@ class SparkSlots:
 
 class _SlotJob:
     def __init__(self, context: SparkContext, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
-        self.group = f"midstream-{launch.request}"
+        self.group = f"midstream-{launch.job_id}-{launch.request}"
         self._context = context
         self._launch = launch
         self._on_failed: Callable[[str], None] | None = on_failed

@@ -32,6 +32,9 @@ _FROZEN = frozenset({type(None), bool, int, float, complex, str, bytes, date, da
 """Types whose values cannot change in place: snapshots share them."""
 
 
+_NONE: Any = None
+
+
 class KeyScope:
     """Which key is current. One per operator, shared by all its keyed states."""
 
@@ -124,7 +127,7 @@ class ValueState(_Single[T]):
 
     kind = "value"
 
-    def __init__(self, type: pa.DataType | None = None, default: T = cast(Any, None)) -> None:
+    def __init__(self, type: pa.DataType | None = None, default: T = _NONE) -> None:
         super().__init__(type)
         self.default = default
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -63,12 +64,55 @@ def user_traceback(error: BaseException | None) -> str:
     return "".join(report.format())
 
 
+def users_part(details: str) -> str:
+    """Of a traceback's text, as a slot sends it: the frames of the user's code, in each exception that has some.
+
+    One that never was in the user's code is shown whole when it is unexpected, and not at all
+    when its message, which is in the failure's summary, says everything.
+    """
+    blocks = _CHAINED.split(details.rstrip())
+    shown = [filtered for block in blocks if (filtered := _without_our_frames(block))]
+    if shown:
+        return "\n\n".join(shown)
+    ours = _ERROR_OF_OURS.findall(blocks[-1])
+    return "" if ours and ours[-1] != InvariantError.__name__ else details.rstrip()
+
+
+_CHAINED = re.compile(
+    r"\n\n(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):\n\n"
+)
+_FRAME = re.compile(r'  File "(.+)", line \d+')
+_ERROR_OF_OURS = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
+_OUR_ROOMS = re.compile(
+    r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim)[/\\]"
+)
+
+
+def _without_our_frames(block: str) -> str:
+    """Nothing when no frame is left."""
+    kept: list[str] = []
+    users_frames = 0
+    keeping = True
+    for line in block.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None:
+            keeping = not _OUR_ROOMS.search(frame[1])
+            users_frames += keeping
+        elif not line.startswith("    "):  # the headline or the exception itself, not a line of source
+            keeping = True
+        if keeping:
+            kept.append(line)
+    return "\n".join(kept) if users_frames else ""
+
+
 def print_job_failure(console: Console, status: JobStatus, hint: str = "") -> None:
-    """Why the job ended as failed: details of the last failure, user frames first, then its summary."""
+    """Why the job ended as failed: the user's frames of the last failure, then its summary."""
     if not status.failures:
         print_error(console, f"the job {status.name!r} failed", hint)
         return
     last = status.failures[0]
-    if last.details:
-        console.print(Text(text.printable(last.details.rstrip())), soft_wrap=True)
+    trace = users_part(last.details)
+    if trace:
+        console.print(Text(text.printable(trace)), soft_wrap=True)
     print_error(console, last.summary, hint)

@@ -15,7 +15,7 @@ from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.ui import text
 from midstream.ui.answer import Answer
-from midstream.ui.failures import RequestFailed
+from midstream.ui.failures import RequestFailed, users_part
 from midstream.ui.tables import job_view, jobs_table
 
 STATUS_TIMEOUT_S = 10.0
@@ -100,9 +100,8 @@ def _status_of(entry: JobEntry) -> JobStatus:
 
 
 def _last_failure(status: JobStatus) -> list[Text]:
-    if not status.failures or not status.failures[0].details:
-        return []
-    return [Text(text.printable(status.failures[0].details.rstrip()), style="dim")]
+    trace = users_part(status.failures[0].details) if status.failures else ""
+    return [Text(text.printable(trace), style="dim")] if trace else []
 
 
 @contextmanager

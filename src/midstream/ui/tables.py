@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -22,13 +22,15 @@ STATE_STYLE = {
     "failed": "bold red",
 }
 BAR_CELLS = 6
+WIDE = 118
+"""Terminal columns from which on every column of the operator table fits."""
 
 
 def job_view(status: JobStatus, rates: Rates | None = None) -> RenderableType:
     """Everything worth seeing of one job; `rates` adds rows per second."""
     return Group(
         Rule(_headline(status), align="left", style="dim"),
-        operator_table(status, rates),
+        OperatorTable(status, rates),
         *_facts(status),
     )
 
@@ -42,19 +44,34 @@ def _headline(status: JobStatus) -> Text:
     return line
 
 
-def operator_table(status: JobStatus, rates: Rates | None = None) -> Table:
-    """One row per operator; operators chained into one task share its watermark and bars."""
+class OperatorTable:
+    """One row per operator; operators chained into one task share its watermark and bars.
+
+    A renderable of rich: a terminal narrower than `WIDE` columns gets fewer and shorter ones.
+    """
+
+    def __init__(self, status: JobStatus, rates: Rates | None = None) -> None:
+        self._status = status
+        self._rates = rates
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield operator_table(self._status, self._rates, wide=options.max_width >= WIDE)
+
+
+def operator_table(status: JobStatus, rates: Rates | None, wide: bool) -> Table:
+    """The table itself; `rates` adds rows per second."""
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     table.add_column("operator", min_width=16, overflow="fold")
     table.add_column("×", justify="right")
-    table.add_column("rows in", justify="right", no_wrap=True)
-    table.add_column("rows out", justify="right", no_wrap=True)
+    for header in ("rows in", "rows out") if wide else ("rows",):
+        table.add_column(header, justify="right", no_wrap=True)
     if rates is not None:
         table.add_column("rows/s", justify="right", no_wrap=True)
     table.add_column("watermark (UTC)", no_wrap=True)
-    table.add_column("lag", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("lag", justify="right", no_wrap=True)
     table.add_column("busy", no_wrap=True)
-    table.add_column("backpressured", no_wrap=True)
+    table.add_column("backpressured" if wide else "backpr.", no_wrap=True)
     for vertex in status.vertices:
         for index, operator in enumerate(vertex.operators):
             first = index == 0
@@ -62,24 +79,24 @@ def operator_table(status: JobStatus, rates: Rates | None = None) -> Table:
             name.append(text.printable(operator.name), style="not dim")
             if first:
                 name.append(_states(vertex), style="yellow")
-            cells: list[RenderableType] = [
-                name,
-                str(operator.parallelism),
-                text.rows(operator.rows_in) if operator.rows_in else "",
-                text.rows(operator.rows_out) if operator.rows_out else "",
-            ]
+            counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
+            cells: list[RenderableType] = [name, str(operator.parallelism)]
+            cells += [text.rows(count) if count else "" for count in counts]
             if rates is not None:
                 rate = rates.rows_per_s(operator.uid)
                 cells.append("" if rate is None else text.short(rate))
             if first:
-                cells += [
-                    text.watermark(vertex.watermark_us),
-                    text.lag(vertex.watermark_us, status.now_ms),
-                    bar(vertex.busy, "green"),
-                    bar(vertex.backpressured, "red"),
-                ]
+                cells += _task_cells(vertex, status.now_ms, wide)
             table.add_row(*cells)
     return table
+
+
+def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[RenderableType]:
+    mark = text.watermark(vertex.watermark_us)
+    if not wide:
+        return [mark.removeprefix("20"), share(vertex.busy), share(vertex.backpressured)]
+    lag = text.lag(vertex.watermark_us, now_ms)
+    return [mark, lag, bar(vertex.busy, "green"), bar(vertex.backpressured, "red")]
 
 
 def _states(vertex: VertexStatus) -> str:
@@ -92,13 +109,17 @@ def _states(vertex: VertexStatus) -> str:
     return "  " + ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
-def bar(share: float, color: str) -> Text:
-    """A bar of `share` (0 to 1) and the percentage."""
-    share = min(1.0, max(0.0, share))
-    full = round(share * BAR_CELLS)
+def share(part: float) -> str:
+    """A percentage of four characters, of a part from 0 to 1."""
+    return f"{min(1.0, max(0.0, part)):4.0%}"
+
+
+def bar(part: float, color: str) -> Text:
+    """A bar of `part` (0 to 1) and the percentage."""
+    full = round(min(1.0, max(0.0, part)) * BAR_CELLS)
     line = Text("━" * full, style=color)
     line.append("━" * (BAR_CELLS - full), style="bright_black")
-    line.append(f" {share:4.0%}")
+    line.append(f" {share(part)}", style="default")
     return line
 
 

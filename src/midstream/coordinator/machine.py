@@ -1,0 +1,663 @@
+"""The coordinator of one job: what is running, what comes next.
+
+    CREATED -> OPENING -> GATHERING -> DEPLOYING -> STARTING -> RUNNING
+                             ^             |            |          |
+                             |             +------------+----------+-- a failure --> CANCELLING
+                             +-----------------------------------------------------------+
+    any of them -- finished, stopped, cancelled, failed for good --> ENDING -> ENDED
+
+`handle` takes one event: `_on` notes what it means, then `_step` looks, as often as something
+changes, whether the job can go on. Conditions are looked at anew each time and are nowhere
+remembered, so it does not matter in which order their parts come true.
+
+What a slot says about another attempt than the current one is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.metadata import Committables, names_of
+from midstream.checkpoint.store import checkpoint_path
+from midstream.coordinator import status as shown
+from midstream.coordinator.attempt import Attempt, TaskPhase
+from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, Listener
+from midstream.coordinator.cleaning import Cleaning
+from midstream.coordinator.committing import Committing
+from midstream.coordinator.completing import merged
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import (
+    CancelRequested,
+    ClientAsked,
+    CoordinatorEvent,
+    EndState,
+    Instruction,
+    IoDone,
+    JobEnded,
+    JobPlan,
+    SlotConnected,
+    SlotLost,
+    SlotMessage,
+    SlotRequestFailed,
+    Started,
+    TimerFired,
+)
+from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code
+from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
+from midstream.coordinator.phase import Phase
+from midstream.coordinator.requests import NO_STORAGE, Requests
+from midstream.coordinator.slots import PYTHON, Slots
+from midstream.coordinator.sources import Sources
+from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
+from midstream.core.seams import Done, Failed, Storage
+from midstream.protocol import messages as m
+
+END_TIMEOUT_S: Final = 10.0
+"""How long I/O that is still under way may keep the job from ending."""
+SLOT_RETRY_S: Final = 1.0
+STORY_MAX: Final = 30
+REMEMBERED_MAX: Final = 20
+
+
+class Coordinator:
+    """`open_storage` turns the job's checkpoint directory into a Storage; it is called on the I/O pool."""
+
+    def __init__(self, plan: JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
+        self.plan = plan
+        self.phase = Phase.CREATED
+        self.started_ms = now_ms
+        self.failures: deque[m.FailureStatus] = deque(maxlen=REMEMBERED_MAX)
+        """Newest first."""
+        self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
+        self.attempt: Attempt | None = None
+        self.restored_from: str | None = None
+        self.outcome: tuple[EndState, MidstreamError | None] | None = None
+        self._open_storage = open_storage
+        self._events = 0
+        self._story: deque[str] = deque(maxlen=STORY_MAX)
+        self._attempts = 0
+        self._why = ""
+        """Why the job ends."""
+        self._config_bytes = msgspec.msgpack.encode(plan.config)
+
+        self._effects = Effects()
+        self.slots = Slots(self._effects, plan.graph.slots)
+        self.restarts = Restarts(plan.config.restart)
+        self.requests = Requests(self._effects)
+        self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
+        self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
+        self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
+        listener = Listener(
+            completed=self._checkpoint_completed,
+            aborted=self._checkpoint_aborted,
+            too_many_failures=self._too_many_failures,
+            fenced=self._fenced,
+            uncommitted=lambda: self._committing.uncommitted,
+        )
+        self.checkpoints = Checkpoints(self._effects, plan, self._cleaning, listener)
+
+        self._has_run = False
+        """All tasks have run once: what fails from now on may work again."""
+        self._sources_are_reset = False
+        self._ready_ms = 0
+        """Not before this is the next attempt deployed."""
+        self._slot_timer: str | None = None
+        self._cancel_timer: str | None = None
+        self._wake_timer: tuple[int, str] | None = None
+        """Looks whether a checkpoint is due: when, token."""
+        self._prepared: list[tuple[int, m.TaskRef, str, tuple[bytes, ...]]] = []
+        """Committables of a job without checkpoints, until all tasks have finished."""
+        self._attempt_had_checkpoint = False
+        self._closing = False
+        """While ENDING: nothing is left but closing the sources and cleaning up."""
+
+    # ---- the border ----
+
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
+        """One step. Raises InvariantError, with what happened before, when a rule of the protocol is broken."""
+        self._events += 1
+        self._effects.cause, self._effects.now_ms = self._events, now_ms
+        if not (isinstance(event, SlotMessage) and isinstance(event.message, m.SlotStatus)):
+            self._story.append(f"{self._events} {self.phase.name}: {_brief(event)}")
+        try:
+            self._on(event)
+            while self._step():
+                pass
+        except InvariantError as error:
+            raise InvariantError(f"{error}; the last events: {'; '.join(self._story)}") from error
+        return self._effects.take()
+
+    def status(self, now_ms: int) -> m.JobStatus:
+        return shown.job_status(self, now_ms)
+
+    def check(self) -> None:
+        """Everything that must hold between two events."""
+        self.slots.check()
+        self.checkpoints.check()
+        self._committing.check()
+        running = self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
+        assert not running or self.slots.complete, self.phase
+        assert not running or self.attempt is not None
+        pending = self.checkpoints.pending
+        assert pending is None or pending.publishing or self.phase is Phase.RUNNING, (self.phase, pending)
+        assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
+
+    # ---- events ----
+
+    def _on(self, event: CoordinatorEvent) -> None:
+        match event:
+            case Started():
+                self._start()
+            case SlotConnected(slot, register):
+                self._slot_connected(slot, register)
+            case SlotMessage(slot, message):
+                self._heard(slot, message)
+            case SlotLost(slot, reason):
+                self._slot_lost(slot, reason)
+            case SlotRequestFailed(request, reason):
+                self._slot_request_failed(request, reason)
+            case ClientAsked(client, request):
+                self._asked(client, request)
+            case CancelRequested(reason):
+                self._end("stopped", None, f"the job was cancelled: {reason}")
+            case TimerFired(token):
+                self._effects.timer_fired(token)
+            case IoDone(token, outcome):
+                self._effects.io_done(token, outcome)
+
+    def _start(self) -> None:
+        if self.phase is not Phase.CREATED:
+            raise InvariantError(f"started a second time, while {self.phase.name}")
+        try:
+            check_plan(self.plan)
+        except MidstreamError as error:
+            self._end("failed", error, str(error))
+            return
+        self.phase = Phase.OPENING
+        if self.plan.config.checkpoint_dir is None:
+            self._gather()
+            return
+        self._effects.run_io("open", partial(open_checkpoints, self.plan, self._open_storage), self._opened)
+
+    def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
+        if self.phase is not Phase.OPENING:
+            return
+        if isinstance(outcome, Failed):
+            failure = failure_of(outcome.error, "the checkpoint directory")
+            error = outcome.error if isinstance(outcome.error, MidstreamError) else failure.error
+            self._end("failed", error, failure.summary)
+            return
+        found = outcome.value
+        self._sources.storage = found.storage
+        self.checkpoints.open(found.storage, found.opened)
+        self.warnings.extend(found.opened.warnings)
+        restore = found.opened.restore
+        if restore is not None:
+            self._committing.add(restore.checkpoint_id, [c for c in restore.committables if c.uid not in found.dropped])
+        self._gather()
+
+    def _gather(self) -> None:
+        self.phase = Phase.GATHERING
+        if not self._has_run and self._attempts == 0:
+            self._reset_sources()
+        self._request_slots()
+
+    # ---- slots ----
+
+    def _request_slots(self) -> None:
+        self.slots.request_missing()
+        if not self.slots.complete and self._slot_timer is None:
+            timeout_s = self.plan.config.slot_timeout_s
+            self._slot_timer = self._effects.set_timer("slots", timeout_s, self._slots_timed_out)
+
+    def _slots_timed_out(self) -> None:
+        self._slot_timer = None
+        have, need, timeout_s = len(self.slots.live), self.slots.needed, self.plan.config.slot_timeout_s
+        error = ClusterError(
+            f"the job needs {need} slots, and {have} came within {timeout_s:g} s: too few cores are free. Lower the "
+            f"parallelism to {max(have, 1)}, give Spark more cores, or raise slot_timeout"
+        )
+        self._fail_attempt(Failure(str(error), "", error, fatal=not self._has_run))
+
+    def _slot_request_failed(self, request: str, reason: str) -> None:
+        if not self.slots.request_failed(request) or self.phase is Phase.ENDING:
+            return
+        have, need = len(self.slots.live), self.slots.needed
+        text = f"a slot could not be started ({have} of {need} are there): {reason}"
+        if not self._has_run:
+            error = ClusterError(f"{text}. If Spark has too few cores, lower the parallelism or give it more")
+            self._fail_attempt(Failure(str(error), "", error, fatal=True))
+            return
+        self._warn(text)
+        self._effects.set_timer("slot-retry", SLOT_RETRY_S, self._request_slots_again)
+
+    def _request_slots_again(self) -> None:
+        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
+            self._request_slots()
+
+    def _slot_connected(self, slot: int, register: m.Register) -> None:
+        if self.phase is Phase.ENDING or not self.slots.connected(slot, register):
+            self._effects.close_slot(slot, "this slot is not needed")
+        elif register.python != PYTHON:
+            error = ClusterError(
+                f"slot {slot} on {register.host} runs Python {register.python}, the driver Python {PYTHON}: functions "
+                "sent from one cannot be read by the other. Point PYSPARK_PYTHON to the same version everywhere"
+            )
+            self._end("failed", error, str(error))
+
+    def _slot_lost(self, slot: int, reason: str) -> None:
+        lost = self.slots.live.get(slot)
+        if lost is None:
+            return
+        self.slots.lost(slot)
+        if self.attempt is not None:
+            self.attempt.awaited.discard(slot)
+        text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {reason}"
+        self._fail_attempt(Failure(text, "", ClusterError(text)))
+        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
+            self._request_slots()
+
+    # ---- what slots say ----
+
+    def _heard(self, slot: int, message: m.FromSlot) -> None:
+        if slot not in self.slots.live or isinstance(message, m.Register):
+            return
+        attempt = self.attempt
+        if isinstance(message, m.SlotStatus):
+            self.slots.heard(slot, message, attempt.number if attempt else -1, self._effects.now_ms)
+            return
+        if attempt is None or message.attempt != attempt.number:
+            return
+        cancelling = self.phase is Phase.CANCELLING
+        match message:
+            case m.CheckpointAck():
+                self.checkpoints.acknowledge(slot, message, attempt)
+            case m.Cancelled() if cancelling:
+                attempt.awaited.discard(slot)
+            case m.TaskFailed(_, ref, summary, details, fatal):
+                self._check_owner(slot, ref)
+                self._fail_attempt(failure_of_user_code(summary, details, fatal))
+            case m.DeployFailed(_, summary, details, fatal):
+                self._fail_to_start(failure_of_user_code(summary, details, fatal))
+            case _ if cancelling:
+                return
+            case m.Deployed():
+                attempt.awaited.discard(slot)
+            case m.TaskRunning(_, ref):
+                self._check_owner(slot, ref)
+                attempt.advance(ref, TaskPhase.RUNNING)
+            case m.TaskEndOfData(_, ref):
+                self._check_owner(slot, ref)
+                attempt.advance(ref, TaskPhase.FINISHING)
+            case m.TaskFinished(_, ref, committables):
+                self._check_owner(slot, ref)
+                attempt.advance(ref, TaskPhase.FINISHED)
+                self._prepared += [(0, ref, uid, items) for uid, items in committables]
+                self.checkpoints.task_finished(ref)
+            case m.CheckpointDecline(_, _, ref):
+                self._check_owner(slot, ref)
+                self.checkpoints.decline(message)
+            case m.RequestSplit(_, ref):
+                self._check_owner(slot, ref)
+                self._sources.request(ref)
+
+    def _check_owner(self, slot: int, ref: m.TaskRef) -> None:
+        assert self.attempt is not None
+        if not self.attempt.owns(slot, ref):
+            raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
+
+    # ---- going on ----
+
+    def _step(self) -> bool:
+        """Look whether the job can go on; True if it did, and may again."""
+        match self.phase:
+            case Phase.GATHERING:
+                return self._try_deploy()
+            case Phase.DEPLOYING:
+                return self._try_start()
+            case Phase.STARTING:
+                return self._try_run()
+            case Phase.RUNNING:
+                return self._run_on()
+            case Phase.CANCELLING:
+                return self._try_gather()
+            case Phase.ENDING:
+                return self._try_conclude()
+            case _:
+                return False
+
+    def _try_deploy(self) -> bool:
+        if not self.checkpoints.settled:
+            return False
+        self._committing.abort(self.checkpoints.take_unsettled())
+        if self._effects.now_ms < self._ready_ms:
+            return False
+        if self._committing.stalled:
+            self._committing.resume()
+        if not self.slots.complete or not self._committing.idle:
+            return False
+        self._deploy()
+        return True
+
+    def _deploy(self) -> None:
+        graph, config, restore = self.plan.graph, self.plan.config, self.checkpoints.newest
+        self._effects.cancel_timer(self._slot_timer)
+        self._slot_timer = None
+        if not self._sources_are_reset:
+            self._reset_sources()
+        state = assign_state(restore, graph, self.plan.allow_dropped_state) if restore else None
+        finished = state.finished if state else ()
+        self.restored_from = self._path(restore.checkpoint_id) if restore else None
+        attempt = self.attempt = Attempt(self._attempts, graph, self.slots.ids(), finished)
+        self._attempts += 1
+        self._attempt_had_checkpoint = False
+        self.slots.rates.clear()
+        for slot in attempt.slots:
+            tasks = attempt.tasks_on(slot)
+            deploy = m.Deploy(
+                job_id=self.plan.job_id,
+                attempt=attempt.number,
+                config=self._config_bytes,
+                graph=self.plan.graph_bytes,
+                slots=attempt.slots,
+                tasks=tasks,
+                restore=tuple((ref, state.tasks[ref]) for ref in tasks if ref in state.tasks) if state else (),
+                finished=finished,
+                checkpoint_root=config.checkpoint_dir,
+                epoch=self.checkpoints.epoch,
+            )
+            self._effects.send(slot, deploy)
+        self.phase = Phase.DEPLOYING
+
+    def _reset_sources(self) -> None:
+        restore = self.checkpoints.newest
+        state = assign_state(restore, self.plan.graph, self.plan.allow_dropped_state) if restore else None
+        self._sources.reset(state.sources if state else {}, state.finished if state else ())
+        self._sources_are_reset = True
+
+    def _try_start(self) -> bool:
+        attempt = self.attempt
+        assert attempt is not None
+        if attempt.awaited:
+            return False
+        self._sources.deployed(attempt)
+        peers = self.slots.peers()
+        for slot in attempt.slots:
+            self._effects.send(slot, m.Start(attempt.number, peers))
+        self.phase = Phase.STARTING
+        if self.requests.draining:
+            self._stop_sources()
+        return True
+
+    def _try_run(self) -> bool:
+        assert self.attempt is not None
+        if not self.attempt.all_started:
+            return False
+        self.phase = Phase.RUNNING
+        self._has_run = True
+        self.restarts.running(self._effects.now_ms)
+        self.checkpoints.running()
+        return True
+
+    def _run_on(self) -> bool:
+        assert self.attempt is not None
+        stop = self.requests.stop
+        if stop is not None and stop.checkpoint is not None:
+            if self._committing.idle:
+                self._end("stopped", None, "the job has stopped")
+                return True
+            return False
+        if self.attempt.all_finished:
+            if self._prepared:
+                self._committing.add(0, self._take_prepared())
+            if self._committing.idle:
+                self._end("finished", None, "the job has finished")
+                return True
+            return False
+        self.checkpoints.retain(self._committing.oldest_holder)
+        self._trigger_when_due()
+        return False
+
+    def _trigger_when_due(self) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        if self.checkpoints.storage is None or self.checkpoints.pending is not None or attempt.ending:
+            return
+        due_ms = self.checkpoints.due_ms(self.requests.wants_checkpoint or attempt.at_end_of_data)
+        if due_ms is None:
+            return
+        if self._effects.now_ms < due_ms:
+            self._wake_at(due_ms)
+            return
+        clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
+        self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop)
+
+    def _wake_at(self, at_ms: int) -> None:
+        if self._wake_timer is not None:
+            if self._wake_timer[0] == at_ms:
+                return
+            self._effects.cancel_timer(self._wake_timer[1])
+        delay_s = (at_ms - self._effects.now_ms) / 1000
+        self._wake_timer = at_ms, self._effects.set_timer("wake", delay_s, self._woken)
+
+    def _woken(self) -> None:
+        self._wake_timer = None
+
+    # ---- checkpoints ----
+
+    def _checkpoint_completed(self, completed: Completed) -> None:
+        pending, checkpoint_id = completed.pending, completed.metadata.checkpoint_id
+        path = self._path(checkpoint_id)
+        if not pending.attempt_is_over:
+            for slot in pending.attempt.slots:
+                self._effects.send(slot, m.CheckpointCompleted(pending.attempt.number, checkpoint_id))
+            pending.attempt.ending |= {ref for ref, ack in pending.acks.items() if ack.finished}
+            if pending.is_stop and self.requests.stop is not None:
+                self.requests.stop.checkpoint = path
+            if pending.attempt.number > 0 and not self._attempt_had_checkpoint:
+                self._cleaning.drop_attempts_before(pending.attempt.number, self.checkpoints.referenced_files())
+            self._attempt_had_checkpoint = True
+        self._committing.add(checkpoint_id, completed.committables)
+        self._sources.completed(completed.metadata)
+        for client in pending.clients:
+            self._effects.reply(client, m.Reply(checkpoint=path))
+
+    def _checkpoint_aborted(self, aborted: Aborted) -> None:
+        pending = aborted.pending
+        if aborted.retry:
+            self.requests.put_back(pending.clients)
+            return
+        reason = f"checkpoint {pending.checkpoint_id} failed: {aborted.reason}"
+        self.requests.refuse(pending.clients, reason)
+        if pending.is_stop and not pending.attempt_is_over:
+            self.requests.stop_failed(f"{reason}; the job runs on")
+
+    def _too_many_failures(self, reason: str) -> None:
+        self._fail_attempt(Failure(reason, "", StorageError(reason)))
+
+    def _fenced(self, error: StorageError) -> None:
+        self._cleaning.stop()
+        self._committing.abandon()
+        self._end("failed", error, str(error))
+
+    def _path(self, checkpoint_id: int) -> str:
+        assert self.plan.config.checkpoint_dir is not None
+        return f"{self.plan.config.checkpoint_dir.rstrip('/')}/{checkpoint_path(checkpoint_id)}"
+
+    # ---- questions ----
+
+    def _asked(self, client: int, request: m.ClientRequest) -> None:
+        if isinstance(request, m.GetStatus):
+            self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
+            return
+        if self.outcome is not None:
+            self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
+            return
+        no_storage = self.plan.config.checkpoint_dir is None
+        match request:
+            case m.DoCheckpoint() if no_storage:
+                self.requests.refuse([client], f"the {NO_STORAGE}")
+            case m.DoStop(drain=False) if no_storage:
+                self.requests.refuse([client], f"the {NO_STORAGE}, or stop with drain, which needs no checkpoint")
+            case m.DoCheckpoint():
+                self.requests.ask_checkpoint(client)
+            case m.DoStop(drain):
+                if self.requests.ask_stop(client, drain) and drain:
+                    self._stop_sources()
+
+    def _stop_sources(self) -> None:
+        """Drain. Before the tasks run there is nobody to tell; they are told when they start."""
+        self._sources.stop()
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            assert self.attempt is not None
+            for slot in self.attempt.slots:
+                self._effects.send(slot, m.StopSources(self.attempt.number))
+
+    # ---- failures ----
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def _fail_to_start(self, failure: Failure) -> None:
+        """A job that has never run is not started again: what it was given does not work."""
+        if not self._has_run:
+            failure = Failure(failure.summary, failure.details, failure.error, fatal=True)
+        self._fail_attempt(failure)
+
+    def _fail_attempt(self, failure: Failure) -> None:
+        """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
+        now_ms = self._effects.now_ms
+        number = self.attempt.number if self.attempt else 0
+        self.failures.appendleft(m.FailureStatus(now_ms, number, failure.summary, failure.details))
+        if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        if self.phase in (Phase.CANCELLING, Phase.OPENING) and not failure.fatal:
+            return
+        lost_while_gathering = self.phase is Phase.GATHERING and isinstance(failure.error, ClusterError)
+        if lost_while_gathering and not failure.fatal and self._slot_timer is None and not self.slots.complete:
+            return  # nothing ran on it; another slot is asked for
+        delay_s = None if failure.fatal or self._commit_is_final() else self.restarts.after_failure(now_ms)
+        if delay_s is None:
+            self._end("failed", self._last_word(failure), failure.summary)
+            return
+        self._ready_ms = now_ms + round(delay_s * 1000)
+        self._effects.set_timer("restart", delay_s, lambda: None)
+        self._sources.pause()
+        self._sources_are_reset = False
+        if self.phase is Phase.GATHERING:
+            self._request_slots()
+            return
+        self._cancel_attempt(failure.summary)
+
+    def _commit_is_final(self) -> bool:
+        """A job without checkpoints that has committed in part must not begin again."""
+        return self._committing.stalled and self.checkpoints.storage is None
+
+    def _last_word(self, failure: Failure) -> MidstreamError:
+        if not self.restarts.total:
+            return failure.error
+        again = f"the job failed after {self.restarts.total} restarts: {failure.error}"
+        error = type(failure.error)(again)
+        error.__cause__ = failure.error.__cause__
+        return error
+
+    def _cancel_attempt(self, why: str) -> None:
+        attempt = self.attempt
+        assert attempt is not None
+        stop = self.requests.stop
+        pending = self.checkpoints.pending
+        if stop is not None and not stop.drain and (stop.checkpoint or (pending and pending.is_stop)):
+            self.requests.stop_failed(f"the job failed while it was stopping, and goes on: {why}")
+        self.checkpoints.attempt_over(f"the job failed: {why}")
+        self._committing.abort(self._take_prepared())
+        attempt.awaited = set(attempt.slots) & self.slots.live.keys()
+        for slot in sorted(attempt.awaited):
+            self._effects.send(slot, m.Cancel(attempt.number))
+        timeout_s = self.plan.config.heartbeat_timeout_s
+        self._cancel_timer = self._effects.set_timer("cancel", timeout_s, self._cancel_timed_out)
+        self.phase = Phase.CANCELLING
+        self._request_slots()
+
+    def _cancel_timed_out(self) -> None:
+        """Whoever has not answered by now may go on writing: it is let go, and fenced by its attempt."""
+        self._cancel_timer = None
+        assert self.attempt is not None
+        for slot in sorted(self.attempt.awaited):
+            self._effects.close_slot(slot, "it did not cancel its tasks in time")
+            self.slots.lost(slot)
+            self._warn(f"slot {slot} did not cancel its tasks in time and was given up")
+        self.attempt.awaited.clear()
+        self._request_slots()
+
+    def _take_prepared(self) -> tuple[Committables, ...]:
+        prepared, self._prepared = self._prepared, []
+        return merged(prepared, names_of(self.plan.graph))
+
+    def _try_gather(self) -> bool:
+        assert self.attempt is not None
+        if self.attempt.awaited:
+            return False
+        self._effects.cancel_timer(self._cancel_timer)
+        self._cancel_timer = None
+        self.phase = Phase.GATHERING
+        return True
+
+    # ---- the end ----
+
+    def _end(self, state: EndState, error: MidstreamError | None, why: str) -> None:
+        """Let go of everything; `why` answers those who still wait for a checkpoint."""
+        if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        assert (error is None) == (state != "failed"), (state, error)
+        self.phase = Phase.ENDING
+        self.outcome = state, error
+        self._why = why
+        self._effects.cancel_all_timers()
+        self.checkpoints.attempt_over(why)
+        self._sources.pause()
+        self._sources.stop()
+        self._committing.give_up()
+        for slot in self.slots.ids():
+            self._effects.close_slot(slot, why)
+        self.slots.forget_requests()
+        self._effects.set_timer("end", END_TIMEOUT_S, self._conclude)
+
+    def _try_conclude(self) -> bool:
+        if self._effects.io_in_flight:
+            return False
+        if self._closing:
+            self._conclude()
+            return True
+        self._closing = True
+        if self.outcome is not None and self.outcome[0] != "finished":
+            self._committing.abort(self._take_prepared())
+        self._committing.abort(self.checkpoints.take_unsettled())
+        self._cleaning.run()
+        self._sources.close()
+        return True
+
+    def _conclude(self) -> None:
+        assert self.outcome is not None
+        state, error = self.outcome
+        self.phase = Phase.ENDED
+        self._effects.cancel_all_timers()
+        stop = self.requests.stop
+        path = stop.checkpoint if stop is not None and state == "stopped" else None
+        done = state == "finished" or path is not None
+        self.requests.job_ended(m.Reply(checkpoint=path) if done else m.Reply(error=str(error or self._why)), self._why)
+        if self.checkpoints.pending is not None:
+            self.requests.refuse(self.checkpoints.pending.clients, self._why)
+        status = self.status(self._effects.now_ms)
+        self._effects.end(JobEnded(state, error, status, path, cause=self._effects.cause))
+
+
+def _brief(event: CoordinatorEvent) -> str:
+    """For the story: short, whatever it carries."""
+    text = repr(event)
+    return text if len(text) <= 160 else f"{text[:157]}…"

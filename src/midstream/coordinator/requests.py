@@ -1,0 +1,82 @@
+"""Who outside waits for what: checkpoints and stops. Each question gets exactly one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from midstream.coordinator.effects import Effects
+from midstream.protocol.messages import Reply
+
+NO_STORAGE = "job has no checkpoint_dir: pass checkpoint_dir=…"
+
+
+@dataclass(slots=True)
+class Stop:
+    """`drain`: the sources end and the job finishes; else it ends with a checkpoint."""
+
+    drain: bool
+    clients: list[int]
+    checkpoint: str | None = None
+    """Path of its checkpoint, once that is complete."""
+
+
+class Requests:
+    def __init__(self, effects: Effects) -> None:
+        self.stop: Stop | None = None
+        self._effects = effects
+        self._checkpoint: list[int] = []
+        """They wait for a checkpoint that is triggered after they have asked."""
+
+    @property
+    def draining(self) -> bool:
+        return self.stop is not None and self.stop.drain
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return bool(self._checkpoint) or self.wants_stop
+
+    @property
+    def wants_stop(self) -> bool:
+        """With a checkpoint, which is still to be made."""
+        return self.stop is not None and not self.stop.drain and self.stop.checkpoint is None
+
+    def ask_checkpoint(self, client: int) -> None:
+        self._checkpoint.append(client)
+
+    def ask_stop(self, client: int, drain: bool) -> bool:
+        """False: answered, because the job is stopping in the other way already."""
+        if self.stop is None:
+            self.stop = Stop(drain, [client])
+        elif self.stop.drain == drain:
+            self.stop.clients.append(client)
+        else:
+            how = "after draining" if self.stop.drain else "with a checkpoint"
+            self.refuse([client], f"the job is stopping already, {how}")
+            return False
+        return True
+
+    def take_checkpoint(self) -> tuple[int, ...]:
+        """A checkpoint is triggered: whoever waits, waits for this one."""
+        clients, self._checkpoint = tuple(self._checkpoint), []
+        return clients
+
+    def put_back(self, clients: tuple[int, ...]) -> None:
+        self._checkpoint[:0] = clients
+
+    def stop_failed(self, reason: str) -> None:
+        """The stop with a checkpoint is off; the job runs on."""
+        stop, self.stop = self.stop, None
+        if stop is not None:
+            self.refuse(stop.clients, reason)
+
+    def refuse(self, clients: list[int] | tuple[int, ...], reason: str) -> None:
+        for client in clients:
+            self._effects.reply(client, Reply(error=reason))
+
+    def job_ended(self, reply_to_stop: Reply, reason: str) -> None:
+        """Answer all that is left. `reason`: why there is no checkpoint any more."""
+        if self.stop is not None:
+            for client in self.stop.clients:
+                self._effects.reply(client, reply_to_stop)
+        self.refuse(self.take_checkpoint(), reason)
+        self.stop = None

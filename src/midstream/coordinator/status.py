@@ -1,0 +1,87 @@
+"""What can be seen of a job from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from midstream.coordinator.phase import Phase
+from midstream.core.elements import MIN_WATERMARK_US
+from midstream.graph.job_graph import Vertex
+from midstream.protocol.messages import JobStatus, OperatorStatus, TaskRef, VertexStatus
+
+if TYPE_CHECKING:
+    from midstream.coordinator.machine import Coordinator
+
+
+def job_status(job: Coordinator, now_ms: int) -> JobStatus:
+    graph, config, checkpoints = job.plan.graph, job.plan.config, job.checkpoints
+    in_progress = checkpoints.in_progress(now_ms)
+    slots = [job.slots.live[slot] for slot in job.slots.ids()]
+    return JobStatus(
+        job_id=job.plan.job_id,
+        name=config.name,
+        state=_state(job),
+        attempt=job.attempt.number if job.attempt else 0,
+        started_ms=job.started_ms,
+        now_ms=now_ms,
+        slots=len(slots),
+        slots_needed=job.slots.needed,
+        vertices=tuple(_vertex_status(job, vertex) for vertex in graph.vertices),
+        edges=tuple((edge.source, edge.target, edge.partitioning.value) for edge in graph.edges),
+        checkpoints_completed=checkpoints.completed_count,
+        checkpoints_failed=checkpoints.failed_count,
+        last_checkpoint=checkpoints.last_completed,
+        checkpoints=(*([in_progress] if in_progress else []), *checkpoints.history),
+        failures=tuple(job.failures),
+        restarts=job.restarts.total,
+        restored_from=job.restored_from,
+        checkpoint_dir=config.checkpoint_dir,
+        slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
+        slot_pids=tuple(slot.register.pid for slot in slots),
+        warnings=tuple(job.warnings),
+    )
+
+
+def _state(job: Coordinator) -> str:
+    again = job.restarts.total > 0
+    match job.phase:
+        case Phase.CREATED | Phase.OPENING:
+            return "created"
+        case Phase.GATHERING:
+            return "restarting" if again else "created"
+        case Phase.DEPLOYING | Phase.STARTING:
+            return "restarting" if again else "deploying"
+        case Phase.RUNNING:
+            return "stopping" if job.requests.stop is not None else "running"
+        case Phase.CANCELLING:
+            return "restarting"
+        case Phase.ENDING:
+            return "stopping"
+        case Phase.ENDED:
+            assert job.outcome is not None
+            return job.outcome[0]
+
+
+def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
+    refs = [TaskRef(vertex.id, i) for i in range(vertex.parallelism)]
+    phases = job.attempt.phases if job.attempt else {}
+    rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
+    rows: dict[str, tuple[int, int]] = {}
+    for rate in rates:
+        for uid, rows_in, rows_out in rate.metrics.operators:
+            before = rows.get(uid, (0, 0))
+            rows[uid] = before[0] + rows_in, before[1] + rows_out
+    named = [(vertex.source.uid, vertex.source.name)] if vertex.source else []
+    named += [(op.uid, op.name) for op in vertex.operators]
+    watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
+    return VertexStatus(
+        id=vertex.id,
+        name=vertex.name,
+        parallelism=vertex.parallelism,
+        states=dict(Counter(phases[ref].value if ref in phases else "waiting" for ref in refs)),
+        operators=tuple(OperatorStatus(uid, name, vertex.parallelism, *rows.get(uid, (0, 0))) for uid, name in named),
+        watermark_us=watermark_us if watermark_us != MIN_WATERMARK_US and len(rates) == len(refs) else None,
+        busy=sum(rate.busy for rate in rates) / len(refs),
+        backpressured=sum(rate.backpressured for rate in rates) / len(refs),
+    )

@@ -1,0 +1,80 @@
+"""Accumulators as aggregates: their parts are pickles, made and merged by Python functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import canonical_type
+from midstream.core.errors import MidstreamError, SchemaError
+from midstream.operators.aggregates import Accumulator, Aggregate, Columns
+from midstream.operators.expressions import empty_frame
+from midstream.operators.rows import user_error
+
+
+class AccumulatorAggregate(Aggregate):
+    def __init__(self, accumulator: Accumulator[Any], where: str) -> None:
+        if not isinstance(getattr(accumulator, "type", None), pa.DataType):
+            raise SchemaError(f"{where}: {type(accumulator).__name__}.type must be the Arrow type of its result")
+        self.columns = tuple(accumulator.columns)
+        self._accumulator = accumulator
+        self._where = where
+        self._result_type = empty_frame(pa.schema([("value", canonical_type(accumulator.type))])).schema["value"]
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        # the event time gives groups a length also where no column is read
+        exprs = [event_time, *(pl.col(name) for name in self.columns)]
+        return {"accumulator": pl.map_groups(exprs, self._add, return_dtype=pl.Binary, returns_scalar=True)}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        exprs = [part("accumulator")]
+        return {"accumulator": pl.map_groups(exprs, self._merge, return_dtype=pl.Binary, returns_scalar=True)}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part("accumulator").map_batches(self._results, return_dtype=self._result_type)
+
+    def _add(self, columns: Sequence[pl.Series]) -> bytes:
+        values = [column.to_list() for column in columns[1:]]
+
+        def work() -> Any:
+            accumulator = self._accumulator.init()
+            for index in range(len(columns[0])):
+                row = {name: values[i][index] for i, name in enumerate(self.columns)}
+                accumulator = self._accumulator.add(accumulator, row)
+            return accumulator
+
+        return _dumps(self._guard("add", work))
+
+    def _merge(self, columns: Sequence[pl.Series]) -> bytes:
+        def work() -> Any:
+            first, *rest = map(cloudpickle.loads, columns[0].to_list())
+            for other in rest:
+                first = self._accumulator.merge(first, other)
+            return first
+
+        return _dumps(self._guard("merge", work))
+
+    def _results(self, column: pl.Series) -> pl.Series:
+        def work() -> pl.Series:
+            values = [self._accumulator.result(cloudpickle.loads(data)) for data in column.to_list()]
+            return pl.Series(column.name, values, dtype=self._result_type, strict=True)
+
+        series: pl.Series = self._guard("result", work)
+        return series
+
+    def _guard(self, method: str, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except MidstreamError:
+            raise
+        except Exception as error:
+            raise user_error(self._where, f"{type(self._accumulator).__name__}.{method}", error) from error
+
+
+def _dumps(accumulator: Any) -> bytes:
+    data: bytes = cloudpickle.dumps(accumulator)
+    return data

@@ -1,0 +1,70 @@
+"""How far event time has come, per key group.
+
+Within one run all key groups are at the same watermark, except while one window's firing is
+interrupted half-way. After a rescale a subtask owns key groups of several old ones that stopped at
+different watermarks; what had fired must not fire again, and what was late stays late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.core.elements import MIN_WATERMARK_US
+from midstream.state.parts import KEY_GROUP
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Progress:
+    """Watermarks of the key groups `owned`, in the unit of the event-time column."""
+
+    def __init__(self, owned: range) -> None:
+        self._owned = owned
+        self._marks = np.full(max(1, len(owned)), MIN_WATERMARK_US, np.int64)
+        self.lowest = MIN_WATERMARK_US
+        self.is_even = True
+
+    def reach(self, watermark: int) -> None:
+        """All key groups have come at least this far."""
+        if self.is_even and watermark <= self.lowest:
+            return
+        self._set(np.maximum(self._marks, watermark))
+
+    def reach_up_to(self, key_group: int, watermark: int) -> None:
+        """Only the key groups up to and including that one have."""
+        marks = self._marks.copy()
+        count = key_group + 1 - self._owned.start
+        marks[:count] = np.maximum(marks[:count], watermark)
+        self._set(marks)
+
+    def _set(self, marks: npt.NDArray[np.int64]) -> None:
+        self._marks = marks
+        self.lowest = int(marks.min())
+        self.is_even = bool((marks == self.lowest).all())
+
+    def of(self, key_groups: Int32s) -> npt.NDArray[np.int64]:
+        """The watermark of each of these key groups."""
+        marks: npt.NDArray[np.int64] = self._marks[key_groups - self._owned.start]
+        return marks
+
+    def levels(self, key_groups: Int32s) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+        """Each different watermark among the rows with these key groups, and which rows have it."""
+        marks = self.of(key_groups)
+        for mark in np.unique(marks):
+            yield int(mark), marks == mark
+
+    def table(self) -> pa.Table | None:
+        """At rest; None as long as there was no watermark."""
+        if self.is_even and self.lowest == MIN_WATERMARK_US:
+            return None
+        return pa.table({KEY_GROUP: pa.array(np.array(self._owned, np.int32)), "watermark": pa.array(self._marks)})
+
+    def restore(self, table: pa.Table) -> None:
+        groups = table.column(KEY_GROUP).to_numpy()
+        marks = self._marks.copy()
+        marks[groups - self._owned.start] = table.column("watermark").to_numpy()
+        self._set(marks)

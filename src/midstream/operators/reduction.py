@@ -1,0 +1,172 @@
+"""Aggregates bound to a stream: rows to parts, parts to fewer parts, parts to results; all columnar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema
+from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
+from midstream.core.keys import key_type_supported
+from midstream.operators.accumulators import AccumulatorAggregate
+from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns
+from midstream.operators.event_time import EventTime
+from midstream.operators.expressions import empty_frame, frame_schema
+from midstream.operators.rows import require_columns, user_error
+from midstream.operators.window_specs import WINDOW_END, WINDOW_START
+
+ALL: Final = "__all"
+"""Stands for the key where there are no key columns."""
+
+
+class Reduction:
+    """`keys` and `aggregates` over rows of `schema`; pickles. Raises SchemaError or ConfigError for what does not fit.
+
+    A part is a frame with the columns `by`, then those of all aggregates' parts, named
+    `output:part`. `schema` is that of the results, with window columns.
+    """
+
+    def __init__(
+        self, name: str, keys: Sequence[str], event_time: str, aggregates: Mapping[str, AnyAggregate], schema: pa.Schema
+    ) -> None:
+        self.where = f"operator {name!r}"
+        self.input_schema = canonical_schema(schema)
+        self.keys = tuple(keys)
+        self.by = self.keys or (ALL,)
+        self.time = EventTime(event_time, self.input_schema, self.where)
+        self._check_keys()
+        self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
+        self._check_outputs()
+        self._partial: list[pl.Expr] = []
+        self._merge: list[pl.Expr] = []
+        self._finish: list[pl.Expr] = []
+        self._overflow: list[tuple[str, pl.Expr]] = []
+        for output, aggregate in self._aggregates.items():
+            self._compile(output, aggregate)
+        needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, event_time}
+        self.columns = [name for name in self.input_schema.names if name in needed]
+        """Input columns that are needed at all."""
+        self.part_schema, self.schema = self._schemas()
+
+    # ---- checks ----
+
+    def _check_keys(self) -> None:
+        require_columns(self.input_schema, self.keys, self.where, "key column")
+        for key in self.keys:
+            kind = self.input_schema.field(key).type
+            if not key_type_supported(kind):
+                raise SchemaError(f"{self.where}: key column {key!r} is {kind}, which cannot be a key; cast it first")
+
+    def _bind(self, output: str, aggregate: AnyAggregate) -> Aggregate:
+        if isinstance(aggregate, Accumulator):
+            aggregate = AccumulatorAggregate(aggregate, f"{self.where}: aggregate {output!r}")
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigError(
+                f"{self.where}: {output}={aggregate!r} is not an aggregate; write for example {output}=Sum('value')"
+            )
+        require_columns(self.input_schema, aggregate.columns, f"{self.where}: aggregate {output!r}", "column")
+        try:
+            return aggregate.bind(self.input_schema)
+        except SchemaError as error:
+            raise SchemaError(f"{self.where}: aggregate {output!r}: {error}") from None
+
+    def _check_outputs(self) -> None:
+        if not self._aggregates:
+            raise ConfigError(f"{self.where}: a window without aggregates; give at least one, such as n=Count()")
+        for output in self._aggregates:
+            if output in self.keys or output in (WINDOW_START, WINDOW_END):
+                raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
+        for key in self.keys:
+            if key in (WINDOW_START, WINDOW_END) or key.startswith("__"):
+                raise ConfigError(f"{self.where}: the key column must not be called {key!r}; rename it first")
+
+    def _compile(self, output: str, aggregate: Aggregate) -> None:
+        def name(part: str) -> str:
+            return f"{output}:{part}"
+
+        def column(part: str) -> pl.Expr:
+            return pl.col(name(part))
+
+        part: Columns = column
+        partial = dict(aggregate.partial(pl.col(self.time.column)))
+        merge = dict(aggregate.merge(part))
+        if partial.keys() != merge.keys():
+            raise JobError(
+                f"{self.where}: aggregate {output!r}: partial gives {sorted(partial)}, merge gives {sorted(merge)}; "
+                "both must give the same columns"
+            )
+        taken = {existing.meta.output_name() for existing in self._partial}
+        for key in partial:
+            if name(key) in taken or name(key) in self.keys:
+                raise ConfigError(f"{self.where}: two columns of state are called {name(key)!r}; rename one")
+        self._partial.extend(expr.alias(name(key)) for key, expr in partial.items())
+        self._merge.extend(merge[key].alias(name(key)) for key in partial)
+        self._finish.append(aggregate.finish(part).alias(output))
+        overflow = aggregate.overflow(part)
+        if overflow is not None:
+            self._overflow.append((output, overflow))
+
+    def _schemas(self) -> tuple[pa.Schema, pa.Schema]:
+        frame = empty_frame(self.input_schema)
+        try:
+            parts = self._reduce(self.prepare(frame))
+            merged = parts.group_by(self.by).agg(self._merge)
+            if merged.schema != parts.schema:
+                changed = [name for name in parts.columns if merged.schema[name] != parts.schema[name]]
+                raise JobError(
+                    f"{self.where}: {changed[0]!r} is {parts.schema[changed[0]]} in partial and "
+                    f"{merged.schema[changed[0]]} in merge; both must be the same"
+                )
+            results = frame_schema(merged.select(self._finish))
+        except pl.exceptions.PolarsError as error:
+            raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
+        keys = [self.input_schema.field(key) for key in self.keys]
+        bounds = [pa.field(name, self.time.kind) for name in (WINDOW_START, WINDOW_END)]
+        return frame_schema(parts), pa.schema([*keys, *bounds, *results])
+
+    # ---- work ----
+
+    def prepare(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rows with a column for every name in `by`."""
+        return frame if self.keys else frame.with_columns(pl.lit(0, pl.Int8).alias(ALL))
+
+    def reduce(self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
+        """Prepared rows to parts, one per key and value of `also_by`; `also` are further reductions."""
+        return self._guard(lambda: self._reduce(frame, also_by, also))
+
+    def _reduce(self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
+        return frame.group_by((*also_by, *self.by), maintain_order=True).agg(*also, *self._partial)
+
+    def merge(
+        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()
+    ) -> pl.DataFrame:
+        """Parts, in the order they were made, to one per key and `also_by`; `also` are further reductions."""
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts)
+        grouped = frame.group_by((*also_by, *self.by), maintain_order=True)
+        return self._guard(lambda: grouped.agg(*also, *self._merge))
+
+    def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
+        """Results with the columns `by`, all others of `merged` that are no parts, then one per aggregate.
+
+        Raises JobError for a result that does not fit its type.
+        """
+        for output, overflow in self._overflow:
+            too_large = merged.filter(overflow)
+            if too_large.height:
+                key = ", ".join(f"{name}={too_large.item(0, name)!r}" for name in self.keys)
+                raise JobError(
+                    f"{self.where}: aggregate {output!r} does not fit {self.schema.field(output).type}"
+                    f"{' for ' + key if key else ''}; cast its column to a float or decimal first"
+                )
+        return self._guard(lambda: merged.with_columns(self._finish))
+
+    def _guard(self, work: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+        try:
+            return work()
+        except MidstreamError:
+            raise
+        except Exception as error:  # the expressions may be the user's
+            raise user_error(self.where, "an aggregate", error) from error

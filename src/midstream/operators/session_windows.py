@@ -1,0 +1,178 @@
+"""Session windows: the rows of a key, as long as no two neighbours are more than a gap apart.
+
+Each batch is reduced to small sessions, which are merged with those in state when a watermark
+makes them due, or when a late row needs to know. As in Flink, sessions that touch are one, and a
+late row is dropped only if the session it would belong to is late as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.operators.event_time import Int64s
+from midstream.operators.reduction import Reduction
+from midstream.operators.window_base import END, START, Firing, WindowOperator, native_units
+from midstream.operators.window_specs import Session
+from midstream.state.columnar import PartLog, Run, freeze
+from midstream.state.parts import KEY_GROUP, Chunk
+
+_SESSION = "__session"
+_ROW = "__row"
+
+
+class SessionWindowOperator(WindowOperator):
+    def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
+        super().__init__(reduction, lateness_us)
+        self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
+        self._log = PartLog(self._merge)
+        self._earliest = MAX_WATERMARK_US
+        """No part in the log ends before this."""
+
+    def _state_schema(self) -> pa.Schema:
+        bounds = [pa.field(name, pa.int64()) for name in (START, END)]
+        return pa.schema([*bounds, *self._reduction.part_schema])
+
+    # ---- rows ----
+
+    def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
+        frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
+        if int(times.min()) + self._gap - 1 + self._lateness <= watermark:
+            keep = self._not_late(frame, watermark)
+            if not keep.all():
+                self._emit_late(batch.filter(pa.array(~keep)))
+                frame = frame.filter(pl.Series(keep))
+                if not frame.height:
+                    return
+        parts = self._reduce(frame)
+        self._log.append(parts)
+        earliest = int(parts.get_column(END).min())  # type: ignore[arg-type]
+        self._earliest = min(self._earliest, earliest)
+        if earliest - 1 <= watermark:
+            self._emit_updated(parts.filter(pl.col(END) - 1 <= watermark), watermark)
+
+    def _reduce(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rows to small sessions, with bounds."""
+        by = self._reduction.by
+        starts = frame.get_column(START)
+        if int(starts.max()) - int(starts.min()) > self._gap:  # type: ignore[arg-type]
+            frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, by)))
+            by = (_SESSION, *by)
+        bounds = [pl.col(START).min(), pl.col(END).max()]
+        return self._reduction.reduce(frame, by[: -len(self._reduction.by)], bounds).drop(_SESSION, strict=False)
+
+    def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts)
+        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._reduction.by)))
+        bounds = [pl.col(START).min(), pl.col(END).max()]
+        return self._reduction.merge([frame], (_SESSION,), bounds).drop(_SESSION)
+
+    def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
+        """Sessions that end by the watermark and have just got rows: fire them at once."""
+        by = self._reduction.by
+        merged = self._merge_keys(parts.select(by).unique(maintain_order=True))
+        ended = merged.filter(pl.col(END) - 1 <= watermark).with_row_index(_ROW)
+        inside = ended.join(parts.select(*by, pl.col(START).alias("__at")), on=by, how="inner")
+        touched = inside.filter((pl.col("__at") >= pl.col(START)) & (pl.col("__at") < pl.col(END)))
+        self._emit(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW))
+
+    def _merge_keys(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Merge all parts of these keys, in the log too; the merged ones."""
+        by = self._reduction.by
+        mine = [frame.join(keys, on=by, how="semi", maintain_order="left") for frame in self._log.frames()]
+        merged = self._merge([frame for frame in mine if frame.height] or mine[:1]) if mine else None
+        if merged is None:
+            return self._empty()
+        others = [
+            frame if not own.height else frame.join(keys, on=by, how="anti", maintain_order="left")
+            for frame, own in zip(self._log.frames(), mine, strict=True)
+        ]
+        self._log.replace([*others, merged])
+        return merged
+
+    def _empty(self) -> pl.DataFrame:
+        frame = pl.from_arrow(self._state_schema().empty_table())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    # ---- late rows ----
+
+    def _not_late(self, frame: pl.DataFrame, watermark: int) -> npt.NDArray[np.bool_]:
+        """Which rows to keep: those that are not late, and late ones whose session is not, row by row in order."""
+        expired = watermark - self._lateness + 1
+        keep = frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
+        by = self._reduction.by
+        keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
+        known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        for start, end, *key in self._merge_keys(keys).select(START, END, *by).iter_rows():
+            known.setdefault(tuple(key), []).append((start, end))
+        rows = frame.select(START, END, *by).with_row_index(_ROW).join(keys, on=by, how="semi", maintain_order="left")
+        for row, start, end, *key in rows.iter_rows():
+            sessions = known.setdefault(tuple(key), [])
+            touching = [session for session in sessions if session[0] <= end and session[1] >= start]
+            merged_end = max([end, *(session[1] for session in touching)])
+            if merged_end <= expired:
+                continue
+            keep[row] = True
+            merged_start = min([start, *(session[0] for session in touching)])
+            known[tuple(key)] = [s for s in sessions if s not in touching] + [(merged_start, merged_end)]
+        return keep
+
+    # ---- firing ----
+
+    def _next_firing(self, watermark: int) -> Firing | None:
+        if self._earliest - 1 > watermark or self._progress.lowest >= watermark:
+            return None
+        ended = pl.col(END) - 1 <= watermark
+        keys = [frame.filter(ended).select(self._reduction.by) for frame in self._log.frames()]
+        merged = self._merge_keys(pl.concat(keys).unique(maintain_order=True)) if keys else self._empty()
+        due = self._unfired(merged.filter(ended), pl.col(END))
+        return Firing(due, watermark) if due.height else None
+
+    def _forget(self) -> None:
+        """All keys with parts that end by the watermark are merged by now: those parts are whole sessions."""
+        expired = self._progress.lowest - self._lateness + 1
+        if self._earliest <= expired:
+            self._log.replace([frame.filter(pl.col(END) > expired) for frame in self._log.frames()])
+        self._earliest = min(
+            (int(frame.get_column(END).min()) for frame in self._log.frames()),  # type: ignore[arg-type]
+            default=MAX_WATERMARK_US,
+        )
+
+    # ---- snapshot ----
+
+    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
+        return freeze([(None, self._log)], self._form, self._context.ids)
+
+    def _thaw(self, table: pa.Table) -> None:
+        frame = self._frame_of(table)
+        groups = table.column(KEY_GROUP).to_numpy()
+        # what expired in key groups that had fired, when the snapshot came between two slices
+        live = frame.get_column(END).to_numpy() - 1 + self._lateness > self._progress.of(groups)
+        frame, groups = frame.filter(pl.Series(live)), groups[live]
+        if frame.height:
+            self._log.runs.append(Run(frame, None, groups))
+            self._log.rows += frame.height
+            self._earliest = min(self._earliest, int(frame.get_column(END).min()))  # type: ignore[arg-type]
+
+
+def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> npt.NDArray[np.int64]:
+    """For each row of a frame with START and END the number of its session: rows of a key whose spans touch."""
+    order = frame.select(pl.arg_sort_by([*by, START], maintain_order=True)).to_series().to_numpy()
+    sorted_frame = frame.select(*by, START, END)[order]
+    new_key = sorted_frame.select(pl.any_horizontal([pl.col(key) != pl.col(key).shift() for key in by])).to_series()
+    breaks = new_key.fill_null(True).to_numpy().copy()
+    starts, ends = sorted_frame.get_column(START).to_numpy(), sorted_frame.get_column(END).to_numpy()
+    if (np.diff(ends)[~breaks[1:]] < 0).any():
+        segment = pl.Series("__segment", np.cumsum(breaks))
+        grown = pl.DataFrame([segment, pl.Series(END, ends)]).select(pl.col(END).cum_max().over("__segment"))
+        ends = grown.to_series().to_numpy()
+    breaks[1:] |= starts[1:] > ends[:-1]
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(breaks)
+    return numbers

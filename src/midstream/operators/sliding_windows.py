@@ -1,0 +1,176 @@
+"""Tumbling and sliding windows. Rows are reduced once, per pane; a window is the merge of its panes.
+
+A pane is as long as the greatest common divisor of size and slide, so every window is a whole
+number of panes and a row belongs to one pane however many windows overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from math import gcd
+from typing import Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.elements import MIN_WATERMARK_US
+from midstream.operators.event_time import Int64s
+from midstream.operators.reduction import Reduction
+from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units
+from midstream.operators.window_specs import Sliding
+from midstream.state.columnar import PartLog, Run, freeze
+from midstream.state.parts import KEY_GROUP, Chunk
+
+PANE: Final = "__pane"
+FEW_PANES = 4
+"""Up to so many panes in a batch are picked one by one, which is faster than grouping by pane and key."""
+
+
+class SlidingWindowOperator(WindowOperator):
+    def __init__(self, reduction: Reduction, window: Sliding, lateness_us: int) -> None:
+        super().__init__(reduction, lateness_us)
+        where = f"{reduction.where}: window"
+        self._size = native_units(window.size_us, reduction.time, f"{where} size")
+        self._slide = native_units(window.slide_us, reduction.time, f"{where} slide")
+        self._offset = native_units(window.offset_us, reduction.time, f"{where} offset") % self._slide
+        self._pane = gcd(self._size, self._slide)
+        self._logs: dict[int, PartLog] = {}
+        """Start of a pane: its parts."""
+        self._starts: list[int] = []
+        """The keys of `_logs`, sorted."""
+
+    def _state_schema(self) -> pa.Schema:
+        return self._reduction.part_schema
+
+    # ---- where windows lie; `//` rounds down, also before 1970 ----
+
+    def _last_start(self, time: int) -> int:
+        """The latest start of a window at or before `time`."""
+        return (time - self._offset) // self._slide * self._slide + self._offset
+
+    def _last_end(self, time: int) -> int:
+        """The latest end of a window at or before `time`."""
+        return self._last_start(time - self._size) + self._size
+
+    def _late_before(self, watermark: int) -> int:
+        """Rows before this time are in no window that still takes rows."""
+        if watermark == MIN_WATERMARK_US:
+            return MIN_WATERMARK_US
+        # the last window of a row starts at s; it takes rows until s + size - 1 + lateness <= watermark
+        return clamp(self._last_start(watermark + 1 - self._lateness - self._size) + self._slide)
+
+    def _fired_before(self, watermark: int) -> int:
+        """Rows before this time are in a window that has fired."""
+        return MIN_WATERMARK_US if watermark == MIN_WATERMARK_US else clamp(self._last_end(watermark + 1))
+
+    # ---- rows ----
+
+    def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
+        late_before = self._late_before(watermark)
+        if times.min() < late_before:
+            late = times < late_before
+            self._emit_late(batch.filter(pa.array(late)))
+            batch, times = batch.filter(pa.array(~late)), times[~late]
+            if not len(times):
+                return
+        fired_before = self._fired_before(watermark)
+        updated: dict[int, list[pl.DataFrame]] = {}
+        for pane, part in self._parts(self._prepared(batch), times):
+            self._log(pane).append(part)
+            if pane < fired_before:
+                for end in self._fired_ends(pane, watermark):
+                    updated.setdefault(end, []).append(part.select(self._reduction.by))
+        for end in sorted(updated):
+            keys = pl.concat(updated[end]).unique(maintain_order=True)
+            self._emit(self._window(end, keys))
+
+    def _parts(self, frame: pl.DataFrame, times: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
+        """The batch reduced per pane."""
+        pane, offset = self._pane, self._offset
+        first = (int(times.min()) - offset) // pane
+        last = (int(times.max()) - offset) // pane
+        if first == last:
+            yield first * pane + offset, self._reduction.reduce(frame)
+            return
+        numbers = (times - offset) // pane
+        if last - first < FEW_PANES:
+            for number in range(first, last + 1):
+                rows = frame.filter(pl.Series(numbers == number))
+                if rows.height:
+                    yield number * pane + offset, self._reduction.reduce(rows)
+            return
+        reduced = self._reduction.reduce(frame.with_columns(pl.Series(PANE, numbers)), (PANE,))
+        for (number,), part in reduced.partition_by(PANE, include_key=False, as_dict=True).items():
+            yield int(number) * pane + offset, part
+
+    def _log(self, pane: int) -> PartLog:
+        log = self._logs.get(pane)
+        if log is None:
+            log = self._logs[pane] = PartLog(self._reduction.merge)
+            self._starts.insert(bisect_left(self._starts, pane), pane)
+        return log
+
+    def _fired_ends(self, pane: int, watermark: int) -> range:
+        """Ends of the windows of `pane` that have fired, but still take rows."""
+        first = self._last_end(pane + self._pane - 1) + self._slide
+        last = min(self._last_start(pane) + self._size, self._last_end(watermark + 1))
+        first = max(first, self._last_end(watermark + 1 - self._lateness) + self._slide)
+        return range(first, last + 1, self._slide)
+
+    # ---- firing ----
+
+    def _next_firing(self, watermark: int) -> Firing | None:
+        fired = self._progress.lowest
+        # the last window of a pane has fired already: then so have those of the panes before it
+        at = 0 if fired == MIN_WATERMARK_US else bisect_left(self._starts, self._last_start(fired + 1 - self._size) + self._slide)
+        if at == len(self._starts):
+            return None
+        pane = self._starts[at]
+        end = self._last_end(pane + self._pane - 1) + self._slide
+        if fired != MIN_WATERMARK_US:
+            end = max(end, self._last_end(fired + 1) + self._slide)
+        if end - 1 > watermark:
+            return None
+        return Firing(self._unfired(self._window(end), pl.lit(end)), end - 1)
+
+    def _window(self, end: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
+        """The window that ends at `end`, merged, with its bounds; only for `keys` if given."""
+        low = bisect_left(self._starts, end - self._size)
+        high = bisect_left(self._starts, end)
+        frames = []
+        for pane in self._starts[low:high]:
+            log = self._logs[pane]
+            if keys is None:
+                frames.append(log.merged())
+            else:
+                frames.extend(frame.join(keys, on=self._reduction.by, how="semi") for frame in log.frames())
+        merged = frames[0] if len(frames) == 1 else self._reduction.merge(frames)
+        bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
+        return merged.with_columns(bounds)
+
+    def _forget(self) -> None:
+        if not self._starts:
+            return
+        count = bisect_left(self._starts, self._late_before(self._progress.lowest))
+        for pane in self._starts[:count]:
+            del self._logs[pane]
+        del self._starts[:count]
+
+    # ---- snapshot ----
+
+    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
+        kind = self._reduction.time.kind
+        logs = [((PANE, pa.scalar(pane, pa.int64()).cast(kind)), self._logs[pane]) for pane in self._starts]
+        return freeze(logs, self._form, self._context.ids)
+
+    def _thaw(self, table: pa.Table) -> None:
+        panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()
+        frame = self._frame_of(table)
+        groups = table.column(KEY_GROUP).to_numpy()
+        for pane in np.unique(panes).tolist():
+            rows = panes == pane
+            log = self._log(pane)
+            log.runs.append(Run(frame.filter(pl.Series(rows)), None, groups[rows]))
+            log.rows += log.runs[-1].frame.height

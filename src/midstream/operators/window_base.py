@@ -1,0 +1,255 @@
+"""What all window operators share: late rows, firing in slices, snapshots."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.core.batches import from_polars
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.errors import ConfigError, JobError
+from midstream.core.keys import key_groups
+from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.event_time import EventTime, Int64s
+from midstream.operators.progress import Int32s, Progress
+from midstream.operators.reduction import Reduction
+from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START
+from midstream.state.columnar import StateForm
+from midstream.state.parts import Chunk, Redistribute, StatePart
+
+START: Final = "__start"
+END: Final = "__end"
+"""Columns of a merged frame: the bounds of each row's window, int64 in the event time's unit."""
+
+PIECE_ROWS = 65_536
+"""Windows are emitted in batches of about this size; a larger one is cut between key groups."""
+SLICE_ROWS = 4 * PIECE_ROWS
+"""So many rows fire in one slice at most, however fast."""
+
+PARTS: Final = "parts"
+PROGRESS: Final = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Parts to finish and emit; then key groups up to `last_group` have fired (None: all)."""
+
+    frame: pl.DataFrame
+    last_group: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """Windows that are due, with the columns START and END; once all are emitted, event time is at `reached`."""
+
+    frame: pl.DataFrame
+    reached: int
+
+
+class WindowOperator(Operator):
+    """`lateness_us`: how long after its end a window still takes rows."""
+
+    def __init__(self, reduction: Reduction, lateness_us: int) -> None:
+        self.schema = reduction.schema
+        self.side_outputs = {LATE: reduction.input_schema}
+        self._reduction = reduction
+        self._lateness = native_units(lateness_us, reduction.time, f"{reduction.where}: allowed_lateness")
+        self._pieces: deque[Piece] = deque()
+        self._reached = MIN_WATERMARK_US
+        self._context: OperatorContext
+        self._out: Output
+        self._form: StateForm
+        self._progress: Progress
+
+    # ---- what kinds of windows differ in ----
+
+    @abstractmethod
+    def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
+        """Take rows in, whose keys have all come to `watermark`; emit late ones, and windows that had fired."""
+
+    @abstractmethod
+    def _next_firing(self, watermark: int) -> Firing | None:
+        """The next windows that are due and have not fired."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop the windows that nothing can change any more."""
+
+    @abstractmethod
+    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]: ...
+
+    @abstractmethod
+    def _thaw(self, table: pa.Table) -> None: ...
+
+    @abstractmethod
+    def _state_schema(self) -> pa.Schema: ...
+
+    # ---- life ----
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        if not self._reduction.keys and context.parallelism != 1:
+            raise ConfigError(f"{self._reduction.where}: a window without keys needs parallelism 1")
+        self._context = context
+        self._out = out
+        self._form = StateForm(self._state_schema(), self._reduction.keys, context.max_parallelism)
+        self._progress = Progress(context.key_groups)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if batch.num_rows == 0:
+            return
+        self._check_keys(batch)
+        times = self._reduction.time.native(batch)
+        if self._progress.is_even:
+            self._absorb(batch, times, self._progress.lowest)
+            return
+        groups = key_groups(batch, self._reduction.keys, self._context.max_parallelism)
+        for watermark, rows in self._progress.levels(groups):
+            self._absorb(batch.filter(pa.array(rows)), times[rows], watermark)
+
+    def _check_keys(self, batch: pa.RecordBatch) -> None:
+        for key in self._reduction.keys:
+            column = batch.column(key)
+            if column.null_count:
+                row = int(pc.index(pc.is_null(column), pa.scalar(True)).as_py())
+                raise JobError(
+                    f"{self._reduction.where}: key {key!r} is null in row {row} of the batch; "
+                    "filter out or fill null keys first"
+                )
+
+    def _prepared(self, batch: pa.RecordBatch) -> pl.DataFrame:
+        frame = pl.from_arrow(batch.select(self._reduction.columns))
+        assert isinstance(frame, pl.DataFrame)
+        return self._reduction.prepare(frame)
+
+    # ---- firing ----
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        watermark = self._reduction.time.from_us(watermark_us)
+        clock = self._context.clock
+        end_s = clock.monotonic_s() + self._context.slice_s
+        rows = 0
+        while True:
+            if not self._pieces:
+                firing = self._next_firing(watermark)
+                if firing is None:
+                    break
+                self._pieces = self._cut(firing.frame)
+                self._reached = firing.reached
+            while self._pieces:
+                if rows and (rows >= SLICE_ROWS or clock.monotonic_s() >= end_s):
+                    return False
+                piece = self._pieces.popleft()
+                rows += piece.frame.height
+                self._emit(piece.frame)
+                if piece.last_group is not None:
+                    self._progress.reach_up_to(piece.last_group, self._reached)
+            self._progress.reach(self._reached)
+            self._forget()
+        self._progress.reach(watermark)
+        self._forget()
+        return True
+
+    def _cut(self, frame: pl.DataFrame) -> deque[Piece]:
+        """Pieces of whole key groups: how far firing has come can then be said in the progress per key group."""
+        if frame.height <= PIECE_ROWS:
+            return deque([Piece(frame, None)])
+        groups = self._form.groups(frame)
+        order = np.argsort(groups, kind="stable")
+        frame, groups = frame[order], groups[order]
+        ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
+        pieces: deque[Piece] = deque()
+        start = 0
+        for end in ends.tolist():
+            if end - start >= PIECE_ROWS or end == len(groups):
+                pieces.append(Piece(frame.slice(start, end - start), int(groups[end - 1])))
+                start = end
+        return pieces
+
+    def _unfired(self, frame: pl.DataFrame, ends: pl.Expr) -> pl.DataFrame:
+        """Without the windows that had fired before a restore already (`ends`: their ends)."""
+        if self._progress.is_even:
+            return frame.filter(ends - 1 > self._progress.lowest)
+        marks = pl.Series("__mark", self._progress.of(self._form.groups(frame)))
+        return frame.filter(ends - 1 > marks)
+
+    def _emit(self, merged: pl.DataFrame) -> None:
+        """Finish a merged frame with START and END, and emit it."""
+        if merged.height == 0:
+            return
+        schema, kind = self.schema, self._reduction.time.kind
+        values = pa.schema([field for field in schema if field.name not in (WINDOW_START, WINDOW_END)])
+        finished = self._reduction.finish(merged)
+        batch = from_polars(finished.select(values.names), values, self._reduction.where)
+        columns = {name: batch.column(name) for name in values.names}
+        columns[WINDOW_START] = pa.array(merged.get_column(START).to_numpy()).view(kind)
+        columns[WINDOW_END] = pa.array(merged.get_column(END).to_numpy()).view(kind)
+        self._out.emit(pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
+
+    def _emit_late(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._out.emit(batch, LATE)
+
+    # ---- snapshot ----
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        chunks = self._freeze()
+        progress = self._progress.table()
+        progress_id = self._context.ids.new_id()
+
+        def later() -> SnapshotResult:
+            parts = {PARTS: StatePart(Redistribute.KEYED, chunks())}
+            if progress is not None:
+                parts[PROGRESS] = StatePart(Redistribute.KEYED, (Chunk(progress_id, progress),))
+            return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
+
+        return Snapshot(later=later)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        if PROGRESS in parts:
+            self._progress.restore(parts[PROGRESS].table())
+        if PARTS in parts:
+            expected = self._state_schema()
+            for chunk in parts[PARTS].chunks:
+                for field in expected:
+                    index = chunk.table.schema.get_field_index(field.name)
+                    if index < 0 or chunk.table.schema.field(index).type != field.type:
+                        found = "missing" if index < 0 else str(chunk.table.schema.field(index).type)
+                        raise JobError(
+                            f"{self._reduction.where}: column {field.name!r} of the state in the checkpoint is {found}, "
+                            f"the job needs {field.type}; keys and aggregates must be those of then, or the operator "
+                            "needs a new uid to start without state"
+                        )
+                self._thaw(chunk.table)
+
+    def _frame_of(self, table: pa.Table) -> pl.DataFrame:
+        frame = pl.from_arrow(table.select(self._form.schema.names))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def _groups_of(self, frame: pl.DataFrame) -> Int32s:
+        return self._form.groups(frame)
+
+
+def native_units(time_us: int, time: EventTime, what: str) -> int:
+    """A duration in the unit of the event-time column. Raises ConfigError when it is finer than that."""
+    if time.kind.unit == "us" or time_us == 0:
+        return time_us
+    if time.kind.unit == "ns":
+        return time_us * 1000
+    if time_us % 1000:
+        raise ConfigError(
+            f"{what}: {time_us} µs is finer than the event time {time.column!r}, which is in milliseconds"
+        )
+    return time_us // 1000
+
+
+def clamp(time: int) -> int:
+    return max(MIN_WATERMARK_US, min(MAX_WATERMARK_US, time))

@@ -1,0 +1,55 @@
+"""Windows in event time: what they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from midstream.core.config import Duration, duration_us
+from midstream.core.errors import ConfigError
+
+WINDOW_START: Final = "window_start"
+WINDOW_END: Final = "window_end"
+LATE: Final = "late"
+"""Tag of the side output of rows that came too late for all their windows, as they came in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Windows of `size_us` that start every `slide_us`, shifted by `offset_us` from the epoch (UTC)."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Rows of a key that are at most `gap_us` apart; the window ends `gap_us` after the last of them."""
+
+    gap_us: int
+
+
+Window: TypeAlias = Sliding | Session
+
+
+def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
+    """Windows that follow one another without gap or overlap."""
+    return sliding(size, size, offset)
+
+
+def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
+    """A window of `size` starts every `slide`. Raises ConfigError for sizes that cannot be."""
+    window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), duration_us(offset, "offset"))
+    if window.size_us <= 0 or window.slide_us <= 0:
+        raise ConfigError(f"window: size {size!r} and slide {slide!r} must be longer than 0")
+    if window.slide_us > window.size_us:
+        raise ConfigError(f"window: slide {slide!r} is longer than size {size!r}: rows between windows would be lost")
+    return window
+
+
+def session(gap: Duration) -> Session:
+    window = Session(duration_us(gap, "gap"))
+    if window.gap_us <= 0:
+        raise ConfigError(f"window: gap {gap!r} must be longer than 0")
+    return window

@@ -1,0 +1,190 @@
+"""What befalls a running job: each kind of fault as a function of the run and the fault's number.
+
+A fault that finds nothing to strike does nothing. Each one that strikes is counted by its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from midstream.protocol.messages import DoCheckpoint, DoStop
+from midstream.sim.cluster import Cluster, Driver
+from midstream.sim.disk import Disk
+from midstream.sim.network import SIM
+from midstream.sim.rows import Outside, SimSource
+from midstream.sim.scenario import Fault
+from midstream.sim.trace import Kind
+from midstream.sim.world import World
+
+
+class Stage(Protocol):
+    """What faults can reach."""
+
+    world: World
+    cluster: Cluster
+    disk: Disk
+    outside: Outside
+    sources: Mapping[str, SimSource]
+    driver: Driver
+    drained: bool
+
+
+Strike = Callable[[Stage, int], bool]
+
+
+def strike(stage: Stage, fault: Fault) -> bool:
+    """Whether there was something to strike."""
+    world = stage.world
+    if stage.driver.outcome is not None:
+        return False
+    struck = STRIKES[fault.kind](stage, fault.victim)
+    if struck and world.trace is not None:
+        world.trace.add(world.step_number, world.step_number, world.now_us, "", Kind.FAULT, fault.kind)
+    return struck
+
+
+def _kill_slot(stage: Stage, victim: int) -> bool:
+    slots = stage.cluster.live_slots
+    if not slots:
+        return False
+    slots[victim % len(slots)].process.crash()
+    return True
+
+
+def _kill_slot_twice(stage: Stage, victim: int) -> bool:
+    """Another one dies while the job recovers from the first."""
+    world = stage.world
+    world.schedule(1 + victim % 50_000, None, Kind.FAULT, lambda: _kill_again(stage, victim), "a second slot is killed")
+    return _kill_slot(stage, victim)
+
+
+def _kill_again(stage: Stage, victim: int) -> None:
+    _kill_slot(stage, victim // 7)
+
+
+def _stop_slot(stage: Stage, victim: int) -> bool:
+    """SIGSTOP, for shorter or longer than its heartbeats are waited for."""
+    slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused]
+    if not slots:
+        return False
+    process = slots[victim % len(slots)].process
+    process.pause()
+    delay_us = 5_000 if victim % 3 else 5_000_000
+    stage.world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} goes on")
+    return True
+
+
+def _cut_link(stage: Stage, victim: int) -> bool:
+    links = list(stage.cluster.network.connected.values())
+    if not links:
+        return False
+    stage.cluster.network.cut(links[victim % len(links)], f"{SIM} connection reset")
+    return True
+
+
+def _cut_control(stage: Stage, victim: int) -> bool:
+    connections = list(stage.driver.connections.values())
+    if not connections:
+        return False
+    stage.driver.connection_lost(connections[victim % len(connections)], f"{SIM} control connection reset")
+    return True
+
+
+def _kill_driver(stage: Stage, victim: int) -> bool:
+    stage.driver.process.crash()
+    return True
+
+
+def _write_fails(stage: Stage, victim: int) -> bool:
+    first = stage.disk.writes + 1 + victim % 5
+    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
+    return True
+
+
+def _disk_full(stage: Stage, victim: int) -> bool:
+    disk = stage.disk
+    disk.is_full = True
+
+    def room() -> None:
+        disk.is_full = False
+
+    stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
+    return True
+
+
+def _slow_storage(stage: Stage, victim: int) -> bool:
+    """Everything on the I/O pools takes fifty times as long for a while."""
+    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
+    for process in processes:
+        process.io_us *= 50
+
+    def fast() -> None:
+        for process in processes:
+            process.io_us //= 50
+
+    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
+    return True
+
+
+def _user_error(stage: Stage, victim: int) -> bool:
+    sources = list(stage.sources.values())
+    source = sources[victim % len(sources)]
+    split = victim // 7 % len(source.rows)
+    if not source.rows[split]:
+        return False
+    row, _ = source.rows_of(split, source.rows[split])[victim // 13 % source.rows[split]]
+    stage.outside.poison[row] = 1 + victim % 2
+    return True
+
+
+def _read_fails(stage: Stage, victim: int) -> bool:
+    stage.outside.read_failures += 1
+    return True
+
+
+def _commit_fails(stage: Stage, victim: int) -> bool:
+    stage.outside.commit_failures += 1 + victim % 3
+    return True
+
+
+def _slot_fails(stage: Stage, victim: int) -> bool:
+    """The next slot that is asked for cannot be had; so that one is, another dies."""
+    stage.cluster.slot_failures += 1
+    return _kill_slot(stage, victim)
+
+
+def _stop(stage: Stage, victim: int) -> bool:
+    stage.driver.ask(DoStop(drain=False))
+    return True
+
+
+def _drain(stage: Stage, victim: int) -> bool:
+    stage.driver.ask(DoStop(drain=True))
+    stage.drained = True
+    return True
+
+
+def _checkpoint(stage: Stage, victim: int) -> bool:
+    stage.driver.ask(DoCheckpoint())
+    return True
+
+
+STRIKES: Final[Mapping[str, Strike]] = {
+    "kill_slot": _kill_slot,
+    "kill_slot_twice": _kill_slot_twice,
+    "stop_slot": _stop_slot,
+    "cut_link": _cut_link,
+    "cut_control": _cut_control,
+    "kill_driver": _kill_driver,
+    "write_fails": _write_fails,
+    "disk_full": _disk_full,
+    "slow_storage": _slow_storage,
+    "user_error": _user_error,
+    "read_fails": _read_fails,
+    "commit_fails": _commit_fails,
+    "slot_fails": _slot_fails,
+    "stop": _stop,
+    "drain": _drain,
+    "checkpoint": _checkpoint,
+}

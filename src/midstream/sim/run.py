@@ -1,0 +1,232 @@
+"""One run: a scenario's world is built, the job is driven to its end through all faults, and judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from midstream.coordinator.events import JobPlan
+from midstream.core.config import JobConfig, RestartStrategy
+from midstream.graph.job_graph import JobGraph
+from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
+from midstream.sim.disk import Disk
+from midstream.sim.faults import strike
+from midstream.sim.network import SIM, Network
+from midstream.sim.oracle import Oracle
+from midstream.sim.report import who_waits
+from midstream.sim.rows import LedgerSink, Outside, SimSource
+from midstream.sim.scenario import Scenario
+from midstream.sim.topologies import Shape, job_graph, uid_of
+from midstream.sim.trace import Trace
+from midstream.sim.world import World
+
+JOB: Final = "simulated"
+ROOT: Final = "sim://checkpoints"
+STILL_STEPS: Final = 4_000
+STILL_MAX: Final = 10
+"""Nothing has moved for `STILL_MAX` times `STILL_STEPS` steps: the run hangs."""
+LAUNCHES_MAX: Final = 50
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run came to. `failures` is empty when all was as it should be."""
+
+    scenario: Scenario
+    failures: list[str] = field(default_factory=list)
+    is_stuck: bool = False
+    hash: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    """Of the world's time."""
+    rows: int = 0
+    lost: int = 0
+    doubled: int = 0
+    checkpoints: int = 0
+    finished_in_checkpoint: int = 0
+    launches: int = 0
+    attempts: int = 0
+    rescaled_restores: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    trace: Trace | None = None
+
+
+def production_coordinator() -> MakeCoordinator:
+    from midstream.coordinator import Coordinator
+
+    return lambda plan, now_ms, open_storage: Coordinator(plan, now_ms, open_storage)
+
+
+def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
+    """The outcome, a pure function of the scenario and the code."""
+    return Run(scenario, keep_trace, make_coordinator or production_coordinator()).go()
+
+
+class Run:
+    """Implements `faults.Stage`."""
+
+    def __init__(self, scenario: Scenario, keep_trace: bool, make_coordinator: MakeCoordinator) -> None:
+        self.scenario = scenario
+        self.outcome = Outcome(scenario)
+        self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
+        self.outside = Outside(self.world)
+        self.disk = Disk(self.world)
+        self.disk.on_write = self._on_write
+        self.sources = self._make_sources(scenario.shape)
+        self.drained = False
+        self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk)
+        self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)
+        externals: dict[str, object] = {"outside": self.outside, "sink": self._sink}
+        externals.update({f"source {uid}": source for uid, source in self.sources.items()})
+        network = Network(
+            self.world, wire_bytes_max=scenario.wire_bytes, pull_bytes_max=max(4096, scenario.wire_bytes // 4)
+        )
+        self.cluster = Cluster(self.world, self.disk, network, make_coordinator, externals)
+        self._is_over = False
+        self._still = 0
+        self._last_progress: object = None
+        self._next_look = STILL_STEPS
+        self._faults_left = list(scenario.faults)
+        self.driver: Driver
+
+    def _make_sources(self, shape: Shape) -> dict[str, SimSource]:
+        s = self.scenario
+        sources = {}
+        for index, node in enumerate(shape):
+            if node.chain[0] == "source":
+                rows = max(1, int(s.rows * node.rows_share))
+                splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
+                sources[uid_of(index, 0, "source")] = SimSource(
+                    self.outside,
+                    index,
+                    splits,
+                    keys=s.keys,
+                    skew=s.skew,
+                    text_bytes=s.text_bytes,
+                    blocking=s.blocking,
+                    rounds=s.rounds,
+                    readers=s.readers,
+                )
+        return sources
+
+    # ---- driving
+
+    def go(self) -> Outcome:
+        world, scenario, outcome = self.world, self.scenario, self.outcome
+        self._launch(scenario.shape, restore=None)
+        world.run(self._look, scenario.steps_max)
+        if not self._is_over and not world.bugs:
+            outcome.is_stuck = True
+            world.bug("the job is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
+        elif not world.bugs:
+            self._wind_up()
+        outcome.failures = world.bugs
+        outcome.hash = world.hash
+        outcome.steps = world.step_number
+        outcome.seconds = world.now_us / 1e6
+        outcome.checkpoints = self._oracle.checkpoints
+        outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
+        outcome.rows = sum(sum(source.rows) for source in self.sources.values())
+        outcome.trace = world.trace
+        return outcome
+
+    def _launch(self, shape: Shape, restore: str | None) -> None:
+        self.outcome.launches += 1
+        s = self.scenario
+        graph = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
+        config = JobConfig(
+            name=JOB,
+            parallelism=graph.slots,
+            max_parallelism=s.key_groups,
+            checkpoint_dir=ROOT,
+            checkpoint_interval_s=s.interval_s,
+            checkpoint_timeout_s=s.timeout_s,
+            min_pause_s=s.min_pause_s,
+            tolerable_failures=1000,
+            retained_checkpoints=s.retained,
+            restart=RestartStrategy(kind="exponential", attempts=0, delay_s=0.001, max_delay_s=0.01),
+            buffer_bytes=s.buffer_bytes,
+            pool_bytes=s.buffer_bytes * (least_buffers(graph) + s.pool_buffers),
+            batch_rows=s.batch_rows,
+            slot_timeout_s=30.0,
+            heartbeat_timeout_s=3.0,
+        ).check()
+        job_id = f"job{self.outcome.launches}"
+        self.driver = self.cluster.submit(JobPlan(job_id, graph, self.cluster.pickle(graph), config, restore))
+
+    def _look(self) -> bool:
+        """Whether all is over; also where faults strike and the job's keeper acts."""
+        world = self.world
+        while self._faults_left and world.step_number >= self._faults_left[0].step:
+            fault = self._faults_left.pop(0)
+            if strike(self, fault):
+                self.outcome.faults[fault.kind] += 1
+        if self.driver.is_over:
+            self._after_end()
+        if world.step_number >= self._next_look:
+            self._next_look += STILL_STEPS
+            self._look_for_progress()
+        return self._is_over or self._still >= STILL_MAX
+
+    def _look_for_progress(self) -> None:
+        rows = sum(
+            task.rows_in + sum(partition.bytes_out for partition in task.partitions)
+            for slot in self.cluster.live_slots
+            if slot.machine
+            for task in slot.machine.tasks.values()
+        )
+        attempts = tuple(slot.machine.attempt for slot in self.cluster.live_slots if slot.machine)
+        progress = (rows, len(self.outside.committed), attempts, len(self.cluster.drivers), len(self._faults_left))
+        self._still = self._still + 1 if progress == self._last_progress else 0
+        self._last_progress = progress
+
+    def _after_end(self) -> None:
+        """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
+        ended = self.driver.outcome
+        world = self.world
+        if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
+            world.bug(f"the job failed: {ended.error}")
+            return
+        if ended is not None and ended.state in ("finished", "stopped"):
+            if ended.state == "finished" or self.drained:
+                self._is_over = True
+                return
+            self._complain(self._oracle.check_stopped())
+        if self.outcome.launches >= LAUNCHES_MAX:
+            world.bug(f"the job was started {LAUNCHES_MAX} times")
+            return
+        shape = self.scenario.shape
+        if self.scenario.rescaled is not None and self.outcome.launches % 2:
+            shape = self.scenario.rescaled
+            self.outcome.rescaled_restores += 1
+        self._launch(shape, restore="latest")
+
+    def _wind_up(self) -> None:
+        """The output is judged; all slots end; nothing is left behind."""
+        world = self.world
+        self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        for slot in self.cluster.live_slots:
+            if slot.process.paused:
+                slot.process.resume()
+        world.run(lambda: not self.cluster.live_slots, world.step_number + 50_000)
+        for slot in self.cluster.live_slots:
+            world.bug(f"{slot.process.name} lives on after the end of the job")
+
+    def _on_write(self, path: str, data: bytes) -> None:
+        if path.endswith("/_metadata"):
+            self._complain(self._oracle.check_checkpoint(data))
+
+    def _complain(self, complaints: Iterable[str]) -> None:
+        for complaint in complaints:
+            self.world.bug(complaint)
+
+
+def least_buffers(graph: JobGraph) -> int:
+    """Buffers that every slot's tasks need at least, in the worst placement: all channels remote."""
+    needed = 0
+    for edge in graph.edges:
+        producers, consumers = graph.vertices[edge.source].parallelism, graph.vertices[edge.target].parallelism
+        needed += consumers + 1 + 2 * producers
+    return 2 * needed

@@ -1,0 +1,126 @@
+"""Columnar state: logs of immutable frames of parts, merged when they have doubled.
+
+A snapshot only refers to frames; turning them into tables with key groups is for the I/O pool.
+A large frame keeps the id under which a checkpoint first stored it, so that it is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import from_polars
+from midstream.core.keys import key_groups
+from midstream.core.seams import Ids
+from midstream.state.parts import KEY_GROUP, Chunk
+
+STAGED_ROWS = 16_384
+"""So many rows may lie unmerged, or as many as are merged, if those are more."""
+STAGED_RUNS = 64
+"""So many frames may lie unmerged, however small."""
+OWN_CHUNK_ROWS = 8_192
+"""Frames from this size on are chunks of their own in a snapshot; smaller ones share one."""
+
+Int32s = npt.NDArray[np.int32]
+Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
+
+
+class Run:
+    """A frame that never changes. Its two memos only ever go from None to the one right value."""
+
+    __slots__ = ("chunk_id", "frame", "groups")
+
+    def __init__(self, frame: pl.DataFrame, chunk_id: str | None = None, groups: Int32s | None = None) -> None:
+        self.frame = frame
+        self.chunk_id = chunk_id
+        self.groups = groups
+
+
+class PartLog:
+    """Frames of parts in the order they were made: a merged one, then those that came since."""
+
+    __slots__ = ("_merge", "rows", "runs")
+
+    def __init__(self, merge: Merge, runs: Iterable[Run] = ()) -> None:
+        self._merge = merge
+        self.runs = list(runs)
+        self.rows = sum(run.frame.height for run in self.runs)
+
+    def append(self, frame: pl.DataFrame) -> None:
+        self.runs.append(Run(frame))
+        self.rows += frame.height
+        merged = self.runs[0].frame.height
+        if self.rows - merged > max(merged, STAGED_ROWS) or len(self.runs) > STAGED_RUNS:
+            self.merged()
+
+    def merged(self) -> pl.DataFrame:
+        """All parts in one frame; it takes the place of the others."""
+        if len(self.runs) > 1:
+            self.replace([self._merge([run.frame for run in self.runs])])
+        return self.runs[0].frame
+
+    def replace(self, frames: Iterable[pl.DataFrame]) -> None:
+        kept = {id(run.frame): run for run in self.runs}
+        self.runs = [kept.get(id(frame)) or Run(frame) for frame in frames if frame.height]
+        self.rows = sum(run.frame.height for run in self.runs)
+
+    def frames(self) -> list[pl.DataFrame]:
+        return [run.frame for run in self.runs]
+
+
+class StateForm:
+    """How frames become tables at rest: columns `__key_group`, an extra one per log, then those of `schema`."""
+
+    def __init__(self, schema: pa.Schema, keys: tuple[str, ...], max_parallelism: int) -> None:
+        self.schema = schema
+        self._keys = keys
+        self._key_schema = pa.schema([schema.field(key) for key in keys])
+        self._max_parallelism = max_parallelism
+
+    def groups(self, frame: pl.DataFrame) -> Int32s:
+        """The key group of each row; 0 for all where there are no keys."""
+        if not self._keys:
+            return np.zeros(frame.height, np.int32)
+        # In the stream's own types: polars has a few of its own, which would hash differently.
+        keys = from_polars(frame.select(self._keys), self._key_schema, "keys of state")
+        return key_groups(keys, self._keys, self._max_parallelism)
+
+    def groups_of(self, run: Run) -> Int32s:
+        if run.groups is None:
+            run.groups = self.groups(run.frame)
+        return run.groups
+
+    def table(self, run: Run, extra: tuple[str, pa.Scalar] | None) -> pa.Table:
+        table = pa.Table.from_batches([from_polars(run.frame, self.schema, "state")])
+        if extra is not None:
+            table = table.add_column(0, extra[0], pa.repeat(extra[1], run.frame.height))
+        return table.add_column(0, KEY_GROUP, pa.array(self.groups_of(run)))
+
+
+def freeze(
+    logs: Sequence[tuple[tuple[str, pa.Scalar] | None, PartLog]], form: StateForm, ids: Ids
+) -> Callable[[], tuple[Chunk, ...]]:
+    """The state of all logs as chunks, to be made on the I/O pool; each log with the value of its extra column."""
+    own: list[tuple[str, Run, tuple[str, pa.Scalar] | None]] = []
+    small: list[tuple[Run, tuple[str, pa.Scalar] | None]] = []
+    for extra, log in logs:
+        for run in log.runs:
+            if run.frame.height < OWN_CHUNK_ROWS:
+                small.append((run, extra))
+                continue
+            run.chunk_id = run.chunk_id or ids.new_id()
+            own.append((run.chunk_id, run, extra))
+    shared_id = ids.new_id() if small else ""
+
+    def make() -> Iterator[Chunk]:
+        for chunk_id, run, extra in own:
+            yield Chunk(chunk_id, form.table(run, extra))
+        if small:
+            tables = pa.concat_tables([form.table(run, extra) for run, extra in small])
+            yield Chunk(shared_id, tables.combine_chunks())
+
+    return lambda: tuple(make())

@@ -1,0 +1,138 @@
+"""From a file to its Environment: what is refused and how it is said, and what travels to the slots."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from midstream import Environment, JobError, SchemaError
+from midstream.api.loading import load_job
+from midstream.api.shipping import pickled
+from midstream.ui.failures import user_traceback
+
+GOOD = """
+from midstream import Environment
+
+env = Environment("good")
+env.from_collection([{"v": 1}]).map(lambda row: row).print()
+if __name__ == "__main__":
+    env.execute()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("job_"):
+            del sys.modules[name]
+
+
+def write(directory: Path, text: str, name: str = "job.py") -> Path:
+    path = directory / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def test_the_one_environment_of_a_file_is_its_job(tmp_path):
+    env = load_job(write(tmp_path, GOOD))
+    assert isinstance(env, Environment)
+    assert env.name == "good"
+    assert "collection → map → print" in env.explain()
+
+
+def test_one_environment_under_two_names_is_one(tmp_path):
+    assert load_job(write(tmp_path, GOOD + "\nsame = env\n")).name == "good"
+
+
+def test_modules_beside_the_file_can_be_imported(tmp_path):
+    write(tmp_path, "NAME = 'from beside'", "job_settings.py")
+    path = write(tmp_path, "from midstream import Environment\nfrom job_settings import NAME\nenv = Environment(NAME)")
+    assert load_job(path).name == "from beside"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "has no Environment among its global variables"),
+        ("from midstream import Environment\ndef make():\n    return Environment()", "not inside a function"),
+        ("from midstream import Environment\na, b = Environment(), Environment()", r"has 2 Environments \(a, b\)"),
+        ("def broken(:\n    pass", r"job.py, line 1: invalid syntax"),
+        ("import sys\nsys.exit(3)", r"ended the program \(SystemExit: 3\)"),
+        ("import no_such_module_anywhere", "raised ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("\0", "is not Python source|source code"),
+    ],
+)
+def test_files_without_a_usable_job_are_refused(tmp_path, text, message):
+    with pytest.raises(JobError, match=message) as caught:
+        load_job(write(tmp_path, text))
+    assert "job.py" in str(caught.value)
+
+
+def test_missing_files_and_directories_are_refused(tmp_path):
+    with pytest.raises(JobError, match="there is no such file"):
+        load_job(tmp_path / "nope.py")
+    with pytest.raises(JobError, match="is a directory"):
+        load_job(tmp_path)
+
+
+def test_an_exception_in_the_file_keeps_the_users_traceback_and_no_frame_of_ours(tmp_path):
+    path = write(tmp_path, "def settle():\n    return 1 / 0\n\nsettle()\n")
+    with pytest.raises(JobError, match="raised ZeroDivisionError: division by zero") as caught:
+        load_job(path)
+    shown = user_traceback(caught.value.__cause__)
+    assert "line 2, in settle" in shown
+    assert "loading.py" not in shown
+
+
+def test_a_wrong_pipeline_is_refused_with_its_line(tmp_path):
+    path = write(tmp_path, 'from midstream import Environment\nenv = Environment()\n\nenv.from_collection([{"v": 1}]).key_by("w")\n')
+    with pytest.raises(SchemaError, match=r"^job.py:4: key_by: key column 'w' is not in the stream's schema \(v\)"):
+        load_job(path)
+
+
+@pytest.mark.parametrize("call", ["execute", "start"])
+def test_a_file_that_starts_its_job_when_loaded_is_refused(tmp_path, call):
+    path = write(tmp_path, GOOD.replace('if __name__ == "__main__":\n    env.execute()', f"env.{call}()"))
+    with pytest.raises(JobError, match=rf"job.py:\d+: starts the job while its file is being loaded.*__main__"):
+        load_job(path)
+
+
+def test_code_of_the_file_and_of_modules_beside_it_travels_by_value(tmp_path):
+    write(tmp_path, "def double(v):\n    return 2 * v\n", "job_helpers.py")
+    path = write(
+        tmp_path,
+        """
+        from midstream import Environment
+        import job_helpers
+
+        def step(row):
+            return {"v": job_helpers.double(row["v"])}
+
+        env = Environment("ships")
+        env.from_collection([{"v": 1}]).map(step).print()
+        """,
+    )
+    env = load_job(path)
+    function = env._program.graph.nodes[1].operator._function
+    data = tmp_path / "function"
+    data.write_bytes(pickled(function, str(tmp_path)))
+    code = f"import pickle; print(pickle.load(open({str(data)!r}, 'rb'))({{'v': 21}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd="/"
+    )
+    assert done.stdout.strip() == "{'v': 42}", done.stderr
+
+
+def test_installed_modules_travel_by_name():
+    import polars
+
+    assert len(pickled(polars.DataFrame, str(Path(sys.prefix)))) < 200
+    assert pickle.loads(pickled(polars.DataFrame, None)) is polars.DataFrame

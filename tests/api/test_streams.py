@@ -1,0 +1,470 @@
+"""The fluent API at build time: schemas at every step, the graph that comes of it, and every refusal."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import midstream
+from midstream import (
+    LATE,
+    BroadcastProcessFunction,
+    CollectSink,
+    ConfigError,
+    CoProcessFunction,
+    Count,
+    Environment,
+    JobError,
+    KeyedProcessFunction,
+    SchemaError,
+    Sum,
+    WatermarkStrategy,
+    exponential_restarts,
+    fixed_restarts,
+    no_restart,
+    session,
+    sliding,
+    tumbling,
+)
+from midstream.graph.build import build_job_graph
+from midstream.graph.job_graph import JobGraph, Partitioning
+
+ROWS = [{"t": datetime(2020, 1, 1), "k": "a", "v": 1, "x": 1.5}]
+HERE = Path(__file__).name
+
+
+def env(**settings) -> Environment:
+    return Environment("test", parallelism=2, **settings)
+
+
+def stream(environment: Environment | None = None) -> midstream.DataStream:
+    return (environment or env()).from_collection(ROWS)
+
+
+def timed(environment: Environment | None = None) -> midstream.DataStream:
+    return stream(environment).with_watermarks("t", WatermarkStrategy.bounded("5 s"))
+
+
+def graph_of(environment: Environment) -> JobGraph:
+    return build_job_graph(environment._program.graph, environment._config)
+
+
+class Keep(KeyedProcessFunction):
+    def process(self, row, ctx):
+        return row
+
+
+class Both(CoProcessFunction):
+    def process1(self, row, ctx):
+        return {"k": row["k"]}
+
+    def process2(self, row, ctx):
+        return None
+
+
+class Enrich(BroadcastProcessFunction):
+    def process(self, row, ctx):
+        return {"k": row["k"]}
+
+    def process_broadcast(self, row, ctx):
+        return None
+
+
+# ---- schemas
+
+
+def test_every_exported_name_can_be_imported():
+    for name in midstream.__all__:
+        assert getattr(midstream, name) is not None
+    text = Path(midstream.__file__).read_text(encoding="utf-8")
+    declared = {line.split(" as ")[-1].strip() for line in text.splitlines() if line.startswith("    from midstream")}
+    assert declared == set(midstream.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = midstream.nope
+
+
+def test_the_schema_is_known_after_every_step():
+    made = (
+        stream()
+        .filter(pl.col("v") > 0)
+        .with_columns(double=pl.col("v") * 2, name=pl.lit("n"))
+        .select("k", "name", pl.col("double").cast(pl.Float64))
+    )
+    assert made.schema == pa.schema({"k": pa.large_string(), "name": pa.large_string(), "double": pa.float64()})
+    assert made.map(lambda row: row).schema == made.schema
+    assert made.flat_map(lambda row: [], schema={"n": int}).schema == pa.schema({"n": pa.int64()})
+    assert made.map_batches(lambda frame: frame, {"d": pl.Date, "b": bytes}).schema == pa.schema(
+        {"d": pa.date32(), "b": pa.large_binary()}
+    )
+
+
+def test_event_time_stays_as_long_as_its_column_holds_timestamps():
+    assert stream().event_time is None
+    at = timed()
+    assert at.event_time == "t"
+    assert at.filter(pl.col("v") > 0).select("t", "k").event_time == "t"
+    assert at.select("k").event_time is None
+    assert at.with_columns(t=pl.col("v")).event_time is None
+    assert at.map(lambda row: row, schema={"t": datetime}).event_time == "t"
+    assert at.union(at.filter(pl.col("v") > 1)).event_time == "t"
+
+
+def test_windows_add_their_bounds_and_offer_late_rows():
+    made = timed().key_by("k").window(tumbling("1 h")).allowed_lateness("5 min").aggregate(n=Count(), total=Sum("v"))
+    assert made.schema.names == ["k", "window_start", "window_end", "n", "total"]
+    assert made.event_time is None
+    late = made.side_output(LATE)
+    assert late.schema == stream().schema
+    assert late.event_time == "t"
+
+
+@pytest.mark.parametrize("window", [tumbling("1 h"), sliding("1 h", "5 min"), session("10 min")])
+def test_a_window_over_all_rows_runs_in_one_subtask(window):
+    environment = env()
+    timed(environment).window_all(window).aggregate(n=Count()).print()
+    graph = graph_of(environment)
+    [vertex] = [v for v in graph.vertices if "window_all" in v.name]
+    assert vertex.parallelism == 1
+    assert graph.inputs(vertex.id)[0].partitioning is Partitioning.GLOBAL
+
+
+def test_functions_declare_rows_and_side_outputs():
+    made = timed().key_by("k").process(Keep(), {"t": datetime, "k": str}, side_outputs={"odd": {"v": int}})
+    assert made.schema.names == ["t", "k"]
+    assert made.event_time == "t"
+    assert made.side_output("odd").schema == pa.schema({"v": pa.int64()})
+
+
+def test_connected_streams_are_two_ports_with_their_keys():
+    environment = env()
+    left, right = stream(environment), environment.from_collection([{"key": "a", "w": 1}])
+    left.key_by("k").connect(right.key_by("key")).process(Both(), {"k": str}).print()
+    left.connect(right.broadcast()).process(Enrich(), {"k": str}).print()
+    left.key_by("k").connect(right.broadcast()).process(Enrich(), {"k": str}).print()
+    left.connect(right).process(Both(), {"k": str}).print()
+    graph = graph_of(environment)
+    edges = {v.name: [(e.port, e.partitioning.value, e.keys) for e in graph.inputs(v.id)] for v in graph.vertices[2:]}
+    assert [*edges] == ["co_process → print", "broadcast_process → print"]
+    ports = [[(e.port, e.partitioning.value, e.keys) for e in graph.inputs(v.id)] for v in graph.vertices[2:]]
+    assert ports == [
+        [(0, "keyed", ("k",)), (1, "keyed", ("key",))],
+        [(0, "forward", ()), (1, "broadcast", ())],
+        [(0, "keyed", ("k",)), (1, "broadcast", ())],
+        [(0, "forward", ()), (1, "forward", ())],
+    ]
+
+
+def test_partitioning_methods_name_the_next_edge():
+    environment = env()
+    head = stream(environment)
+    for method in (head.rebalance, head.forward, head.global_, head.broadcast):
+        method().filter(pl.col("v") > 0).print()
+    kinds = [edge.partitioning for edge in graph_of(environment).edges]
+    assert kinds == [Partitioning.REBALANCE, Partitioning.FORWARD, Partitioning.GLOBAL, Partitioning.BROADCAST]
+
+
+def test_setters_name_the_operator_in_front_and_reach_its_messages():
+    environment = env()
+    (
+        stream(environment)
+        .uid("in")
+        .filter(pl.col("v") > 0)
+        .uid("positive")
+        .name("only positive")
+        .parallelism(1)
+        .sink(CollectSink())
+        .uid("out")
+        .parallelism(1)
+    )
+    graph = graph_of(environment)
+    assert [v.name for v in graph.vertices] == ["collection", "only positive → collect"]
+    assert graph.vertices[0].source is not None
+    assert graph.vertices[0].source.uid == "in"
+    assert [op.uid for op in graph.vertices[1].operators] == ["positive", "out"]
+    assert [v.parallelism for v in graph.vertices] == [2, 1]
+    assert "only positive" in environment.explain()
+    assert graph.vertices[1].operators[0].operator._where == "operator 'only positive'"
+
+
+def test_a_union_reads_from_all_its_streams():
+    environment = env()
+    one, two = stream(environment), stream(environment)
+    one.union(two).key_by("k").process(Keep(), one.schema).print()
+    assert [(e.source, e.target, e.port) for e in graph_of(environment).edges] == [(0, 2, 0), (1, 2, 0)]
+
+
+# ---- refusals
+
+
+def refused(kind: type[Exception], *parts: str):
+    """The message begins with this file and the line of the call, and contains `parts`."""
+    pattern = rf"^{HERE}:\d+: " + "".join(f"(?=.*{part})" for part in parts)
+    return pytest.raises(kind, match=pattern)
+
+
+def test_unknown_columns_in_expressions_name_the_column_and_what_there_is():
+    for call in (
+        lambda: stream().filter(pl.col("w") > 0),
+        lambda: stream().select("w"),
+        lambda: stream().with_columns(y=pl.col("w")),
+    ):
+        with refused(SchemaError, "'w'", r"\(t, k, v, x\)"):
+            call()
+
+
+def test_expressions_must_be_expressions_that_work_row_by_row():
+    with refused(SchemaError, "a filter must be boolean"):
+        stream().filter(pl.col("v"))
+    with refused(JobError, "3 is not a function"):
+        stream().filter(3)
+    with refused(JobError, "is not a polars expression"):
+        stream().with_columns(y=3)
+    with refused(JobError, "select: name at least one"):
+        stream().select()
+    with refused(JobError, "row by row"):
+        stream().select(pl.col("v").sum())
+
+
+def test_key_columns_are_checked():
+    with refused(SchemaError, "key column 'w' is not in the stream's schema"):
+        stream().key_by("w")
+    with refused(SchemaError, "key column 'x' is double, which cannot be a key"):
+        stream().key_by("x")
+    with refused(JobError, "name at least one column"):
+        stream().key_by()
+    with refused(JobError, "named twice in k, k"):
+        stream().key_by("k", "k")
+    with refused(JobError, r"so does rebalance\(\)"):
+        stream().rebalance().key_by("k")
+
+
+def test_watermarks_need_a_timestamp_column_and_a_strategy():
+    with refused(SchemaError, "column 'when' is not in the stream's schema"):
+        stream().with_watermarks("when", WatermarkStrategy.monotonous())
+    with refused(SchemaError, "event-time column 'v' is int64, not a timestamp"):
+        stream().with_watermarks("v", WatermarkStrategy.monotonous())
+    with refused(JobError, "is not a WatermarkStrategy"):
+        stream().with_watermarks("t", "5 s")
+
+
+def test_windows_need_event_time_and_sensible_sizes():
+    with refused(JobError, "window: the stream has no event time; call with_watermarks", r"timestamp columns: t"):
+        stream().key_by("k").window(tumbling("1 h"))
+    with refused(JobError, "'1 h' is not a window"):
+        timed().key_by("k").window("1 h")
+    with refused(ConfigError, "allowed_lateness: 'soon' is not a duration"):
+        timed().key_by("k").window(tumbling("1 h")).allowed_lateness("soon")
+    with pytest.raises(ConfigError, match="'1 fortnight' is not a duration"):
+        tumbling("1 fortnight")
+    with pytest.raises(ConfigError, match="must be longer than 0"):
+        tumbling(0)
+
+
+def test_aggregates_are_checked():
+    windows = timed().key_by("k").window(tumbling("1 h"))
+    with refused(JobError, "name at least one aggregate"):
+        windows.aggregate()
+    with refused(JobError, "n='count' is not an aggregate"):
+        windows.aggregate(n="count")
+    with refused(SchemaError, "'w'"):
+        windows.aggregate(n=Sum("w"))
+    with refused(SchemaError, "k"):
+        windows.aggregate(n=Sum("k"))
+    with refused(ConfigError, "window_start"):
+        windows.aggregate(window_start=Count())
+
+
+def test_a_union_needs_equal_schemas_and_event_times():
+    environment = env()
+    head = stream(environment)
+    with refused(SchemaError, "column 'x' is missing in one", r"use select\(\)"):
+        head.union(head.select("t", "k", "v"))
+    with refused(SchemaError, "column 'v' is int64 in one and double in another"):
+        head.union(head.with_columns(v=pl.col("x")))
+    with refused(SchemaError, "different order"):
+        head.union(head.select("k", "t", "v", "x"))
+    with refused(JobError, "event time None, another 't'"):
+        head.union(head.with_watermarks("t", WatermarkStrategy.monotonous()))
+    with refused(JobError, "two Environments"):
+        head.union(stream())
+    with refused(JobError, "needs a DataStream, got a list"):
+        head.union([head])
+    with refused(JobError, "at least one other"):
+        head.union()
+
+
+def test_connect_refuses_what_does_not_match():
+    environment = env()
+    head = stream(environment)
+    with refused(JobError, r"the keys do not match: k \(large_string\) and v \(int64\)"):
+        head.key_by("k").connect(head.key_by("v"))
+    with refused(JobError, "connects with another keyed stream"):
+        head.key_by("k").connect(head)
+    with refused(JobError, "both sides of connect"):
+        head.connect(head.key_by("k"))
+    with refused(JobError, r"stream.connect\(small.broadcast\(\)\)"):
+        head.broadcast().connect(head)
+    with refused(JobError, "is not a CoProcessFunction"):
+        head.connect(head).process(Enrich(), {"k": str})
+
+
+def test_process_functions_are_instances_with_a_schema():
+    keyed = stream().key_by("k")
+    with refused(JobError, r"Keep is a class; give an instance: Keep\("):
+        keyed.process(Keep, {"k": str})
+    with refused(JobError, "is not a KeyedProcessFunction"):
+        keyed.process(lambda row: row, {"k": str})
+    with refused(SchemaError, "column 'k': 'text' is not a type"):
+        keyed.process(Keep(), {"k": "text"})
+    with refused(SchemaError, "is not a schema"):
+        keyed.process(Keep(), [str])
+
+
+def test_side_outputs_must_exist():
+    with refused(JobError, "no side output 'early' here", "'late'"):
+        timed().key_by("k").window(tumbling("1 h")).aggregate(n=Count()).side_output("early")
+    with refused(JobError, r"no side output 'late' here \(there is: none\)"):
+        stream().side_output(LATE)
+
+
+def test_uids_names_and_parallelisms_are_checked_and_need_an_operator():
+    with refused(ConfigError, "uid 'a b' cannot be one"):
+        stream().uid("a b")
+    with refused(ConfigError, "parallelism 0 is not a positive whole number"):
+        stream().parallelism(0)
+    with refused(ConfigError, "name '' is not a text"):
+        stream().name("")
+    with refused(JobError, r"uid\(\) belongs directly behind an operator"):
+        stream().rebalance().uid("x")
+    with refused(JobError, "runs in one subtask"):
+        timed().window_all(tumbling("1 h")).aggregate(n=Count()).parallelism(2)
+
+
+def test_two_equal_uids_name_both_places():
+    environment = env()
+    stream(environment).uid("same").filter(pl.col("v") > 0).uid("same").print()
+    with pytest.raises(JobError, match=rf"uid 'same' is given to two operators: .*{HERE}:\d+.*{HERE}:\d+"):
+        environment.explain()
+
+
+def test_an_unused_stream_is_named_with_its_line():
+    environment = env()
+    head = stream(environment)
+    head.print()
+    head.filter(pl.col("v") > 0).name("forgotten")
+    with pytest.raises(JobError, match=rf"operator 'forgotten' \({HERE}:\d+\): its stream is never used"):
+        environment.explain()
+
+
+def test_a_job_needs_a_source_and_a_sink():
+    with pytest.raises(JobError, match="begin with a source"):
+        env().execute()
+    environment = env()
+    stream(environment)
+    with pytest.raises(JobError, match="the job has no sink"):
+        environment.execute()
+
+
+def test_what_cannot_be_pickled_is_named_with_its_variable_and_lambdas_can_be():
+    lock = threading.Lock()
+
+    class Holder(KeyedProcessFunction):
+        def __init__(self):
+            self.lock = lock
+
+    with refused(JobError, r"map: cannot be sent to the slots: it uses 'lock' \(a lock\)", "inside the function"):
+        stream().map(lambda row: row if lock else row)
+    with refused(JobError, r"Holder: cannot be sent to the slots: it uses 'lock' \(a lock\)"):
+        stream().key_by("k").process(Holder(), {"k": str})
+    factor = 3
+    assert stream().map(lambda row: {**row, "v": row["v"] * factor}).schema == stream().schema
+
+
+@pytest.mark.spark
+def test_a_spark_session_or_frame_in_a_function_is_named_with_what_to_do(spark):
+    frame = spark.range(3)
+    with refused(JobError, r"map: .* it uses 'frame' \(a DataFrame\)", r"env.from_dataframe\(\)"):
+        stream().map(lambda row: {**row, "v": frame.count()})
+    with refused(JobError, r"it uses 'spark' \(a SparkSession\)", "live on the driver only"):
+        stream().filter(lambda row: spark.range(row["v"]).count() > 0)
+
+
+def test_sources_refuse_what_they_cannot_read():
+    with refused(ConfigError, "there is no file"):
+        env().read_files("/nowhere/at/all.parquet")
+    with refused(SchemaError, "no rows to infer"):
+        env().from_collection([])
+    with refused(JobError, "a str is no collection of rows"):
+        env().from_collection("abc")
+    with refused(JobError, "a table has its own"):
+        env().from_collection(pa.table({"v": [1]}), schema={"v": int})
+    with refused(JobError, "generate: 3 is not a function"):
+        env().generate(3)
+    with refused(JobError, "is not a Source"):
+        env().source([1])
+    with refused(JobError, "is not a Sink"):
+        stream().sink(print)
+
+
+def test_rows_tables_and_frames_are_collections():
+    table = pa.table({"v": [1, 2]})
+    for data in ([{"v": 1}], table, table.to_batches()[0], pl.DataFrame({"v": [1]}), iter([{"v": 1}])):
+        assert env().from_collection(data).schema == pa.schema({"v": pa.int64()})
+    assert env().from_collection([{"v": 1}], schema={"v": float}).schema == pa.schema({"v": pa.float64()})
+    assert env().from_collection([], schema={"v": float}).schema == pa.schema({"v": pa.float64()})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"parallelism": 0}, "parallelism 0 is not a positive whole number"),
+        ({"parallelism": 129}, "parallelism 129 is above max_parallelism 128"),
+        ({"max_parallelism": 0}, "max_parallelism: 0 is not between"),
+        ({"max_parallelism": 1.5}, "max_parallelism: 1.5 is not a whole number"),
+        ({"checkpoint_interval": "soon"}, "checkpoint_interval: 'soon' is not a duration"),
+        ({"checkpoint_interval": 0}, "checkpoint_interval: 0 is not an interval"),
+        ({"slot_timeout": "-1 s"}, "slot_timeout: '-1 s'"),
+        ({"buffer_size": "1 KiB"}, "buffer_size: 1024 bytes is below"),
+        ({"buffer_size": "big"}, "buffer_size: 'big' is not a size"),
+        ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not a directory"),
+        ({"retained_checkpoints": 0}, "retained_checkpoints: 0 is less than 1"),
+        ({"restart": "always"}, "restart: 'always' is not a strategy"),
+        ({"name": " "}, "a job needs a name"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with refused(ConfigError, message):
+        Environment(**{"name": "test", **settings})
+
+
+def test_restart_strategies_are_functions_with_checks():
+    assert no_restart().kind == "none"
+    assert (fixed_restarts(3, "2 s").attempts, fixed_restarts(3, "2 s").delay_s) == (3, 2.0)
+    assert exponential_restarts("1 s", "1 min").max_delay_s == 60.0
+    with pytest.raises(ConfigError, match="attempts 0"):
+        fixed_restarts(0)
+    with pytest.raises(ConfigError, match="no longer than max_delay"):
+        exponential_restarts("2 min", "1 min")
+
+
+def test_an_endless_job_without_checkpoints_may_print_but_not_commit(tmp_path):
+    environment = env()
+    environment.generate(lambda i: {"n": i}).write_parquet(tmp_path / "out")
+    with pytest.raises(JobError, match="sink 'parquet' shows its rows when a checkpoint completes.*'generate' never ends"):
+        environment.start()
+
+
+def test_going_on_needs_a_checkpoint_dir_and_slots_exclude_a_master():
+    environment = env()
+    stream(environment).print()
+    with pytest.raises(JobError, match="no checkpoint_dir, so there is nothing to go on from"):
+        environment.start(restore_from="latest")
+    with pytest.raises(JobError, match="give master= or slots=, not both"):
+        environment.start(master="local[2]", slots=object())
+    with pytest.raises(ConfigError, match="the job: parallelism 0"):
+        environment.start(parallelism=0)

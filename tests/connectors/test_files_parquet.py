@@ -1,0 +1,323 @@
+"""Parquet files as a source, and what all formats have in common: finding files, watching, refusing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from connector_worlds import all_splits, read_all, read_split, values
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from midstream.connectors import files
+from midstream.connectors.files import FileSource
+from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.operators.source import DiscoveryContext, Split
+
+CONTEXT = DiscoveryContext(uid="src", parallelism=2, storage=None)
+
+
+def parquet_file(path: Path, start: int, stop: int, row_group_size: int = 1000) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = list(range(start, stop))
+    table = pa.table({"n": pa.array(numbers, pa.int64()), "who": pa.array([f"w{n}" for n in numbers], pa.string())})
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(0, 60),
+    group=st.integers(1, 20),
+    split_bytes=st.sampled_from([1, 300, 4 * 2**20]),
+    rows_max=st.integers(1, 25),
+    data=st.data(),
+)
+def test_from_every_offset_exactly_the_rest_is_read(tmp_path, monkeypatch, rows, group, split_bytes, rows_max, data):
+    monkeypatch.setattr(files, "_SPLIT_BYTES_MIN", split_bytes)
+    source = pickle.loads(pickle.dumps(FileSource(parquet_file(tmp_path / "a.parquet", 0, rows, group))))
+    splits = all_splits(source)
+    assert values(read_all(source, rows_max)) == list(range(rows))
+    if not splits:
+        assert rows == 0
+        return
+    split = data.draw(st.sampled_from(splits))
+    expected, offsets = read_split(source, split, rows_max=1)
+    for done, offset in enumerate(offsets, 1):
+        assert read_split(source, msgspec.structs.replace(split, offset=offset), rows_max)[0] == expected[done:]
+
+
+def test_row_groups_that_are_done_are_not_read_again(tmp_path):
+    path = parquet_file(tmp_path / "a.parquet", 0, 3000)
+    source = FileSource(path)
+    (split,) = all_splits(source)
+    first_group = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    with open(path, "r+b") as file:
+        file.seek(first_group.data_page_offset)
+        file.write(b"\xff" * (first_group.total_compressed_size - 8))
+    times = os.stat(path)
+    part = msgspec.structs.replace(
+        msgspec.msgpack.decode(split.payload, type=files.FileSplit), modified_ns=times.st_mtime_ns
+    )
+    split = msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part))
+    rows, _ = read_split(source, msgspec.structs.replace(split, offset=1500))
+    assert values(rows) == list(range(1500, 3000))
+    with pytest.raises(StorageError, match=r"a\.parquet: cannot be read as parquet; half-written, damaged"):
+        read_split(source, split)
+
+
+# ---- which files ----
+
+
+def test_paths_lists_directories_and_globs_find_their_files(tmp_path):
+    for name, start in (("a/1.parquet", 0), ("a/b/2.parquet", 10), ("c/3.parquet", 20)):
+        parquet_file(tmp_path / name, start, start + 2)
+    assert values(read_all(FileSource(tmp_path / "a" / "1.parquet"))) == [0, 1]
+    assert values(read_all(FileSource([str(tmp_path / "c"), tmp_path / "a" / "1.parquet"]))) == [20, 21, 0, 1]
+    assert values(read_all(FileSource(tmp_path))) == [0, 1, 10, 11, 20, 21]
+    assert values(read_all(FileSource(f"{tmp_path}/*/*.parquet"))) == [0, 1, 20, 21]
+    assert values(read_all(FileSource(f"{tmp_path}/**/[12].parquet"))) == [0, 1, 10, 11]
+    assert values(read_all(FileSource(f"file://{tmp_path}/c"))) == [20, 21]
+    inner = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    assert values(read_all(FileSource("a", filesystem=inner))) == [0, 1, 10, 11]
+
+
+def test_files_named_twice_are_read_once(tmp_path):
+    path = parquet_file(tmp_path / "1.parquet", 0, 2)
+    assert values(read_all(FileSource([path, tmp_path, path]))) == [0, 1]
+
+
+def test_hidden_and_unfinished_names_are_left_out_below_a_directory(tmp_path):
+    parquet_file(tmp_path / "1.parquet", 0, 2)
+    for name in (
+        ".x.parquet",
+        "_x.parquet",
+        "x.parquet.tmp",
+        "x.part",
+        ".hidden/x.parquet",
+        "_temporary/0/x.parquet",
+        "_SUCCESS",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    assert values(read_all(FileSource(tmp_path))) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nothing.parquet", "there is no file {}/nothing.parquet"),
+        ("empty", "there is no file to read in {}/empty"),
+        ("*.parquet", "no file matches {}/[*].parquet"),
+        ("nosuch/*.csv", "no file matches {}/nosuch/[*].csv"),
+        ("notes.txt", "the name of {}/notes.txt does not tell its format; give format="),
+        ("mixed", "2.csv is csv, files before it are parquet"),
+    ],
+)
+def test_what_is_not_there_or_not_known_is_named(tmp_path, path, says):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    parquet_file(tmp_path / "mixed" / "1.parquet", 0, 1)
+    (tmp_path / "mixed" / "2.csv").write_text("n\n1\n")
+    with pytest.raises(ConfigError, match=says.format(tmp_path)):
+        FileSource(tmp_path / path)
+
+
+def test_bad_settings_are_named(tmp_path):
+    path = parquet_file(tmp_path / "a.parquet", 0, 1)
+    with pytest.raises(ConfigError, match="format 'orc' is not one of"):
+        FileSource(path, format="orc")
+    with pytest.raises(ConfigError, match="empty list of paths"):
+        FileSource([])
+    with pytest.raises(ConfigError, match="'' is not a path"):
+        FileSource("")
+    with pytest.raises(ConfigError, match="interval: 0 is not an interval"):
+        FileSource(path, interval=0)
+    with pytest.raises(ConfigError, match="cannot use 'ftp://host/x'"):
+        FileSource("ftp://host/x")
+    with pytest.raises(ConfigError, match="rows_per_s 0 is not a positive number"):
+        FileSource(path, rows_per_s=0)
+    with pytest.raises(SchemaError, match="has no columns"):
+        FileSource(path, schema=pa.schema([]))
+
+
+# ---- what is wrong with them ----
+
+
+def test_damaged_truncated_and_foreign_files_are_named(tmp_path):
+    path = parquet_file(tmp_path / "a.parquet", 0, 1000)
+    whole = path.read_bytes()
+    for data in (
+        whole[: len(whole) // 2],
+        whole[:-4],
+        b"",
+        b"PAR1",
+        b"n\n1\n2\n",
+        whole[:-50] + b"\xff" * 42 + whole[-8:],
+    ):
+        path.write_bytes(data)
+        with pytest.raises(StorageError, match=rf"{path}: cannot be read as parquet; half-written, damaged"):
+            FileSource(path)
+
+
+def test_a_bad_file_among_good_ones_is_found_on_the_driver_before_it_is_read(tmp_path):
+    parquet_file(tmp_path / "1.parquet", 0, 2)
+    (tmp_path / "2.parquet").write_bytes(b"PAR1 half")
+    source = FileSource(tmp_path)
+    with pytest.raises(StorageError, match=r"2\.parquet: cannot be read as parquet"):
+        source.discover(None, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"n": [1]}, r"2\.parquet: column 'who' is missing; it has n"),
+        ({"n": ["x"], "who": ["y"]}, r"2\.parquet: column 'n' is large_string, in other files as int64"),
+        ({"n": [1], "who": ["y"], "z": [0]}, r"2\.parquet: column 'z' is not in other files; declare schema="),
+    ],
+)
+def test_a_file_that_differs_from_the_first_is_named_with_its_column(tmp_path, columns, says):
+    parquet_file(tmp_path / "1.parquet", 0, 2)
+    pq.write_table(pa.table(columns), tmp_path / "2.parquet")
+    with pytest.raises(SchemaError, match=says):
+        read_all(FileSource(tmp_path))
+
+
+def test_a_declared_schema_picks_columns_and_widens_them(tmp_path):
+    pq.write_table(pa.table({"n": pa.array([1], pa.int32()), "x": [0.5]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"y": ["q"], "n": pa.array([2], pa.int64())}), tmp_path / "2.parquet")
+    assert read_all(FileSource(tmp_path, schema=pa.schema([("n", pa.int64())]))) == [{"n": 1}, {"n": 2}]
+    with pytest.raises(SchemaError, match="column 'n' is int32, declared as large_string"):
+        read_all(FileSource(tmp_path / "1.parquet", schema=pa.schema([("n", pa.string())])))
+
+
+def test_a_value_too_large_for_the_declared_type_is_an_error_and_not_wrapped(tmp_path):
+    pq.write_table(pa.table({"n": pa.array([2**40], pa.int64())}), tmp_path / "1.parquet")
+    with pytest.raises(SchemaError, match="column 'n' is int64, declared as int32"):
+        read_all(FileSource(tmp_path, schema=pa.schema([("n", pa.int32())])))
+
+
+def test_a_file_that_changes_or_goes_after_it_was_found_is_named(tmp_path):
+    path = parquet_file(tmp_path / "1.parquet", 0, 2)
+    source = FileSource(path)
+    (split,) = all_splits(source)
+    parquet_file(path, 0, 3)
+    with pytest.raises(StorageError, match=r"1\.parquet: has changed since it was found"):
+        source.open_split(split)
+    path.unlink()
+    with pytest.raises(StorageError, match=r"1\.parquet: the file is gone since it was found"):
+        source.open_split(split)
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A directory that everyone may enter; permissions count, even for root."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    user = os.geteuid()
+    yield directory
+    os.seteuid(user)
+    shutil.rmtree(directory)
+
+
+def test_a_file_or_directory_that_may_not_be_read_is_named(unprivileged):
+    path = parquet_file(unprivileged / "in" / "1.parquet", 0, 2)
+    path.chmod(0)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    with pytest.raises(StorageError, match=r"in/1\.parquet: may not be read: permission denied"):
+        FileSource(path)
+    os.seteuid(os.getuid())
+    path.parent.chmod(0o111 if os.getuid() else 0)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    with pytest.raises(StorageError, match=r"in: cannot be listed"):
+        FileSource(path.parent)
+    os.seteuid(os.getuid())
+    path.parent.chmod(0o755)
+
+
+# ---- watching ----
+
+
+def found(source: FileSource, position: bytes | None) -> tuple[list[int], bytes]:
+    discovery = source.discover(position, CONTEXT)
+    assert not discovery.exhausted
+    return sorted(row["n"] for split in discovery.splits for row in read_split(source, split)[0]), discovery.position
+
+
+def test_a_watched_directory_gives_each_file_once_also_late_ones_with_older_names_and_times(tmp_path):
+    parquet_file(tmp_path / "5.parquet", 50, 52)
+    source = FileSource(tmp_path, watch=True)
+    assert not source.bounded
+    rows, first = found(source, None)
+    assert rows == [50, 51]
+    assert found(source, first) == ([], first)
+    late = parquet_file(tmp_path / ".late", 10, 12)
+    os.utime(late, (0, 0))
+    late.rename(tmp_path / "1.parquet")
+    parquet_file(tmp_path / "9.parquet", 90, 91)
+    rows, second = found(source, first)
+    assert rows == [10, 11, 90]
+    assert found(source, second) == ([], second)
+    assert found(source, first) == (rows, second), "the same again after a restore"
+
+
+def test_files_found_together_are_read_in_order_of_their_times(tmp_path):
+    for at, name in enumerate(["c", "a", "b"], 1):
+        os.utime(parquet_file(tmp_path / f"{name}.parquet", at, at + 1), (at, at))
+    source = FileSource(tmp_path, watch=True)
+    splits = source.discover(None, CONTEXT).splits
+    assert [row["n"] for split in splits for row in read_split(source, split)[0]] == [1, 2, 3]
+    assert sorted(splits, key=lambda split: split.id) == list(splits)
+
+
+def test_removed_files_are_forgotten_and_the_position_stays_small(tmp_path):
+    parquet_file(tmp_path / "keep.parquet", 0, 1)
+    source = FileSource(tmp_path, watch=True)
+    position = None
+    for round_ in range(20):
+        path = parquet_file(tmp_path / f"{round_}.parquet", round_, round_ + 1)
+        _, position = found(source, position)
+        path.unlink()
+    assert len(position) < 100
+
+
+def test_a_file_just_begun_is_left_until_there_is_something_in_it(tmp_path):
+    parquet_file(tmp_path / "1.parquet", 0, 1)
+    (tmp_path / "2.parquet").touch()
+    source = FileSource(tmp_path, watch=True)
+    rows, position = found(source, None)
+    assert rows == [0]
+    parquet_file(tmp_path / "2.parquet", 2, 3)
+    assert found(source, position)[0] == [2]
+
+
+def test_an_empty_directory_can_be_watched_when_format_and_schema_are_given(tmp_path):
+    with pytest.raises(ConfigError, match="is empty; give format="):
+        FileSource(tmp_path, watch=True)
+    with pytest.raises(ConfigError, match="is empty; give schema= to watch it"):
+        FileSource(tmp_path, format="parquet", watch=True)
+    with pytest.raises(ConfigError, match=r"there is no directory .*gone to watch; create it first"):
+        FileSource(tmp_path / "gone", format="parquet", watch=True)
+    source = FileSource(tmp_path, format="parquet", schema=pa.schema([("n", pa.int64())]), watch=True)
+    rows, position = found(source, None)
+    assert rows == []
+    parquet_file(tmp_path / "1.parquet", 7, 8)
+    assert found(source, position)[0] == [7]
+
+
+def test_splits_are_plain_data(tmp_path):
+    source = FileSource(parquet_file(tmp_path / "1.parquet", 0, 2))
+    (split,) = all_splits(source)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(split), type=Split) == split
+    assert msgspec.msgpack.decode(split.payload)[0] == str(tmp_path / "1.parquet")

@@ -1,0 +1,285 @@
+"""CSV and JSON lines as sources: exact suffixes from every offset, and errors that name file and line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import zipfile
+from datetime import date, datetime
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from connector_worlds import all_splits, read_all, read_split, values
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from midstream.connectors import files, text
+from midstream.connectors.files import CsvOptions, FileSource
+from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "BLOCK_BYTES", 64)
+
+
+def csv_file(path: Path, rows: int) -> Path:
+    path.write_text("n,who\n" + "".join(f"{n},w{n % 7}\n" for n in range(rows)))
+    return path
+
+
+def jsonl_file(path: Path, rows: int) -> Path:
+    path.write_text("".join(json.dumps({"n": n, "who": f"w{n % 7}"}) + "\n" for n in range(rows)))
+    return path
+
+
+@pytest.mark.parametrize("make", [csv_file, jsonl_file])
+def test_all_rows_come_in_order_with_inferred_types(make, tmp_path, small_blocks):
+    source = FileSource(make(tmp_path / f"a.{make.__name__.split('_', maxsplit=1)[0]}", 100))
+    assert source.schema == pa.schema([("n", pa.int64()), ("who", pa.large_string())])
+    assert source.bounded
+    for rows_max in (1, 7, 1000):
+        assert read_all(source, rows_max) == [{"n": n, "who": f"w{n % 7}"} for n in range(100)]
+
+
+@pytest.mark.parametrize("make", [csv_file, jsonl_file])
+@pytest.mark.parametrize("compress", [None, "gz", "bz2", "zip"])
+def test_from_every_offset_exactly_the_rest_is_read(make, compress, tmp_path, small_blocks):
+    path = make(tmp_path / f"a.{make.__name__.split('_', maxsplit=1)[0]}", 60)
+    if compress is not None:
+        plain, path = path, tmp_path / f"{path.name}.{compress}"
+        data = plain.read_bytes()
+        if compress == "zip":
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(plain.name, data)
+        else:
+            path.write_bytes(gzip.compress(data) if compress == "gz" else bz2.compress(data))
+    source = FileSource(path)
+    (split,) = all_splits(source)
+    rows, offsets = read_split(source, split, rows_max=1)
+    assert values(rows) == list(range(60))
+    for done, offset in enumerate(offsets, 1):
+        rest, _ = read_split(source, msgspec.structs.replace(split, offset=offset), rows_max=13)
+        assert rest == rows[done:]
+
+
+def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
+    source = FileSource(csv_file(tmp_path / "a.csv", 100))
+    (split,) = all_splits(source)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 400)
+    rows, offsets = read_split(source, split, rows_max=1)
+    for block_bytes in (50, 401, 4096):
+        monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+        for done in (1, 37, 38, 99, 100):
+            rest, again = read_split(source, msgspec.structs.replace(split, offset=offsets[done - 1]), rows_max=1)
+            assert rest == rows[done:]
+            for more, offset in enumerate(again, done + 1):
+                last, _ = read_split(source, msgspec.structs.replace(split, offset=offset))
+                assert last == rows[more:]
+
+
+lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=lines,
+    split_bytes=st.integers(1, 90),
+    block_bytes=st.integers(8, 64),
+    ends=st.sampled_from(["\n", "\r\n"]),
+    format=st.sampled_from(["csv", "jsonl"]),
+    last_end=st.booleans(),
+    data=st.data(),
+)
+def test_byte_ranges_hold_each_line_once(
+    tmp_path, monkeypatch, texts, split_bytes, block_bytes, ends, format, last_end, data
+):
+    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", split_bytes)
+    monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+    expected = [{"n": n, "t": value} for n, value in enumerate(texts)]
+    path = tmp_path / f"a.{format}"
+    if format == "csv":
+        body = ["n,t", *(f'{n},"{value}"' for n, value in enumerate(texts))]
+    else:
+        body = [json.dumps(row, ensure_ascii=False) for row in expected]
+    path.write_bytes((ends.join(body) + (ends if last_end else "")).encode())
+    source = FileSource(path, schema=pa.schema([("n", pa.int64()), ("t", pa.string())]))
+    splits = all_splits(source)
+    assert len(splits) >= len(path.read_bytes()) // split_bytes
+    assert read_all(source, rows_max=3) == expected
+    split = data.draw(st.sampled_from(splits))
+    rows, offsets = read_split(source, split, rows_max=1)
+    for done, offset in enumerate(offsets, 1):
+        assert read_split(source, msgspec.structs.replace(split, offset=offset))[0] == rows[done:]
+
+
+def test_values_with_line_ends_are_read_when_that_is_asked_for(tmp_path, small_blocks):
+    path = tmp_path / "a.csv"
+    path.write_text("n,t\n" + "".join(f'{n},"a ""quoted""\nline {n}\n"\n' for n in range(50)))
+    source = FileSource(path, csv=CsvOptions(newlines_in_values=True))
+    (split,) = all_splits(source)
+    rows, offsets = read_split(source, split, rows_max=1)
+    assert rows == [{"n": n, "t": f'a "quoted"\nline {n}\n'} for n in range(50)]
+    for done in (1, 20, 49):
+        assert read_split(source, msgspec.structs.replace(split, offset=offsets[done - 1]))[0] == rows[done:]
+
+
+def test_options_of_csv_are_kept(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("1;x;05.01.2013\n-;'a;b';06.01.2013\n")
+    schema = pa.schema([("n", pa.int64()), ("s", pa.string()), ("d", pa.timestamp("us"))])
+    options = CsvOptions(delimiter=";", quote="'", header=False, null_values=("-",), timestamp_formats=("%d.%m.%Y",))
+    assert read_all(FileSource(path, schema=schema, csv=options)) == [
+        {"n": 1, "s": "x", "d": datetime(2013, 1, 5)},
+        {"n": None, "s": "a;b", "d": datetime(2013, 1, 6)},
+    ]
+
+
+def test_declared_columns_are_picked_out_of_more(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,c\n1,2,3\n")
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2, "c": 3}\n\n{"c": 4}\n')
+    schema = pa.schema([("c", pa.float64())])
+    assert read_all(FileSource(tmp_path / "a.csv", schema=schema)) == [{"c": 3.0}]
+    assert read_all(FileSource(tmp_path / "a.jsonl", schema=schema)) == [{"c": 3.0}, {"c": 4.0}]
+
+
+def test_json_lines_hold_nested_values_and_times(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"l": [1, 2], "s": {"x": "y"}, "at": "2013-01-01T05:30:00", "d": "2013-01-02"}\n')
+    schema = pa.schema(
+        [
+            ("l", pa.list_(pa.int64())),
+            ("s", pa.struct([("x", pa.string())])),
+            ("at", pa.timestamp("us")),
+            ("d", pa.date32()),
+        ]
+    )
+    assert read_all(FileSource(path, schema=schema)) == [
+        {"l": [1, 2], "s": {"x": "y"}, "at": datetime(2013, 1, 1, 5, 30), "d": date(2013, 1, 2)}
+    ]
+
+
+# ---- what is wrong with a file ----
+
+
+def failure(source: FileSource) -> MidstreamError:
+    with pytest.raises(MidstreamError) as caught:
+        read_all(source)
+    return caught.value
+
+
+@pytest.mark.parametrize("at", [1, 2, 50, 99, 100])
+@pytest.mark.parametrize(
+    ("line", "kind", "says"),
+    [
+        ("1,2,3", StorageError, "Expected 2 columns, got 3"),
+        ("1", StorageError, "Expected 2 columns, got 1"),
+        ("x,w", SchemaError, "column 'n': CSV conversion error to int64: invalid value 'x'"),
+    ],
+)
+def test_a_bad_line_of_csv_is_named(tmp_path, small_blocks, monkeypatch, at, line, kind, says):
+    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 300)
+    path = csv_file(tmp_path / "a.csv", 100)
+    rows = path.read_text().splitlines()
+    rows[at] = line
+    path.write_text("\n".join(rows) + "\n")
+    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64()), ("who", pa.string())])))
+    assert type(error) is kind
+    assert f"{path}, line {at + 1}: " in str(error)
+    assert says in str(error)
+
+
+@pytest.mark.parametrize("at", [0, 1, 50, 99])
+@pytest.mark.parametrize(
+    ("line", "kind", "says"),
+    [
+        ('{"n": 1', StorageError, "JSON parse error"),
+        ("n=1", StorageError, "JSON parse error"),
+        ('{"n": "x", "who": "w"}', SchemaError, "Column(/n) changed from number to string"),
+        ('{"n": 1.5, "who": "w"}', SchemaError, "1.5"),
+    ],
+)
+def test_a_bad_line_of_json_is_named(tmp_path, small_blocks, at, line, kind, says):
+    path = jsonl_file(tmp_path / "a.jsonl", 100)
+    rows = path.read_text().splitlines()
+    rows[at] = line
+    path.write_text("\n".join(rows) + "\n")
+    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64()), ("who", pa.string())])))
+    assert type(error) is kind
+    assert f"{path}, line {at + 1}: " in str(error)
+    assert says in str(error)
+
+
+def test_a_file_that_differs_from_the_first_is_named_with_its_column(tmp_path):
+    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "2.csv").write_text("a,c\n1,2\n")
+    assert f"{tmp_path}/2.csv: column 'b' is missing; it has a, c" in str(failure(FileSource(tmp_path)))
+    (tmp_path / "2.csv").write_text("a,b,c\n1,2,3\n")
+    assert f"{tmp_path}/2.csv: column 'c' is not in other files" in str(failure(FileSource(tmp_path)))
+    (tmp_path / "2.csv").write_text("a,b\n1,x\n")
+    assert f"{tmp_path}/2.csv, line 2: column 'b': CSV conversion error to int64" in str(failure(FileSource(tmp_path)))
+
+
+def test_a_json_field_that_the_first_file_has_not_is_named(tmp_path):
+    (tmp_path / "1.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "2.jsonl").write_text('{"a": 1}\n{"a": 1, "b": 2}\n')
+    text_of = str(failure(FileSource(tmp_path)))
+    assert f"{tmp_path}/2.jsonl, line 2: " in text_of
+    assert "unexpected field" in text_of
+
+
+def test_what_cannot_be_a_header_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,a\n1,2\n")
+    with pytest.raises(SchemaError, match="more than one column 'a'"):
+        FileSource(path)
+    path.write_text("")
+    with pytest.raises(SchemaError, match="empty; its columns cannot be inferred: declare schema="):
+        FileSource(path)
+    with pytest.raises(ConfigError, match="without a header needs schema="):
+        FileSource(path, csv=CsvOptions(header=False))
+
+
+def test_an_empty_file_among_others_has_no_rows(tmp_path):
+    (tmp_path / "1.csv").write_text("")
+    csv_file(tmp_path / "2.csv", 3)
+    (tmp_path / "3.csv").write_text("n,who\n")
+    assert values(read_all(FileSource(tmp_path))) == [0, 1, 2]
+
+
+def test_a_truncated_archive_is_named(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    data = gzip.compress(csv_file(tmp_path / "b.csv", 100_000).read_bytes())
+    path.write_bytes(data[: len(data) // 2])
+    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64()), ("who", pa.string())])))
+    assert f"{path}" in str(error)
+    assert "cannot be read as csv; half-written, damaged" in str(error)
+    (tmp_path / "c.csv.zip").write_bytes(b"PK nonsense")
+    with pytest.raises(StorageError, match=r"c\.csv\.zip: cannot be read as csv"):
+        FileSource(tmp_path / "c.csv.zip")
+
+
+def test_a_file_without_line_ends_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(text, "LINE_BYTES_MAX", 5000)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n' + "x" * 20_000)
+    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
+    assert "the line that begins at byte 9 has more than 5000 bytes" in str(error)
+
+
+def test_a_file_that_got_shorter_than_its_offset_is_refused(tmp_path):
+    path = csv_file(tmp_path / "a.csv", 10)
+    source = FileSource(path)
+    (split,) = all_splits(source)
+    _, offsets = read_split(source, split, rows_max=9)
+    changed = csv_file(tmp_path / "b.csv", 5)
+    info = changed.stat()
+    part = msgspec.msgpack.decode(split.payload, type=files.FileSplit)
+    part = msgspec.structs.replace(part, path=str(changed), size=info.st_size, modified_ns=info.st_mtime_ns)
+    swapped = msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part), offset=offsets[8])
+    with pytest.raises(StorageError, match="it is no longer what was read before"):
+        read_split(source, swapped)

@@ -1,0 +1,81 @@
+"""Small real jobs for tests of the runtime: numbers, exchanged by key, counted at the sink."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from midstream.connectors.collect import CollectSink
+from midstream.connectors.generator import GeneratorSource
+from midstream.coordinator.events import JobPlan
+from midstream.core.config import JobConfig
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.sinks import SinkOperator
+
+SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+
+
+class FailsAt(Operator):
+    """Hands everything on, but for row `n`, at which it raises; in the first attempt only, unless `always`."""
+
+    def __init__(self, n: int, always: bool) -> None:
+        self._n = n
+        self._always = always
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._armed = self._always or context.attempt == 0
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._armed and self._n in batch.column(1).to_pylist():
+            raise ValueError(f"row {self._n} is bad")
+        self._out.emit(batch)
+
+
+class NumbersJob:
+    """`count` rows (None: endless) from source to sink over a keyed exchange."""
+
+    def __init__(
+        self,
+        count: int | None,
+        parallelism: int = 2,
+        *,
+        rows_per_s: float | None = None,
+        fails_at: int | None = None,
+        fails_always: bool = False,
+        **config: Any,
+    ) -> None:
+        source = GeneratorSource(
+            lambda index: {"key": index % 97, "n": index}, count, schema=SCHEMA, rows_per_s=rows_per_s
+        )
+        self.sink = CollectSink()
+        self.sink.validate(SCHEMA, False)
+        operators = []
+        if fails_at is not None:
+            operators.append(OperatorSpec("fails", "fails", FailsAt(fails_at, fails_always)))
+        operators.append(OperatorSpec("sink", "sink", SinkOperator("sink", self.sink, SCHEMA), self.sink))
+        self.graph = JobGraph(
+            (
+                Vertex(0, parallelism, SourceSpec("numbers", "numbers", source), ()),
+                Vertex(1, parallelism, None, tuple(operators)),
+            ),
+            (Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",)),),
+            128,
+        )
+        self.config = JobConfig(
+            **{"name": "numbers", "parallelism": parallelism, "checkpoint_interval_s": 0.2, **config}
+        ).check()
+
+    def plan(self, restore: str | None = None) -> JobPlan:
+        import jobs
+
+        cloudpickle.register_pickle_by_value(jobs)  # slots of Spark do not find the tests
+        return JobPlan(secrets.token_hex(4), self.graph, cloudpickle.dumps(self.graph), self.config, restore)
+
+    def numbers(self) -> list[int]:
+        return [int(n) for n in np.sort(self.sink.table().column("n").to_numpy())]

@@ -1,0 +1,29 @@
+"""Run as a program: a job of two slots in processes; says their pids, then waits or (`leave`) just ends."""
+
+from __future__ import annotations
+
+import sys
+
+from midstream.runtime.driver import Driver
+from midstream.runtime.job import Job
+from midstream.runtime.processes import ProcessSlots
+from scripted import Scripted, plan, until
+
+
+def main(then: str) -> None:
+    made: list[Scripted] = []
+
+    def make(plan: object, now_ms: int) -> Scripted:
+        made.append(Scripted(plan, now_ms))  # type: ignore[arg-type]
+        return made[0]
+
+    driver = Driver(plan(2, heartbeat_timeout_s=1.5), ProcessSlots(), make)
+    driver.start()
+    until("two slots", lambda: len(made[0].slots) == 2, 60)
+    print("ready", *made[0].slots.values(), flush=True)
+    if then == "wait":
+        Job(driver).wait(60)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

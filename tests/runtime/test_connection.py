@@ -1,0 +1,414 @@
+"""Connections over loopback: what a stranger can do to a listener, backpressure, order, priority, and the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from midstream.core.errors import ClusterError
+from midstream.protocol.framing import LENGTH, UNAUTHENTICATED_FRAME_BYTES_MAX, frame
+from midstream.protocol.handshake import HELLO, MAGIC, VERSION, Dialer, Identity, Role
+from midstream.runtime.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Connection, dial
+from midstream.runtime.listener import Listener, listen
+from midstream.runtime.loop import EventLoop
+from midstream.runtime.transport import TcpTransport
+from scripted import until
+
+SECRET = bytes(range(32))
+IDENTITY = Identity(Role.SLOT_DATA, "job", 0, 0, 1)
+KIND = 0x11
+
+
+class End:
+    """A LinkEnd that sends what it is given and keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.queue: deque[list[bytes | memoryview]] = deque()
+        self.pulled_bytes = 0
+        self.received: list[bytes] = []
+        self.reasons: list[str] = []
+
+    def pull(self, bytes_max: int) -> list[bytes | memoryview]:
+        pieces: list[bytes | memoryview] = []
+        size = 0
+        while self.queue and size < bytes_max:
+            one = self.queue.popleft()
+            pieces += one
+            size += sum(map(len, one))
+        self.pulled_bytes += size
+        return pieces
+
+    def receive(self, frame: memoryview) -> None:
+        self.received.append(bytes(frame))
+
+    def lost(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Loops:
+    """Event loops on threads; everything that is to happen on one goes through `call`."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[EventLoop, threading.Thread]] = []
+        self.fatal: list[BaseException] = []
+
+    def new(self) -> EventLoop:
+        loop = EventLoop("test", fatal=self.fatal.append)
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        self._running.append((loop, thread))
+        return loop
+
+    def call(self, loop: EventLoop, work: Callable[[], Any]) -> Any:
+        results: list[Any] = []
+        done = threading.Event()
+
+        def mail() -> None:
+            try:
+                results.append(work())
+            finally:
+                done.set()
+
+        loop.post(mail)
+        assert done.wait(10), "the loop is stuck"
+        return results[0]
+
+    def close(self) -> None:
+        for loop, thread in self._running:
+            loop.stop()
+            thread.join(10)
+            assert not thread.is_alive()
+            loop.close()
+        assert not self.fatal, self.fatal
+
+
+@pytest.fixture
+def loops() -> Iterator[Loops]:
+    loops = Loops()
+    yield loops
+    loops.close()
+
+
+class Server:
+    def __init__(self, loops: Loops, **options: Any) -> None:
+        self.loop = loops.new()
+        self.came: list[tuple[Connection, Identity]] = []
+        self.judged: list[Identity] = []
+        options = {"frame_bytes_max": 2**20, "buffer_bytes": 2**16, **options}
+        self.listener = Listener(self.loop, "127.0.0.1", SECRET, self._judge, self._opened, **options)
+        loops.call(self.loop, self.listener.start)
+
+    def _judge(self, identity: Identity) -> str:
+        self.judged.append(identity)
+        return "" if identity.job_id == "job" else "not this job"
+
+    def _opened(self, connection: Connection, identity: Identity) -> None:
+        self.came.append((connection, identity))
+
+    def stranger(self) -> socket.socket:
+        sock = socket.create_connection((self.listener.host, self.listener.port), timeout=10)
+        sock.settimeout(10)
+        return sock
+
+
+def closed_by_peer(sock: socket.socket) -> bool:
+    """Whether the peer closes, whatever it sends before."""
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        return True
+    return True
+
+
+def answer(sock: socket.socket) -> memoryview:
+    data = b""
+    while len(data) < 4 or len(data) < 4 + LENGTH.unpack_from(data)[0]:
+        piece = sock.recv(65536)
+        assert piece, "closed"
+        data += piece
+    return memoryview(data)[4:]
+
+
+# ---- strangers ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        LENGTH.pack(0),
+        LENGTH.pack(2**32 - 1),
+        LENGTH.pack(UNAUTHENTICATED_FRAME_BYTES_MAX + 1),
+        b"".join(frame(HELLO, MAGIC + bytes((VERSION + 1,)) + bytes(32))),
+        b"".join(frame(HELLO, MAGIC + bytes((VERSION,)) + bytes(31))),
+        b"".join(frame(0x10, b"\x81\xa4type\xa8get_stat")),
+    ],
+    ids=["garbage", "http", "empty frame", "4 GiB frame", "frame above the limit", "version", "short nonce", "message"],
+)
+def test_what_is_no_handshake_is_closed_without_an_answer(loops: Loops, said: bytes) -> None:
+    server = Server(loops)
+    with server.stranger() as sock:
+        sock.sendall(said)
+        assert closed_by_peer(sock)
+    until("the stranger to be forgotten", lambda: server.listener.unauthenticated == 0)
+    assert not server.came and not server.judged
+
+
+def test_a_handshake_that_is_played_back_proves_nothing(loops: Loops) -> None:
+    server = Server(loops)
+    dialer = Dialer(SECRET, IDENTITY, os.urandom(32))
+    with server.stranger() as sock:
+        hello = dialer.start()
+        sock.sendall(hello)
+        proof = dialer.receive(answer(sock))
+        sock.sendall(proof)
+        dialer.receive(answer(sock))
+    until("the honest one", lambda: len(server.came) == 1)
+    with server.stranger() as sock:
+        sock.sendall(hello + proof)
+        assert closed_by_peer(sock)
+    assert len(server.came) == 1 and len(server.judged) == 1
+
+
+def test_one_that_dribbles_bytes_is_cut_off_in_time(loops: Loops) -> None:
+    server = Server(loops, handshake_timeout_s=0.4)
+    began_s = time.monotonic()
+    with server.stranger() as sock:
+        hello = Dialer(SECRET, IDENTITY, os.urandom(32)).start()
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            for byte in hello * 100:
+                sock.sendall(bytes((byte,)))
+                time.sleep(0.02)
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_thousand_idle_connections_keep_nobody_out(loops: Loops) -> None:
+    server = Server(loops, unauthenticated_max=64)
+    idle = []
+    try:
+        for _ in range(400):
+            idle.append(server.stranger())
+            assert server.listener.unauthenticated <= 64
+        ends = connect(loops, server)
+        ends[0].queue.append(frame(KIND, b"hello"))
+        loops.call(ends[2], ends[1].wake)
+        until("the frame", lambda: ends[3].received)
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def test_a_port_in_use_is_a_clear_error() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
+            listen("127.0.0.1", port)
+
+
+# ---- traffic -------------------------------------------------------------------
+
+
+def connect(loops: Loops, server: Server) -> tuple[End, Connection, EventLoop, End]:
+    """The dialer's end, connection and loop, and the acceptor's end, with frames flowing."""
+    loop = loops.new()
+    here, there = End(), End()
+    opened: list[Connection] = []
+    before = len(server.came)
+    loops.call(
+        loop,
+        lambda: dial(
+            loop,
+            server.listener.host,
+            server.listener.port,
+            Dialer(SECRET, IDENTITY, os.urandom(32)),
+            opened.append,
+            lambda _, reason: pytest.fail(reason),
+            frame_bytes_max=2**20,
+            buffer_bytes=2**16,
+        ),
+    )
+    until("both sides", lambda: opened and len(server.came) > before)
+    loops.call(loop, lambda: opened[0].carry(here))
+    loops.call(server.loop, lambda: server.came[-1][0].carry(there))
+    return here, opened[0], loop, there
+
+
+def test_frames_of_all_sizes_arrive_whole_and_in_order_both_ways(loops: Loops) -> None:
+    server = Server(loops)
+    here, connection, loop, there = connect(loops, server)
+    bodies = [bytes((n % 251,)) * (n * 37 % 70_000) for n in range(1, 600)]
+    pieces = [frame(KIND, *(memoryview(body)[i : i + 1000] for i in range(0, len(body), 1000))) for body in bodies]
+
+    def send() -> None:
+        here.queue.extend(pieces)
+        connection.wake()
+
+    def send_back() -> None:
+        there.queue.extend(pieces)
+        server.came[0][0].wake()
+
+    loops.call(loop, send)
+    loops.call(server.loop, send_back)
+    until("all", lambda: len(here.received) == len(there.received) == len(bodies))
+    assert here.received == there.received == [bytes((KIND,)) + body for body in bodies]
+
+
+def test_a_peer_that_does_not_read_holds_back_the_sender_and_a_priority_frame_overtakes(loops: Loops) -> None:
+    server = Server(loops)
+    here, connection, loop, there = connect(loops, server)
+    stop, go = threading.Event(), threading.Event()
+
+    def block() -> None:
+        stop.set()
+        go.wait(20)
+
+    server.loop.post(block)
+    assert stop.wait(10)
+    count, body = 4000, bytes(32 * 2**10)
+
+    def send() -> None:
+        here.queue.extend(frame(KIND, body) for _ in range(count))
+        connection.wake()
+
+    loops.call(loop, send)
+    settled = [0, 0.0]
+
+    def is_settled() -> bool:
+        if here.pulled_bytes != settled[0]:
+            settled[:] = [here.pulled_bytes, time.monotonic()]
+        return time.monotonic() - settled[1] > 0.3
+
+    until("the sender to be held back", is_settled)
+    # what left the end: one pull, and what both kernels buffer (their limit is some megabytes)
+    assert here.pulled_bytes < 16 * 2**20, here.pulled_bytes
+    assert len(here.queue) > count / 2
+    loops.call(loop, lambda: here.queue.appendleft(frame(KIND, b"urgent")))
+    go.set()
+    until("all", lambda: len(there.received) == count + 1)
+    place = there.received.index(bytes((KIND,)) + b"urgent")
+    assert place * len(body) < 16 * 2**20 + NOT_SENT_BYTES_MAX + PULL_BYTES_MAX
+
+
+def test_an_authenticated_peer_that_breaks_the_rules_is_cut_off_and_the_end_is_told_once(loops: Loops) -> None:
+    server = Server(loops)
+    here, connection, loop, there = connect(loops, server)
+
+    def send() -> None:
+        here.queue.append([LENGTH.pack(2**20 + 1)])
+        connection.wake()
+
+    loops.call(loop, send)
+    until("the end", lambda: there.reasons)
+    assert "a frame of 1048577 bytes, where 1 to 1048576 are allowed" in there.reasons[0]
+    until("the other end", lambda: here.reasons)
+    assert len(here.reasons) == len(there.reasons) == 1
+
+
+def test_finish_sends_everything_before_it_closes(loops: Loops) -> None:
+    server = Server(loops)
+    here, connection, loop, there = connect(loops, server)
+    finished = threading.Event()
+
+    def send() -> None:
+        here.queue.extend(frame(KIND, bytes(100_000)) for _ in range(100))
+        connection.finish(finished.set)
+
+    loops.call(loop, send)
+    assert finished.wait(10)
+    until("the other end", lambda: there.reasons)
+    assert len(there.received) == 100 and not here.reasons
+
+
+# ---- the transport between slots ----------------------------------------------------
+
+
+class Slots:
+    def __init__(self, loops: Loops, count: int, **options: Any) -> None:
+        self.loops = loops
+        self.of = []
+        for slot in range(count):
+            loop = loops.new()
+            transport = loops.call(loop, lambda loop=loop: TcpTransport(loop, SECRET, "job", "127.0.0.1", **options))
+            transport.slot = slot
+            self.of.append((loop, transport))
+
+    def open(self, slot: int, peer: int, attempt: int = 0) -> tuple[End, Any]:
+        end = End()
+        loop, transport = self.of[slot]
+        other = self.of[peer][1]
+        return end, self.loops.call(loop, lambda: transport.open(peer, other.host, other.port, attempt, end))
+
+    def send(self, slot: int, end: End, link: Any, body: bytes) -> None:
+        def send() -> None:
+            end.queue.append(frame(KIND, body))
+            link.wake()
+
+        self.loops.call(self.of[slot][0], send)
+
+    def close(self) -> None:
+        for loop, transport in self.of:
+            self.loops.call(loop, transport.close)
+
+
+def test_slots_reach_each_other_whoever_opens_first(loops: Loops) -> None:
+    slots = Slots(loops, 3)
+    first = slots.open(0, 1)
+    second = slots.open(1, 0)
+    late = slots.open(2, 1)  # the higher one opens first: it waits for the lower one
+    early = slots.open(1, 2)
+    for slot, (end, link), (other, _) in ((0, first, second), (1, second, first), (2, late, early)):
+        slots.send(slot, end, link, b"from %d" % slot)
+        until("the frame", lambda other=other: other.received)
+        assert other.received == [bytes((KIND,)) + b"from %d" % slot]
+    slots.close()
+
+
+def test_a_connection_of_an_older_attempt_is_refused_and_a_newer_one_waits(loops: Loops) -> None:
+    slots = Slots(loops, 2)
+    stale, _ = slots.open(0, 1, attempt=3)
+    until("the connection to be held", lambda: slots.of[1][1].held == 1)
+    newer, _ = slots.open(1, 0, attempt=4)
+    until("the older one to hear of it", lambda: stale.reasons)
+    assert slots.of[1][1].held == 0
+    matching, link = slots.open(0, 1, attempt=4)
+    slots.send(0, matching, link, b"now")
+    until("the frame", lambda: newer.received)
+    assert not newer.reasons
+    slots.close()
+
+
+def test_a_zombie_of_an_older_attempt_is_told_that_it_is_over(loops: Loops) -> None:
+    slots = Slots(loops, 2)
+    slots.open(1, 0, attempt=7)
+    zombie, _ = slots.open(0, 1, attempt=6)
+    reason = until("the refusal", lambda: zombie.reasons)[0]
+    assert "attempt 6 is over; this is attempt 7" in reason
+    slots.close()
+
+
+def test_a_peer_that_never_comes_is_reported_in_time(loops: Loops) -> None:
+    slots = Slots(loops, 2, open_timeout_s=0.3)
+    end, _ = slots.open(1, 0)
+    assert "slot 0 did not connect in time" in until("the report", lambda: end.reasons)[0]
+    slots.close()
+
+
+def test_a_link_that_is_closed_is_told_nothing_and_its_peer_is(loops: Loops) -> None:
+    slots = Slots(loops, 2)
+    here, link = slots.open(0, 1)
+    there, _ = slots.open(1, 0)
+    slots.send(0, here, link, b"x")
+    until("the frame", lambda: there.received)
+    loops.call(slots.of[0][0], link.close)
+    until("the peer to hear of it", lambda: there.reasons)
+    assert not here.reasons
+    slots.close()

@@ -1,0 +1,92 @@
+"""Whole jobs in plain processes: coordinator, slots, exchange, checkpoints, failures, and the way back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import NumbersJob
+from midstream.core.config import RestartStrategy
+from midstream.core.errors import JobError
+from midstream.runtime.job import Job, start_job
+from midstream.runtime.processes import ProcessSlots
+from scripted import alive, until
+
+
+@pytest.fixture
+def running() -> Iterator[list[Job]]:
+    jobs: list[Job] = []
+    yield jobs
+    for job in jobs:
+        job.cancel("the test is over", 30)
+
+
+def start(running: list[Job], numbers: NumbersJob, restore: str | None = None) -> Job:
+    job = start_job(numbers.plan(restore), ProcessSlots())
+    running.append(job)
+    return job
+
+
+def test_every_row_of_a_bounded_job_arrives_once(running: list[Job]) -> None:
+    numbers = NumbersJob(300_000)
+    status = start(running, numbers).wait(60)
+    assert status.state == "finished" and status.restarts == 0
+    assert numbers.numbers() == list(range(300_000))
+
+
+def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(running: list[Job], tmp_path: Path) -> None:
+    numbers = NumbersJob(400_000, rows_per_s=100_000, checkpoint_dir=str(tmp_path))
+    job = start(running, numbers)
+    until("two checkpoints", lambda: job.status().checkpoints_completed >= 2, 60)
+    before = job.status().slot_pids
+    os.kill(before[1], signal.SIGKILL)
+    status = job.wait(60)
+    assert status.state == "finished" and status.restarts == 1
+    assert before[0] in status.slot_pids or not status.slot_pids
+    assert "is lost" in status.failures[0].summary
+    assert numbers.numbers() == list(range(400_000))
+    assert not any(map(alive, before))
+
+
+def test_a_users_exception_ends_the_job_with_its_traceback(running: list[Job]) -> None:
+    numbers = NumbersJob(100_000, fails_at=77_777, fails_always=True, restart=RestartStrategy(kind="none"))
+    with pytest.raises(JobError) as caught:
+        start(running, numbers).wait(60)
+    text = str(caught.value)
+    assert "ValueError: row 77777 is bad" in text and 'raise ValueError(f"row {self._n} is bad")' in text
+    assert "fails" in text
+
+
+def test_after_a_users_exception_the_job_goes_on_from_its_checkpoint(running: list[Job], tmp_path: Path) -> None:
+    numbers = NumbersJob(200_000, rows_per_s=100_000, fails_at=150_000, checkpoint_dir=str(tmp_path))
+    status = start(running, numbers).wait(60)
+    assert status.state == "finished" and status.restarts == 1
+    assert numbers.numbers() == list(range(200_000))
+
+
+def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Path) -> None:
+    settings = {"rows_per_s": 100_000, "checkpoint_dir": str(tmp_path)}
+    first = NumbersJob(300_000, **settings)
+    job = start(running, first)
+    assert job.checkpoint(30).endswith("chk-1")
+    path = job.stop(timeout_s=30)
+    assert path is not None and Path(path).is_dir() and job.status().state == "stopped"
+    seen = first.numbers()
+    assert 0 < len(seen) < 300_000
+    second = NumbersJob(300_000, **settings)
+    start(running, second, restore="latest").wait(60)
+    assert sorted([*seen, *second.numbers()]) == list(range(300_000))
+
+
+def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:
+    numbers = NumbersJob(None, rows_per_s=50_000)
+    job = start(running, numbers)
+    until("some rows", lambda: any(o.rows_in for v in job.status().vertices for o in v.operators), 60)
+    assert job.stop(drain=True, timeout_s=30) is None
+    assert job.status().state == "finished"
+    rows = numbers.numbers()
+    assert len(rows) == len(set(rows)) > 0

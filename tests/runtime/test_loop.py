@@ -1,0 +1,145 @@
+"""The event loop: order, timers, wake-ups from other threads, I/O, the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from midstream.core.seams import Done, Failed
+from midstream.runtime.loop import EventLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    loop = EventLoop("test")
+    yield loop
+    loop.close()
+
+
+def test_mails_run_in_order_and_those_posted_by_mails_after_them(loop: EventLoop) -> None:
+    ran: list[int] = []
+
+    def second() -> None:
+        ran.append(2)
+        loop.stop()
+
+    def first() -> None:
+        ran.append(1)
+        loop.post(second)
+
+    loop.post(first)
+    loop.post(lambda: ran.append(3))
+    loop.run()
+    assert ran == [1, 3, 2]
+
+
+def test_timers_fire_in_the_order_of_their_times_never_early_and_not_when_cancelled(loop: EventLoop) -> None:
+    fired: list[tuple[str, float]] = []
+    began_s = loop.monotonic_s()
+
+    def note(name: str) -> None:
+        fired.append((name, loop.monotonic_s() - began_s))
+
+    def begin() -> None:
+        loop.call_later(0.10, lambda: note("late"))
+        loop.call_later(0.02, lambda: note("early"))
+        loop.call_later(0.0, lambda: note("now"))
+        loop.call_later(0.05, lambda: note("cancelled")).cancel()
+        loop.call_later(0.12, loop.stop)
+
+    loop.post(begin)
+    loop.run()
+    assert [name for name, _ in fired] == ["now", "early", "late"]
+    assert fired[1][1] >= 0.02 and fired[2][1] >= 0.10
+
+
+def test_cancelled_timers_do_not_pile_up(loop: EventLoop) -> None:
+    def begin() -> None:
+        for _ in range(20_000):
+            loop.call_later(3600, lambda: None).cancel()
+        loop.stop()
+
+    loop.post(begin)
+    loop.run()
+    assert len(loop._timers) < 3000
+
+
+def test_a_flood_of_mails_starves_neither_timers_nor_io(loop: EventLoop) -> None:
+    seen: list[str] = []
+
+    def flood() -> None:
+        if len(seen) < 2:
+            loop.post(flood)
+        else:
+            loop.stop()
+
+    def begin() -> None:
+        for _ in range(1000):
+            loop.post(flood)
+        loop.call_later(0.01, lambda: seen.append("timer"))
+        loop.submit(lambda: 1, lambda _: seen.append("io"))
+
+    loop.post(begin)
+    loop.run()
+    assert sorted(seen) == ["io", "timer"]
+
+
+def test_a_mail_from_another_thread_wakes_a_sleeping_loop(loop: EventLoop) -> None:
+    answers = threading.Semaphore(0)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    for _ in range(2000):
+        loop.post(answers.release)
+        assert answers.acquire(timeout=5), "a wake-up was lost"
+    loop.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_work_reports_its_value_or_its_error_on_the_loop_thread(loop: EventLoop) -> None:
+    outcomes: list[object] = []
+
+    def done(outcome: Done[int] | Failed) -> None:
+        assert loop.is_current()
+        outcomes.append(outcome.value if isinstance(outcome, Done) else type(outcome.error))
+        if len(outcomes) == 2:
+            loop.stop()
+
+    def on_pool() -> int:
+        assert not loop.is_current()
+        return 7
+
+    loop.post(lambda: loop.submit(on_pool, done))
+    loop.post(lambda: loop.submit(lambda: 1 // 0, done))
+    loop.run()
+    assert sorted(map(str, outcomes)) == ["7", "<class 'ZeroDivisionError'>"]
+
+
+def test_io_that_hangs_does_not_keep_the_process(loop: EventLoop) -> None:
+    release = threading.Event()
+    loop.post(lambda: loop.submit(lambda: release.wait(30), lambda _: None))
+    loop.post(loop.stop)
+    loop.run()
+    began_s = time.monotonic()
+    loop.close(io_wait_s=0.2)
+    assert time.monotonic() - began_s < 2
+    release.set()
+
+
+def test_what_escapes_a_mail_ends_the_run_or_goes_to_the_fatal_handler() -> None:
+    loop = EventLoop("test")
+    loop.post(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.run()
+    loop.close()
+    caught: list[BaseException] = []
+    guarded = EventLoop("test", fatal=caught.append)
+    guarded.post(lambda: 1 // 0)
+    guarded.call_later(0, lambda: {}[0])
+    guarded.call_later(0.01, guarded.stop)
+    guarded.run()
+    guarded.close()
+    assert [type(error) for error in caught] == [ZeroDivisionError, KeyError]

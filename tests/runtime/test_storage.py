@@ -1,0 +1,138 @@
+"""Files on a local filesystem: whole or not there, confined, and with errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from midstream.core.errors import ConfigError, StorageError
+from midstream.runtime.storage import FileStorage
+
+
+def everything_below(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_what_is_written_is_read_back_from_directories_made_on_the_way(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path / "not" / "yet"))
+    assert storage.list("") == [] and not storage.exists("a/b/c")
+    storage.write("a/b/c", [b"one", memoryview(b"two"), b""])
+    storage.write("a/b/many", (b"%d " % n for n in range(3000)))
+    assert storage.read("a/b/c") == b"onetwo"
+    assert storage.read("a/b/many") == b"".join(b"%d " % n for n in range(3000))
+    assert storage.list("a/b") == ["c", "many"] and storage.list("a") == ["b"] and storage.exists("a/b")
+    storage.delete("a/b/c")
+    storage.delete("a/b/c")
+    assert storage.list("a/b") == ["many"]
+    storage.delete("a")
+    assert everything_below(tmp_path) == []
+
+
+def test_a_write_that_fails_midway_leaves_nothing_under_the_name_nor_beside_it(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+
+    def pieces() -> object:
+        yield b"half"
+        raise KeyError("the other half")
+
+    with pytest.raises(KeyError):
+        storage.write("file", pieces())  # type: ignore[arg-type]
+    assert everything_below(tmp_path) == []
+    storage.write("file", [b"old"])
+    with pytest.raises(KeyError):
+        storage.write("file", pieces())  # type: ignore[arg-type]
+    assert storage.read("file") == b"old" and everything_below(tmp_path) == ["file"]
+
+
+def test_of_many_that_create_one_file_at_once_one_wins(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    start, won = threading.Barrier(8), []
+
+    def create(who: int) -> None:
+        start.wait(10)
+        if storage.create("epochs/1", b"%d" % who):
+            won.append(who)
+
+    threads = [threading.Thread(target=create, args=(who,)) for who in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(won) == 1 and storage.read("epochs/1") == b"%d" % won[0]
+    assert everything_below(tmp_path) == ["epochs/1"]
+
+
+def test_files_that_were_never_finished_are_not_listed(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    (tmp_path / ".tmp-0123").write_bytes(b"torn")
+    assert storage.list("") == []
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "a/./b", "a\0b", "a\\b"])
+def test_a_path_that_leads_out_is_refused(tmp_path: Path, path: str) -> None:
+    storage = FileStorage(str(tmp_path / "root"))
+    for call in (storage.read, storage.delete, storage.exists, lambda p: storage.write(p, [b""])):
+        with pytest.raises(StorageError, match="is not a plain relative path"):
+            call(path)
+    assert everything_below(tmp_path) == []
+
+
+def test_a_symbolic_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "root" / "link").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="leads out of"):
+        FileStorage(str(tmp_path / "root")).read("link/secret")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EACCES, "permission denied; the user that runs the job must be allowed to read and write there"),
+        (errno.EROFS, "the filesystem is mounted read-only"),
+        (errno.ENOSPC, "the disk is full"),
+    ],
+)
+def test_why_a_file_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    storage = FileStorage(str(tmp_path))
+
+    def refuse(*_args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "writev", refuse)
+    with pytest.raises(StorageError) as caught:
+        storage.write("chk-1/state", [b"x"])
+    assert str(caught.value) == f"cannot write {tmp_path}/chk-1/state: {says}"
+    monkeypatch.undo()
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="permission denied"):
+        FileStorage(str(tmp_path)).write("x", [b""])
+
+
+def test_a_file_where_a_directory_should_be_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    storage = FileStorage(str(tmp_path))
+    with pytest.raises(StorageError, match=r"cannot write .*/file/x: a part of the path is a file, not a directory"):
+        storage.write("file/x", [b""])
+    with pytest.raises(StorageError, match=r"cannot read .*/nothing: there is no such file or directory"):
+        storage.read("nothing")
+
+
+def test_urls(tmp_path: Path) -> None:
+    FileStorage(f"file://{tmp_path}/with%20space").write("x", [b"1"])
+    assert (tmp_path / "with space" / "x").read_bytes() == b"1"
+    with pytest.raises(ConfigError, match=r"unknown scheme 'ftp'; use a path or one of file://, s3://"):
+        FileStorage("ftp://host/path")
+    with pytest.raises(ConfigError, match="an empty path"):
+        FileStorage(" ")

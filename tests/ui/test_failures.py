@@ -1,0 +1,98 @@
+"""Failures as people see them: their own frames, and one message."""
+
+from __future__ import annotations
+
+import io
+import traceback
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from midstream.core.errors import InvariantError, JobError, StorageError
+from midstream.operators.stateless import MapOperator
+from midstream.protocol.messages import FailureStatus
+from midstream.ui.failures import print_job_failure, print_midstream_error, users_part
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def bad_row(row):
+    return {"n": row["n"] / (row["n"] - 2)}
+
+
+class Nowhere:
+    def emit(self, batch):
+        raise AssertionError(batch)
+
+
+def details_of(call) -> str:
+    with pytest.raises(Exception) as raised:
+        call()
+    return "".join(traceback.format_exception(raised.value))
+
+
+def run_the_users_function():
+    operator = MapOperator("halve", bad_row, SCHEMA)
+    operator._out = Nowhere()
+    operator.process(pa.record_batch({"n": [1, 2, 3]}), 0)
+
+
+def test_of_an_operators_failure_only_the_users_frames_are_shown():
+    details = details_of(run_the_users_function)
+    assert "stateless.py" in details
+    shown = users_part(details)
+    assert "in bad_row" in shown
+    assert "ZeroDivisionError" in shown
+    assert "stateless.py" not in shown
+    assert shown.startswith("Traceback (most recent call last):")
+
+
+def test_an_error_of_ours_without_the_users_code_needs_no_traceback():
+    error = StorageError("part-7.parquet: is not there any more")
+    details = "Traceback (most recent call last):\n" + '  File "/x/midstream/worker/task.py", line 1, in f\n    g()\n'
+    assert users_part(f"{details}midstream.core.errors.StorageError: {error}\n") == ""
+
+
+def test_a_bug_is_shown_whole():
+    details = 'Traceback (most recent call last):\n  File "/x/midstream/worker/task.py", line 1, in f\n    g()\n'
+    assert "task.py" in users_part(f"{details}midstream.core.errors.InvariantError: torn")
+    assert "task.py" in users_part(f"{details}KeyError: 3")
+
+
+def printed(terminal: bool, call) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=terminal, color_system=None)
+    call(console)
+    return console.file.getvalue()
+
+
+def test_the_users_traceback_comes_before_the_message(status):
+    failure = FailureStatus(0, 0, "halve (subtask 0): ZeroDivisionError", details_of(run_the_users_function))
+    failed = msgspec.structs.replace(status, state="failed", failures=(failure,))
+    out = printed(False, lambda console: print_job_failure(console, failed, "go on with: midstream run"))
+    assert out.index("in bad_row") < out.index("error: halve (subtask 0)") < out.index("hint: go on with")
+
+
+def test_a_terminal_gets_a_panel():
+    out = printed(True, lambda console: print_midstream_error(console, JobError("no such column")))
+    assert "╭─ error" in out
+    assert "no such column" in out
+
+
+def test_the_exit_status_tells_bugs_from_bad_input():
+    console = Console(file=io.StringIO())
+    assert print_midstream_error(console, JobError("x")) == 2
+    assert print_midstream_error(console, InvariantError("x")) == 1
+
+
+def test_what_the_users_code_raised_while_it_was_loaded_comes_first():
+    try:
+        try:
+            pl.DataFrame({"a": [1]}).get_column("b")
+        except pl.exceptions.ColumnNotFoundError as cause:
+            raise JobError("job.py: raised ColumnNotFoundError") from cause
+    except JobError as error:
+        out = printed(False, lambda console, error=error: print_midstream_error(console, error))
+    assert out.index("test_failures.py") < out.index("error: job.py: raised")

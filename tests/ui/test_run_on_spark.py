@@ -1,0 +1,125 @@
+"""`midstream run` as people run it: a process of its own, on embedded Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.spark
+
+JOB = """
+from midstream import Environment, fixed_restarts
+
+env = Environment(
+    "counting", parallelism=2, checkpoint_dir="state", checkpoint_interval="300 ms", restart=fixed_restarts(1, "50 ms")
+)
+
+
+def checked(row):
+    if row["n"] == BAD:
+        raise ValueError("row {n} is bad".format(**row))
+    return row
+
+
+BAD = {bad}
+env.generate(lambda i: {{"n": i}}, count={count}, splits=2, rows_per_s={rate}).map(checked).write_parquet("out")
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "import sys; from midstream.ui.cli import main; sys.exit(main())", *arguments]
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    """Start `midstream run` on the job above; killed at the end should it still run."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, count: int = 2000, rate: float = 4000, bad: int = -1) -> subprocess.Popen[str]:
+        (tmp_path / "job.py").write_text(JOB.format(count=count, rate=rate, bad=bad))
+        processes.append(
+            subprocess.Popen(
+                command("run", "job.py", "--master", "local[2]", *arguments),
+                cwd=tmp_path,
+                env={**os.environ, "COLUMNS": "160"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def rows_in(directory: Path) -> list[int]:
+    return sorted(n for file in directory.glob("**/*.parquet") for n in pq.read_table(file).column("n").to_pylist())
+
+
+def test_a_job_runs_to_its_end_and_is_summed_up(start, tmp_path):
+    out, err = start().communicate(timeout=120)
+    assert re.search(r"counting finished: 2,000 rows read in \d", out), err
+    assert "counting running" in err
+    assert rows_in(tmp_path / "out") == list(range(2000))
+
+
+def test_for_machines_there_is_one_object_on_stdout_whatever_spark_prints(start):
+    process = start("--json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    status = json.loads(out)
+    assert (status["state"], status["checkpoints_failed"]) == ("finished", 0)
+    assert len(out.splitlines()) == 1
+
+
+def test_a_function_that_raises_again_and_again_is_shown_with_its_traceback_and_status_1(start):
+    process = start(bad=77)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "in checked" in err
+    assert err.index("ValueError: row 77 is bad") < err.index("error: ")
+    assert "midstream/worker" not in err
+
+
+def test_ctrl_c_stops_at_a_checkpoint_from_which_the_job_goes_on_without_loss(start, tmp_path):
+    process = start(count=6000, rate=1500)
+    for line in process.stderr:
+        if "counting running" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "go on with: midstream run job.py --master 'local[2]' --from latest" in out
+    assert len(rows_in(tmp_path / "out")) < 6000
+    again = start("--from", "latest", count=6000, rate=100_000)
+    _, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert rows_in(tmp_path / "out") == list(range(6000))
+
+
+def test_a_slot_that_is_killed_is_told_as_it_happens_and_nothing_is_lost(start, tmp_path):
+    process = start(count=6000, rate=1500)
+    for line in process.stderr:
+        if "counting running" in line:
+            break
+    status = json.loads(
+        subprocess.run(command("status", "counting", "--json"), capture_output=True, text=True, check=True).stdout
+    )
+    os.kill(status["slot_pids"][0], signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "failure: " in err
+    assert re.search(r"finished: .*1 restarts", out)
+    assert rows_in(tmp_path / "out") == list(range(6000))

@@ -1,0 +1,145 @@
+"""`midstream run` around a job: what it prints, says and returns for each way a job can end."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import msgspec
+import pytest
+from sample_status import later
+
+from midstream.api import loading
+from midstream.core.errors import ConfigError, JobError
+from midstream.ui import follow as following
+from midstream.ui.cli import main
+
+
+class Job:
+    """Goes through these statuses; the last one stays."""
+
+    def __init__(self, *statuses, error=None):
+        self._statuses = list(statuses)
+        self._error = error
+        self.cancelled = ""
+
+    def status(self):
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+    def stop(self, drain=False):
+        self._statuses = [msgspec.structs.replace(self._statuses[-1], state="stopped")]
+        return "/data/flights/chk-4"
+
+    def wait(self, timeout_s=None):
+        if self._error is not None:
+            raise self._error
+        return self._statuses[-1]
+
+    def cancel(self, reason):
+        self.cancelled = reason
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line on a job; its exit status, stdout and stderr."""
+    monkeypatch.setattr(following, "REFRESH_S", 0.0)
+    monkeypatch.setattr(following, "POLL_S", 0.001)
+
+    def go(job, *arguments):
+        class Environment:
+            def start(self, **overrides):
+                go.overrides = overrides
+                return job
+
+        monkeypatch.setattr(loading, "load_job", lambda path: Environment())
+        status = main(["run", "job.py", *arguments])
+        out, err = capsys.readouterr()
+        return status, " ".join(out.split()), " ".join(err.split())
+
+    return go
+
+
+def ended(status, state, **changes):
+    return msgspec.structs.replace(later(status, 20, 0), state=state, **changes)
+
+
+def test_a_job_that_finishes_leaves_a_summary_and_status_0(status, run):
+    code, out, err = run(Job(status, ended(status, "finished")))
+    assert code == 0
+    assert "flights finished: 1,234,567 rows read in 1 min 20 s, 1 restarts" in out
+    assert "flights running" in err
+
+
+def test_for_machines_the_last_status_is_all_there_is_on_stdout(status, run):
+    code, out, err = run(Job(status, ended(status, "finished")), "--json")
+    assert code == 0
+    assert json.loads(out)["state"] == "finished"
+    assert err == ""
+
+
+def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
+    run(Job(ended(status, "finished")), "--from", "latest", "--parallelism", "3", "--master", "local[3]")
+    assert run.overrides == {
+        "parallelism": 3,
+        "master": "local[3]",
+        "restore_from": "latest",
+        "checkpoint_dir": None,
+    }
+
+
+def test_ctrl_c_stops_the_job_and_says_how_to_go_on(status, run):
+    class Interrupted(Job):
+        interrupted = False
+
+        def status(self):
+            if not self.interrupted:
+                self.interrupted = True
+                signal.raise_signal(signal.SIGINT)
+            return super().status()
+
+    code, out, err = run(Interrupted(status), "--parallelism", "2")
+    assert code == 130
+    assert "stopping at a checkpoint" in err
+    assert "go on with: midstream run job.py --parallelism 2 --from latest" in out
+
+
+def test_a_job_that_cannot_be_stopped_cleanly_is_cancelled(status, run):
+    class Stubborn(Job):
+        interrupted = False
+
+        def status(self):
+            if not self.interrupted:
+                self.interrupted = True
+                signal.raise_signal(signal.SIGINT)
+            return super().status()
+
+        def stop(self, drain=False):
+            raise JobError("the checkpoint failed")
+
+    job = Stubborn(status)
+    code, _, err = run(job)
+    assert code == 130
+    assert job.cancelled
+    assert "could not be stopped cleanly: the checkpoint failed" in err
+    assert "go on with: midstream run job.py --from latest" in err
+
+
+def test_a_job_that_fails_shows_the_users_traceback_then_why_and_status_1(status, run):
+    code, out, err = run(Job(status, ended(status, "failed")))
+    assert code == 1
+    assert out == ""
+    assert err.index("line 3, in parse") < err.index("error: operator 'parse': ValueError: bad row 17")
+    assert "hint: go on with: midstream run job.py --from latest" in err
+
+
+def test_a_job_that_never_ran_is_bad_input(status, run):
+    failed = ended(status, "failed", failures=())
+    code, _, err = run(Job(failed, error=ConfigError("max_parallelism 128 is not 64")))
+    assert code == 2
+    assert "error: max_parallelism 128 is not 64" in err
+
+
+def test_without_completed_checkpoints_there_is_nothing_to_go_on_from(status, run):
+    none = {"checkpoints_completed": 0, "last_checkpoint": None}
+    assert "no checkpoint was completed" in run(Job(ended(status, "failed", **none)))[2]
+    assert "no checkpoint directory" in run(Job(ended(status, "failed", checkpoint_dir=None, **none)))[2]
