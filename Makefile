@@ -21,6 +21,7 @@ setup-python:
 demo: setup  ## 336,776 real flights through a stateful job on embedded Spark, exactly once
 	@rm -rf out/demo
 	$(BIN)/midstream run examples/flights.py
+	@$(BIN)/python tools/show_demo.py
 
 test: setup  ## all tests, those on real Spark slots included
 	$(BIN)/pytest -q

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,21 +15,10 @@ os.environ.setdefault("POLARS_MAX_THREADS", "1")
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """`local[4]` on loopback, no UI; stopped at the end of the test session."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
+    from midstream.spark.session import get_session
 
-    session = (
-        SparkSession.builder.master("local[4]")
-        .appName("midstream-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.driver.memory", "1g")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
+    session = get_session("local[4]", "midstream-tests")
+    session.conf.set("spark.sql.shuffle.partitions", "4")
     yield session
     session.stop()
 

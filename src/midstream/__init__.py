@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from midstream.operators.windows import session as session
     from midstream.operators.windows import sliding as sliding
     from midstream.operators.windows import tumbling as tumbling
+    from midstream.protocol.messages import JobStatus as JobStatus
+    from midstream.runtime.job import Job as Job
     from midstream.state.keyed import BroadcastState as BroadcastState
     from midstream.state.keyed import ListState as ListState
     from midstream.state.keyed import MapState as MapState
@@ -60,6 +62,8 @@ _HOME = {
     "operators.source": "Source",
     "operators.watermarks": "WatermarkStrategy",
     "operators.windows": "LATE session sliding tumbling",
+    "protocol.messages": "JobStatus",
+    "runtime.job": "Job",
     "state.keyed": "BroadcastState ListState MapState ReducingState ValueState",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
@@ -67,12 +71,14 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the same names as above; a test compares
 
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

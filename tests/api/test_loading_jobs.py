@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
-from midstream import Environment, JobError, SchemaError
+from midstream import ConfigError, Environment, JobError, SchemaError
 from midstream.api.loading import load_job
-from midstream.api.shipping import pickled
+from midstream.api.shipping import register_modules_below
 from midstream.ui.failures import user_traceback
 
 GOOD = """
@@ -93,15 +93,24 @@ def test_an_exception_in_the_file_keeps_the_users_traceback_and_no_frame_of_ours
 
 
 def test_a_wrong_pipeline_is_refused_with_its_line(tmp_path):
-    path = write(tmp_path, 'from midstream import Environment\nenv = Environment()\n\nenv.from_collection([{"v": 1}]).key_by("w")\n')
+    path = write(
+        tmp_path,
+        'from midstream import Environment\nenv = Environment()\n\nenv.from_collection([{"v": 1}]).key_by("w")\n',
+    )
     with pytest.raises(SchemaError, match=r"^job.py:4: key_by: key column 'w' is not in the stream's schema \(v\)"):
         load_job(path)
+
+
+def test_an_argument_that_no_stream_has_seen_yet_is_refused_with_its_line_too(tmp_path):
+    text = "from midstream import WatermarkStrategy\n\nstrategy = WatermarkStrategy.bounded('soon')\n"
+    with pytest.raises(ConfigError, match=r"^job.py:3: max_delay: 'soon' is not a duration"):
+        load_job(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("call", ["execute", "start"])
 def test_a_file_that_starts_its_job_when_loaded_is_refused(tmp_path, call):
     path = write(tmp_path, GOOD.replace('if __name__ == "__main__":\n    env.execute()', f"env.{call}()"))
-    with pytest.raises(JobError, match=rf"job.py:\d+: starts the job while its file is being loaded.*__main__"):
+    with pytest.raises(JobError, match=r"job.py:\d+: starts the job while its file is being loaded.*__main__"):
         load_job(path)
 
 
@@ -123,7 +132,8 @@ def test_code_of_the_file_and_of_modules_beside_it_travels_by_value(tmp_path):
     env = load_job(path)
     function = env._program.graph.nodes[1].operator._function
     data = tmp_path / "function"
-    data.write_bytes(pickled(function, str(tmp_path)))
+    register_modules_below(str(tmp_path))
+    data.write_bytes(cloudpickle.dumps(function))
     code = f"import pickle; print(pickle.load(open({str(data)!r}, 'rb'))({{'v': 21}}))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd="/"
@@ -134,5 +144,5 @@ def test_code_of_the_file_and_of_modules_beside_it_travels_by_value(tmp_path):
 def test_installed_modules_travel_by_name():
     import polars
 
-    assert len(pickled(polars.DataFrame, str(Path(sys.prefix)))) < 200
-    assert pickle.loads(pickled(polars.DataFrame, None)) is polars.DataFrame
+    register_modules_below(sys.prefix)
+    assert len(cloudpickle.dumps(polars.DataFrame)) < 200

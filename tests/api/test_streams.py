@@ -378,7 +378,7 @@ def test_what_cannot_be_pickled_is_named_with_its_variable_and_lambdas_can_be():
             self.lock = lock
 
     with refused(JobError, r"map: cannot be sent to the slots: it uses 'lock' \(a lock\)", "inside the function"):
-        stream().map(lambda row: row if lock else row)
+        stream().map(lambda row: {**row, "v": lock.locked()})
     with refused(JobError, r"Holder: cannot be sent to the slots: it uses 'lock' \(a lock\)"):
         stream().key_by("k").process(Holder(), {"k": str})
     factor = 3
@@ -455,7 +455,9 @@ def test_restart_strategies_are_functions_with_checks():
 def test_an_endless_job_without_checkpoints_may_print_but_not_commit(tmp_path):
     environment = env()
     environment.generate(lambda i: {"n": i}).write_parquet(tmp_path / "out")
-    with pytest.raises(JobError, match="sink 'parquet' shows its rows when a checkpoint completes.*'generate' never ends"):
+    with pytest.raises(
+        JobError, match=r"sink 'parquet' shows its rows when a checkpoint completes.*'generate' never ends"
+    ):
         environment.start()
 
 

@@ -125,7 +125,12 @@ def test_uids_count_per_kind_and_step_aside_for_explicit_ones():
     window = step(graph, head, kind="window")
     other = step(graph, head, kind="window")
     named = step(graph, head, kind="window", uid="window-1")
-    assert assign_uids(graph.nodes) == {head.id: "collection-1", window.id: "window-2", other.id: "window-3", named.id: "window-1"}
+    assert assign_uids(graph.nodes) == {
+        head.id: "collection-1",
+        window.id: "window-2",
+        other.id: "window-3",
+        named.id: "window-1",
+    }
 
 
 def test_a_filter_put_in_front_does_not_change_the_uids_of_windows():
@@ -164,7 +169,9 @@ def test_an_unused_stream_is_refused_with_its_place():
     head = source(graph)
     end(graph, head)
     step(graph, head, name="forgotten", place="job.py:9")
-    with pytest.raises(JobError, match=r"operator 'forgotten' \(job.py:9\): its stream is never used; end it with a sink"):
+    with pytest.raises(
+        JobError, match=r"operator 'forgotten' \(job.py:9\): its stream is never used; end it with a sink"
+    ):
         build_job_graph(graph, CONFIG)
 
 
@@ -189,14 +196,19 @@ def test_streams_of_one_port_with_different_schemas_and_keys_that_are_missing_ar
     graph = LogicalGraph()
     first, second = source(graph), source(graph)
     graph.add(
-        "map", inputs=[Input(first.id, SCHEMA), Input(second.id, pa.schema({"k": pa.int64()}))], operator=Pass(), schema=SCHEMA
+        "map",
+        inputs=[Input(first.id, SCHEMA), Input(second.id, pa.schema({"k": pa.int64()}))],
+        operator=Pass(),
+        schema=SCHEMA,
     )
     end(graph, Input(2, SCHEMA))
     with pytest.raises(SchemaError, match="streams of input 0 have different schemas"):
         build_job_graph(graph, CONFIG)
     graph = LogicalGraph()
     end(graph, keyed(source(graph), "nope"))
-    with pytest.raises(SchemaError, match=r"key column 'nope' is not in the stream's schema \(k: large_string, v: int64\)"):
+    with pytest.raises(
+        SchemaError, match=r"key column 'nope' is not in the stream's schema \(k: large_string, v: int64\)"
+    ):
         build_job_graph(graph, CONFIG)
 
 
@@ -213,4 +225,9 @@ def test_descriptions_show_chains_edges_and_columns():
     assert "side output 'late', rebalance" in text
     described = describe(job)
     assert described["edges"][0]["columns"] == {"k": "large_string", "v": "int64"}
-    assert [op["role"] for v in described["vertices"] for op in v["operators"]] == ["source", "operator", "sink", "sink"]
+    assert [op["role"] for v in described["vertices"] for op in v["operators"]] == [
+        "source",
+        "operator",
+        "sink",
+        "sink",
+    ]

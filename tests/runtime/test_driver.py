@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from midstream.coordinator.events import CoordinatorEvent, Instruction, JobPlan, Started
 from midstream.core.errors import ClusterError, InvariantError, JobError
-from midstream.protocol.handshake import ProtocolViolation, Refused
-from midstream.protocol.messages import DoStop, GetStatus, SlotStatus
+from midstream.protocol.framing import MESSAGE, ProtocolViolation, frame
+from midstream.protocol.handshake import Dialer, Identity, Refused, Role
+from midstream.protocol.messages import Deployed, DoStop, GetStatus, Register, SlotStatus
 from midstream.runtime import registry
 from midstream.runtime.client import Client, connect, list_jobs
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.slot import run_slot
 from scripted import Scripted, alive, plan, until
 
 Start = Callable[[JobPlan], tuple[Driver, Scripted]]
@@ -112,6 +119,37 @@ def test_a_bug_in_the_coordinator_ends_the_job_and_its_slots() -> None:
     assert "ZeroDivisionError" in Job(driver).status().failures[0].details
 
 
+def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
+    """Spark runs a failed task again: that one answers a request which was answered before."""
+    _, coordinator = start(plan(slots=1))
+    until("the slot", lambda: coordinator.slots)
+    (entry,) = list_jobs()
+    again = SlotLaunch(entry.host, entry.port, entry.secret, entry.job_id, "job-0001-request-1")
+    with pytest.raises(ClusterError, match="the driver did not take the slot"):
+        run_slot(again)
+    assert list(coordinator.slots) == [0] and not coordinator.lost
+
+
+def test_a_message_before_registering_or_a_second_registration_ends_the_line(start: Start) -> None:
+    _, coordinator = start(plan(slots=1))
+    until("the slot", lambda: coordinator.slots)
+    (entry,) = list_jobs()
+    for said in (Deployed(0), Register("127.0.0.1", 1, 1, "3.11", "unheard-of")):
+        with socket.create_connection((entry.host, entry.port), timeout=10) as sock:
+            dialer = Dialer(entry.secret, Identity(Role.SLOT_CONTROL, entry.job_id), os.urandom(32))
+            sock.sendall(dialer.start())
+            sock.sendall(dialer.receive(memoryview(sock.recv(4096))[4:]))
+            dialer.receive(memoryview(sock.recv(4096))[4:])
+            sock.sendall(b"".join(frame(MESSAGE, msgspec.msgpack.encode(said))))
+            assert sock.recv(4096) == b""
+    assert list(coordinator.slots) == [0] and not coordinator.lost
+
+
+def test_a_slot_imports_the_library_that_starts_threads_only_after_they_are_limited() -> None:
+    program = "import sys, midstream.spark.slots, midstream.runtime.processes; assert 'polars' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 # ---- the command line's way in ---------------------------------------------------
 
 
@@ -140,8 +178,6 @@ def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
 
 
 def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is_turned_away(start: Start) -> None:
-    import msgspec
-
     start(plan(slots=1))
     entry = list_jobs()[0]
     with pytest.raises((ClusterError, ProtocolViolation)):
@@ -153,8 +189,6 @@ def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is
 
 
 def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> None:
-    import msgspec
-
     start(plan(slots=1))
     (entry,) = list_jobs()
     directory = registry.home() / "jobs"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream.core.errors import ConfigError, StorageError
-from midstream.runtime.storage import FileStorage
+from midstream.runtime.storage import FileStorage, RemoteStorage
 
 
 def everything_below(root: Path) -> list[str]:
@@ -136,3 +136,37 @@ def test_urls(tmp_path: Path) -> None:
         FileStorage("ftp://host/path")
     with pytest.raises(ConfigError, match="an empty path"):
         FileStorage(" ")
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStorage:
+    """What is done for a scheme, on a filesystem of pyarrow's that is here."""
+    (tmp_path / "chk").mkdir()
+    return RemoteStorage(f"file://{tmp_path}", request.param)
+
+
+def test_a_remote_storage_keeps_the_same_promises(remote: RemoteStorage, tmp_path: Path) -> None:
+    assert remote.list("no-such") == [] and not remote.exists("chk/x")
+    remote.write("chk/x", [b"one", memoryview(b"two")])
+    assert remote.read("chk/x") == b"onetwo" and remote.exists("chk/x")
+    assert remote.create("chk/epoch", b"1") and not remote.create("chk/epoch", b"2")
+    assert remote.read("chk/epoch") == b"1"
+    assert remote.list("") == ["chk"] and remote.list("chk") == ["epoch", "x"]
+    remote.delete("chk/x")
+    remote.delete("chk/x")
+    remote.delete("chk")
+    assert everything_below(tmp_path) == []
+    with pytest.raises(StorageError, match="cannot read 'chk/x' in file://"):
+        remote.read("chk/x")
+    with pytest.raises(StorageError, match="is not a plain relative path"):
+        remote.read("../x")
+
+
+def test_parts_that_fail_midway_upload_nothing(remote: RemoteStorage, tmp_path: Path) -> None:
+    def pieces() -> object:
+        yield b"half"
+        raise KeyError("the other half")
+
+    with pytest.raises(KeyError):
+        remote.write("chk/x", pieces())  # type: ignore[arg-type]
+    assert everything_below(tmp_path) == []

@@ -1,4 +1,7 @@
-"""Run as a program: a job of two slots on a Spark session of its own, one of which is killed and replaced."""
+"""Run as a program, on a Spark session of its own.
+
+With a checkpoint directory: a whole job, one of whose slots is killed. Then a job that only waits for its end.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,45 @@ import os
 import signal
 import sys
 
+from pyspark.sql import SparkSession
+
+from jobs import NumbersJob
 from midstream.runtime.driver import Driver
-from midstream.runtime.job import Job
+from midstream.runtime.job import Job, start_job
 from midstream.spark.session import get_session
 from midstream.spark.slots import SparkSlots
 from scripted import Scripted, alive, plan, until
 
 
-def main(master: str) -> None:
+def numbers_with_a_killed_slot(session: SparkSession, directory: str) -> None:
+    numbers = NumbersJob(300_000, rows_per_s=100_000, checkpoint_dir=directory)
+    job = start_job(numbers.plan(), SparkSlots(session))
+    until("a checkpoint", lambda: job.status().checkpoints_completed >= 1, 60)
+    sibling, killed = job.status().slot_pids
+    os.kill(killed, signal.SIGKILL)
+    until("the restart", lambda: job.status().restarts == 1 and job.status().state == "running", 30)
+    assert sibling in job.status().slot_pids and alive(sibling)
+    assert job.wait(60).restarts == 1
+    assert numbers.numbers() == list(range(300_000))
+
+
+def main(master: str, directory: str | None) -> None:
+    session = get_session(master)
+    if directory is not None:
+        numbers_with_a_killed_slot(session, directory)
     made: list[Scripted] = []
 
     def make(plan: object, now_ms: int) -> Scripted:
         made.append(Scripted(plan, now_ms))  # type: ignore[arg-type]
         return made[0]
 
-    driver = Driver(plan(2), SparkSlots(get_session(master)), make)
+    driver = Driver(plan(2), SparkSlots(session), make)
     driver.start()
     coordinator = made[0]
     until("two slots", lambda: len(coordinator.slots) == 2, 60)
-    sibling, killed = coordinator.slots[0], coordinator.slots[1]
-    os.kill(killed, signal.SIGKILL)
-    until("a third", lambda: 2 in coordinator.slots, 30)
-    assert alive(sibling) and coordinator.slots[0] == sibling and len(coordinator.lost) == 1
     print("ready", *coordinator.slots.values(), flush=True)
     Job(driver).wait(60)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)

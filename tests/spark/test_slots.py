@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
+from midstream.runtime.provider import SlotLaunch
 from midstream.spark.session import active_session, check_java, get_session, is_local
 from midstream.spark.slots import SparkSlots, explain
 from scripted import Scripted, alive, plan, until
@@ -82,6 +84,15 @@ def test_more_slots_than_cores_are_refused_with_both_numbers_and_the_way_out(spa
         World(spark, 5)
 
 
+def test_a_slot_that_cannot_reach_its_driver_says_so_in_one_line(spark: Any) -> None:
+    slots = SparkSlots(spark)
+    reasons: list[str] = []
+    slots.request(SlotLaunch("127.0.0.1", 1, bytes(32), "job", "request"), reasons.append)
+    (reason,) = until("the failure", lambda: reasons, 60)
+    assert re.fullmatch(r"ClusterError: a slot on .* cannot reach its driver at 127.0.0.1:1: .* refused", reason)
+    slots.close()
+
+
 def test_a_session_that_is_there_is_taken(spark: Any) -> None:
     assert active_session() is not None
     assert get_session().sparkContext is spark.sparkContext
@@ -107,6 +118,8 @@ def test_no_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_which_masters_are_local() -> None:
     assert all(map(is_local, ("local", "local[*]", "local[4]", "local[2,3]", "local-cluster[2,2,1024]")))
+    with pytest.raises(ConfigError, match=r"master 'local\[0\]' is not a Spark master; use for example 'local\[4\]'"):
+        get_session("local[0]")
     assert not any(map(is_local, ("yarn", "spark://local:7077", "k8s://https://local", "localhost")))
 
 
@@ -120,32 +133,53 @@ def test_why_a_slots_job_failed_is_what_python_said() -> None:
     assert explain(RuntimeError(text)).startswith("ModuleNotFoundError: No module named 'midstream'; the executors'")
 
 
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,2,1024]"])
-def test_on_a_session_of_its_own(master: str, tmp_path: Path) -> None:
-    """One slot killed, its sibling alive; then Ctrl-C, and no Python worker is left."""
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[int]]]]:
+    """Starts `own_session.py` with these arguments; gives the process and those of its two slots."""
     script = Path(__file__).with_name("own_session.py")
     environment = {**os.environ, "PYTHONPATH": str(script.parent.parent), "MIDSTREAM_HOME": str(tmp_path)}
     environment.pop("PYSPARK_PYTHON", None)
-    process = subprocess.Popen(
-        [sys.executable, str(script), master],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    try:
+    processes = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen[str], list[int]]:
+        process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+        )
+        processes.append(process)
+        assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("ready "), process.communicate(timeout=30)
+        assert line.startswith("ready "), process.communicate(timeout=60)
         pids = [int(word) for word in line.split()[1:]]
         assert len(pids) == 2 and all(map(alive, pids))
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=40)
-        assert process.returncode == 130 or "KeyboardInterrupt" in errors
-        until("the end of the workers", lambda: not any(map(alive, pids)), 10)
-        assert not list(tmp_path.glob("jobs/*"))
-        assert "Exception in task" not in errors, errors
-    finally:
+        return process, pids
+
+    yield start
+    for process in processes:
         process.kill()
-        process.wait()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,2,1024]"])
+def test_a_job_survives_the_loss_of_a_slot_and_ctrl_c_leaves_no_worker(
+    master: str, program: Callable[..., tuple[subprocess.Popen[str], list[int]]], tmp_path: Path
+) -> None:
+    process, pids = program(master, str(tmp_path / "checkpoints"))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    until("the end of the workers", lambda: not any(map(alive, pids)), 10)
+    assert not list(tmp_path.glob("jobs/*"))
+    assert "Exception in task" not in errors, errors
+
+
+def test_slots_on_executors_end_when_the_driver_is_killed(
+    program: Callable[..., tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    process, pids = program("local-cluster[2,1,1024]")
+    process.kill()
+    until("the end of the workers", lambda: not any(map(alive, pids)), 30)

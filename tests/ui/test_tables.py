@@ -33,6 +33,8 @@ def test_a_job_shows_its_operators_checkpoints_and_failures(status):
     assert "restarts 1" in shown
     assert "last failure 20 s ago: operator 'parse': ValueError: bad row 17" in shown
     assert "slot memory 200.0 MiB, 210.0 MiB" in shown
+    with_pids = render(job_view(msgspec.structs.replace(status, slot_pids=(11, 12))))
+    assert "slot memory 200.0 MiB (process 11), 210.0 MiB (process 12)" in with_pids
 
 
 def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(status):
@@ -71,7 +73,7 @@ def test_rates_start_over_with_every_attempt(status):
     assert rates.rows_per_s("read") is None
 
 
-def test_a_progress_line_names_first_and_last_operator_of_each_task(status):
+def test_a_progress_line_names_sources_and_sinks(status):
     rates = Rates()
     rates.add(status)
     after = later(status, 2, rows=20_000)
@@ -80,6 +82,7 @@ def test_a_progress_line_names_first_and_last_operator_of_each_task(status):
     assert "\n" not in line
     assert "read 1,254,567 rows (10.0 k/s)" in line
     assert "write 1,220,000 rows (10.0 k/s)" in line
+    assert "parse" not in line
     assert "checkpoint 3 (120 ms, 1.2 MiB)" in line
     assert "restarts 1" in line
 

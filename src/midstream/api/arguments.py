@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Any, TypeAlias
@@ -50,6 +51,15 @@ def calling_place() -> str:
     """`job.py:12`: where the user's code called midstream; "" when that is unknown."""
     frame = _user_frame()
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def raised_at(error: BaseException) -> str:
+    """`job.py:12`: the innermost line of the user's code that the exception came through; "" when there is none."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not is_own_file(frame.f_code.co_filename):
+            place = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return place
 
 
 def _user_frame() -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from types import CodeType, ModuleType
 
+from midstream.api.arguments import raised_at
 from midstream.api.environment import Environment, _loading
 from midstream.core.errors import JobError, MidstreamError
 
@@ -31,8 +33,11 @@ def load_job(path: str | os.PathLike[str]) -> Environment:
     _loading.append(file)
     try:
         exec(code, module.__dict__)
-    except MidstreamError:
-        raise
+    except MidstreamError as error:
+        place = raised_at(error)
+        if not place or re.match(r"[^\s:]+:\d+: ", str(error)):
+            raise
+        raise type(error)(f"{place}: {error}").with_traceback(error.__traceback__) from error.__cause__
     except SystemExit as error:
         raise JobError(f"{shown}: ended the program (SystemExit: {error.code}) while it was being loaded") from error
     except Exception as error:

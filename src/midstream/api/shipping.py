@@ -29,14 +29,6 @@ _SPARK_ADVICE = (
 )
 
 
-def pickled(thing: object, directory: str | None) -> bytes:
-    """`thing` with the code of all modules below `directory` (that of the job's file). Raises what pickling raises."""
-    if directory is not None:
-        register_modules_below(directory)
-    data: bytes = cloudpickle.dumps(thing)
-    return data
-
-
 def register_modules_below(directory: str) -> None:
     """Have cloudpickle take along the modules loaded from files below `directory` that are not installed."""
     root = os.path.join(os.path.abspath(directory), "")

@@ -271,10 +271,15 @@ class DataStream(Handle):
         directory: str | os.PathLike[str],
         *,
         roll_size: Size = "128 MiB",
+        append: bool = False,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
-        """Every row exactly once into Parquet files below `directory`, which must be empty or absent in a new job."""
-        return self._end("parquet", FileSink(directory, format="parquet", roll_size=roll_size, filesystem=filesystem))
+        """Every row exactly once into Parquet files below `directory`.
+
+        In a new job the directory must be empty or absent, unless `append`.
+        """
+        sink = FileSink(directory, format="parquet", roll_size=roll_size, append=append, filesystem=filesystem)
+        return self._end("parquet", sink)
 
     @located
     def write_jsonl(
@@ -282,10 +287,12 @@ class DataStream(Handle):
         directory: str | os.PathLike[str],
         *,
         roll_size: Size = "128 MiB",
+        append: bool = False,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
         """As write_parquet, in files of JSON lines."""
-        return self._end("jsonl", FileSink(directory, format="jsonl", roll_size=roll_size, filesystem=filesystem))
+        sink = FileSink(directory, format="jsonl", roll_size=roll_size, append=append, filesystem=filesystem)
+        return self._end("jsonl", sink)
 
     @located
     def write_datasource(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from midstream.api.shipping import pickled
+import cloudpickle
+
+from midstream.api.shipping import register_modules_below
 from midstream.coordinator.events import JobPlan
 from midstream.core.config import JobConfig
 from midstream.core.errors import JobError
@@ -33,6 +35,8 @@ def submit(
             f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from; "
             "give Environment(checkpoint_dir=…) or --checkpoint-dir"
         )
+    if directory is not None:
+        register_modules_below(directory)  # sinks pickle what they make in validate()
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
     _check_sinks(graph, restoring=restore_from is not None)
@@ -47,7 +51,7 @@ def submit(
         plan = JobPlan(
             job_id=RandomIds().new_id(),
             graph=graph,
-            graph_bytes=pickled(graph, directory),
+            graph_bytes=cloudpickle.dumps(graph),
             config=config,
             restore=restore_from,
         )

@@ -288,7 +288,7 @@ class Checkpoints:
     def _publish(self, pending: Pending) -> None:
         self._effects.cancel_timer(pending.timer)
         pending.timer = None
-        operators = operator_states(self._plan, pending.acks, pending.plan.finished)
+        operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
         why_not = refusal(operators, written.union(*(retained.files for retained in self.retained)))
         if why_not:

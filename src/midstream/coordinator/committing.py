@@ -58,7 +58,8 @@ class Committing:
         self._tries = 0
         self.stalled = False
         """Given up until `resume`."""
-        self.may_retry = True
+        self._may_retry = True
+        self._abandoned = False
         self._last_holder = -1
 
     @property
@@ -97,7 +98,7 @@ class Committing:
 
     def give_up(self) -> None:
         """No more retries: the job ends."""
-        self.may_retry = False
+        self._may_retry = False
         self.stalled = self.stalled or self._timer is not None
         self._effects.cancel_timer(self._timer)
         self._timer = None
@@ -105,13 +106,12 @@ class Committing:
     def abandon(self) -> None:
         """Touch nothing more: somebody else commits it now."""
         self.give_up()
+        self._abandoned = True
         self._aborts.clear()
-        if not self._running:
-            self._commits.clear()
         self.stalled = True
 
     def _next(self) -> None:
-        if self._running or self._timer is not None:
+        if self._running or self._timer is not None or self._abandoned:
             return
         if self._commits and not self.stalled:
             what = self._commits[0].what
@@ -139,7 +139,7 @@ class Committing:
             self._next()
             return
         self._tries += 1
-        if self.may_retry and self._tries < TRIES_MAX:
+        if self._may_retry and self._tries < TRIES_MAX:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
             self._timer = self._effects.set_timer(f"commit:{what.uid}", delay_s, self._try_again)
             return

@@ -57,26 +57,35 @@ def merged(
 
 
 def operator_states(
-    plan: JobPlan, acks: Mapping[TaskRef, CheckpointAck], finished: Set[TaskRef]
+    plan: JobPlan, acks: Mapping[TaskRef, CheckpointAck], finished: Set[TaskRef], before: CheckpointMetadata | None
 ) -> tuple[OperatorState, ...]:
-    """The state of every operator of the graph. `finished`: tasks that had finished before the trigger."""
+    """The state of every operator of the graph. `finished`: tasks that had finished before the trigger.
+
+    Nobody restores the state of a subtask that has finished, but it is kept as it was in the
+    checkpoint `before` this one: a source that was drained says there how far it had come.
+    """
     names = names_of(plan.graph)
+    old = {op.uid: op for op in before.operators} if before else {}
     states = []
     for vertex in plan.graph.vertices:
         refs = [TaskRef(vertex.id, i) for i in range(vertex.parallelism)]
         ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
         for uid in uids_of(vertex):
-            subtasks = tuple(_snapshot(uid, acks.get(ref)) for ref in refs)
+            subtasks = tuple(_snapshot(uid, ref, acks, old.get(uid)) for ref in refs)
             states.append(OperatorState(uid, names[uid], vertex.id, vertex.parallelism, subtasks, ended))
     return tuple(states)
 
 
-def _snapshot(uid: str, ack: CheckpointAck | None) -> OperatorSnapshot:
-    """State only: committables are kept apart. A subtask that had finished has no more to give."""
-    if ack is not None and not ack.finished:
-        for op in ack.operators:
-            if op.uid == uid:
-                return OperatorSnapshot(uid, op.parts)
+def _snapshot(
+    uid: str, ref: TaskRef, acks: Mapping[TaskRef, CheckpointAck], before: OperatorState | None
+) -> OperatorSnapshot:
+    """State only: committables are kept apart."""
+    if ref in acks:
+        return next(
+            (OperatorSnapshot(uid, op.parts) for op in acks[ref].operators if op.uid == uid), OperatorSnapshot(uid)
+        )
+    if before is not None and ref.subtask in before.finished and ref.subtask < len(before.subtasks):
+        return before.subtasks[ref.subtask]
     return OperatorSnapshot(uid)
 
 
@@ -113,6 +122,7 @@ def build_metadata(
     sources: tuple[SourcePosition, ...],
     committables: tuple[Committables, ...],
 ) -> CheckpointMetadata:
+    """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
     snapshots = [snapshot for op in operators for snapshot in op.subtasks]
     chunks = {(c.file, c.offset): c.length for s in snapshots for part in s.parts for c in part.chunks}

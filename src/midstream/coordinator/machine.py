@@ -61,6 +61,8 @@ from midstream.protocol import messages as m
 END_TIMEOUT_S: Final = 10.0
 """How long I/O that is still under way may keep the job from ending."""
 SLOT_RETRY_S: Final = 1.0
+FIRST_REQUESTS_FAILED_MAX: Final = 3
+"""So many slots may fail to start before the job has run for the first time; later only the time counts."""
 STORY_MAX: Final = 30
 REMEMBERED_MAX: Final = 20
 
@@ -104,6 +106,7 @@ class Coordinator:
 
         self._has_run = False
         """All tasks have run once: what fails from now on may work again."""
+        self._requests_failed = 0
         self._sources_are_reset = False
         self._ready_ms = 0
         """Not before this is the next attempt deployed."""
@@ -223,14 +226,16 @@ class Coordinator:
             f"the job needs {need} slots, and {have} came within {timeout_s:g} s: too few cores are free. Lower the "
             f"parallelism to {max(have, 1)}, give Spark more cores, or raise slot_timeout"
         )
+        self.slots.forget_requests()
         self._fail_attempt(Failure(str(error), "", error, fatal=not self._has_run))
 
     def _slot_request_failed(self, request: str, reason: str) -> None:
         if not self.slots.request_failed(request) or self.phase is Phase.ENDING:
             return
+        self._requests_failed += 1
         have, need = len(self.slots.live), self.slots.needed
         text = f"a slot could not be started ({have} of {need} are there): {reason}"
-        if not self._has_run:
+        if not self._has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
             error = ClusterError(f"{text}. If Spark has too few cores, lower the parallelism or give it more")
             self._fail_attempt(Failure(str(error), "", error, fatal=True))
             return
@@ -259,7 +264,10 @@ class Coordinator:
         if self.attempt is not None:
             self.attempt.awaited.discard(slot)
         text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {reason}"
-        self._fail_attempt(Failure(text, "", ClusterError(text)))
+        if self.phase is Phase.GATHERING:
+            self._warn(text)  # nothing ran on it: another one will do
+        else:
+            self._fail_attempt(Failure(text, "", ClusterError(text)))
         if self.phase in (Phase.GATHERING, Phase.CANCELLING):
             self._request_slots()
 
@@ -539,9 +547,6 @@ class Coordinator:
             return
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and not failure.fatal:
             return
-        lost_while_gathering = self.phase is Phase.GATHERING and isinstance(failure.error, ClusterError)
-        if lost_while_gathering and not failure.fatal and self._slot_timer is None and not self.slots.complete:
-            return  # nothing ran on it; another slot is asked for
         delay_s = None if failure.fatal or self._commit_is_final() else self.restarts.after_failure(now_ms)
         if delay_s is None:
             self._end("failed", self._last_word(failure), failure.summary)

@@ -93,10 +93,11 @@ class Slots:
             rate = Rate(now_ms, metrics)
             if before is not None:
                 span_ms = now_ms - before.at_ms
-                if span_ms <= 0:
-                    continue
-                rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
-                rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
+                if span_ms > 0:
+                    rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
+                    rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
+                else:
+                    rate.busy, rate.backpressured = before.busy, before.backpressured
             self.rates[metrics.task] = rate
 
     def check(self) -> None:

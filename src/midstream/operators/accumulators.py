@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.batches import canonical_type
-from midstream.core.errors import MidstreamError, SchemaError
+from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.aggregates import Accumulator, Aggregate, Columns
 from midstream.operators.expressions import empty_frame
 from midstream.operators.rows import user_error
@@ -23,6 +23,8 @@ class AccumulatorAggregate(Aggregate):
         self.columns = tuple(accumulator.columns)
         self._accumulator = accumulator
         self._where = where
+        self.failure: JobError | None = None
+        """What a function of the user's raised: on its way through polars an exception loses its traceback."""
         self._result_type = empty_frame(pa.schema([("value", canonical_type(accumulator.type))])).schema["value"]
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
@@ -51,7 +53,10 @@ class AccumulatorAggregate(Aggregate):
 
     def _merge(self, columns: Sequence[pl.Series]) -> bytes:
         def work() -> Any:
-            first, *rest = map(cloudpickle.loads, columns[0].to_list())
+            parts = columns[0].to_list()
+            if not parts:  # polars asks for nothing's result to learn the type
+                return self._accumulator.init()
+            first, *rest = map(cloudpickle.loads, parts)
             for other in rest:
                 first = self._accumulator.merge(first, other)
             return first
@@ -72,7 +77,9 @@ class AccumulatorAggregate(Aggregate):
         except MidstreamError:
             raise
         except Exception as error:
-            raise user_error(self._where, f"{type(self._accumulator).__name__}.{method}", error) from error
+            failure = user_error(self._where, f"{type(self._accumulator).__name__}.{method}", error)
+            self.failure = failure
+            raise failure from error
 
 
 def _dumps(accumulator: Any) -> bytes:

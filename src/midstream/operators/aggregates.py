@@ -249,8 +249,10 @@ def _of_first(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
 
 
 def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
-    # arg_max gives the first of equals; the last one is the first from behind
-    return {"value": value.reverse().get(at.reverse().arg_max()), "at": at.max()}
+    # arg_max gives the first of equals, so look from behind. xor(0) makes a column that polars does not
+    # hold for sorted: reverse() within groups keeps that mark though it turns the order around.
+    unmarked = at.to_physical().xor(0)
+    return {"value": value.get(at.len() - 1 - unmarked.reverse().arg_max()), "at": at.max()}
 
 
 def _float(number: pl.Expr) -> pl.Expr:

@@ -21,8 +21,6 @@ from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, t
 from midstream.state.keyed import KeyScope, State
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
-TIMERS_PER_LOOK = 64
-"""Timers that fire between two looks at the clock."""
 TIMERS_PER_SLICE = 16_384
 """Timers that fire in one slice at most, however fast."""
 
@@ -114,11 +112,12 @@ class ProcessOperator(Operator):
             elif name == "timers:processing":
                 self._timers.processing.thaw(timer_rows(table, self._form))
             elif name in expected:
-                expected[name].thaw(state_rows(expected[name], table, self._form, self._where))
+                state = expected[name]
+                state.thaw(state_rows(state, table, self._form_of(state), self._where))
             else:
-                kind, _, state = name.partition(":")
+                kind, _, gone = name.partition(":")
                 raise JobError(
-                    f"{self._where}: the checkpoint holds {kind} state {state!r}, which {type(self._function).__name__} "
+                    f"{self._where}: the checkpoint holds {kind} state {gone!r}, which {type(self._function).__name__} "
                     "does not declare; declare it as it was, or give the operator a new uid to start without state"
                 )
         self._arm()
@@ -222,9 +221,8 @@ class ProcessOperator(Operator):
         self._scope.is_set = True
         try:
             while (due_us := queue.next_us()) is not None and due_us <= until_us:
-                if fired % TIMERS_PER_LOOK == 0 and fired:
-                    if fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s:
-                        return False
+                if fired and (fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s):
+                    return False
                 time_us, key = queue.pop()
                 self._scope.key = key
                 self._context.time_us = time_us
@@ -282,7 +280,7 @@ class ProcessOperator(Operator):
             parts = {}
             for state, chunk_id, entries in frozen:
                 rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                table = state_table(state, entries, form if state.is_keyed else KeyForm((), 1), where)
+                table = state_table(state, entries, self._form_of(state), where)
                 if table.num_rows:
                     parts[_part_name(state)] = StatePart(rule, (Chunk(chunk_id, table),))
             for name, chunk_id, rows in timers:
@@ -290,6 +288,9 @@ class ProcessOperator(Operator):
             return SnapshotResult(parts)
 
         return Snapshot(later=later)
+
+    def _form_of(self, state: State) -> KeyForm:
+        return self._form if state.is_keyed else KeyForm((), 1)
 
     # ---- errors ----
 

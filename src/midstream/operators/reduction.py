@@ -144,7 +144,7 @@ class Reduction:
         self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()
     ) -> pl.DataFrame:
         """Parts, in the order they were made, to one per key and `also_by`; `also` are further reductions."""
-        frame = parts[0] if len(parts) == 1 else pl.concat(parts)
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         grouped = frame.group_by((*also_by, *self.by), maintain_order=True)
         return self._guard(lambda: grouped.agg(*also, *self._merge))
 
@@ -166,7 +166,10 @@ class Reduction:
     def _guard(self, work: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         try:
             return work()
-        except MidstreamError:
-            raise
         except Exception as error:  # the expressions may be the user's
+            for aggregate in self._aggregates.values():
+                if isinstance(aggregate, AccumulatorAggregate) and aggregate.failure is not None:
+                    raise aggregate.failure from aggregate.failure.__cause__
+            if isinstance(error, MidstreamError):
+                raise
             raise user_error(self.where, "an aggregate", error) from error

@@ -19,7 +19,7 @@ from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_base import END, START, Firing, WindowOperator, native_units
 from midstream.operators.window_specs import Session
-from midstream.state.columnar import PartLog, Run, freeze
+from midstream.state.columnar import PartLog, freeze
 from midstream.state.parts import KEY_GROUP, Chunk
 
 _SESSION = "__session"
@@ -67,7 +67,7 @@ class SessionWindowOperator(WindowOperator):
         return self._reduction.reduce(frame, by[: -len(self._reduction.by)], bounds).drop(_SESSION, strict=False)
 
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        frame = parts[0] if len(parts) == 1 else pl.concat(parts)
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._reduction.by)))
         bounds = [pl.col(START).min(), pl.col(END).max()]
         return self._reduction.merge([frame], (_SESSION,), bounds).drop(_SESSION)
@@ -154,10 +154,9 @@ class SessionWindowOperator(WindowOperator):
         groups = table.column(KEY_GROUP).to_numpy()
         # what expired in key groups that had fired, when the snapshot came between two slices
         live = frame.get_column(END).to_numpy() - 1 + self._lateness > self._progress.of(groups)
-        frame, groups = frame.filter(pl.Series(live)), groups[live]
+        frame = frame.filter(pl.Series(live))
         if frame.height:
-            self._log.runs.append(Run(frame, None, groups))
-            self._log.rows += frame.height
+            self._log.restore(frame)
             self._earliest = min(self._earliest, int(frame.get_column(END).min()))  # type: ignore[arg-type]
 
 

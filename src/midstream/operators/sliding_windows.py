@@ -20,8 +20,8 @@ from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units
 from midstream.operators.window_specs import Sliding
-from midstream.state.columnar import PartLog, Run, freeze
-from midstream.state.parts import KEY_GROUP, Chunk
+from midstream.state.columnar import PartLog, freeze
+from midstream.state.parts import Chunk
 
 PANE: Final = "__pane"
 FEW_PANES = 4
@@ -124,7 +124,11 @@ class SlidingWindowOperator(WindowOperator):
     def _next_firing(self, watermark: int) -> Firing | None:
         fired = self._progress.lowest
         # the last window of a pane has fired already: then so have those of the panes before it
-        at = 0 if fired == MIN_WATERMARK_US else bisect_left(self._starts, self._last_start(fired + 1 - self._size) + self._slide)
+        at = (
+            0
+            if fired == MIN_WATERMARK_US
+            else bisect_left(self._starts, self._last_start(fired + 1 - self._size) + self._slide)
+        )
         if at == len(self._starts):
             return None
         pane = self._starts[at]
@@ -168,9 +172,5 @@ class SlidingWindowOperator(WindowOperator):
     def _thaw(self, table: pa.Table) -> None:
         panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()
         frame = self._frame_of(table)
-        groups = table.column(KEY_GROUP).to_numpy()
         for pane in np.unique(panes).tolist():
-            rows = panes == pane
-            log = self._log(pane)
-            log.runs.append(Run(frame.filter(pl.Series(rows)), None, groups[rows]))
-            log.rows += log.runs[-1].frame.height
+            self._log(pane).restore(frame.filter(pl.Series(panes == pane)))

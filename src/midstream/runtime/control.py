@@ -20,7 +20,9 @@ from midstream.runtime.connection import Connection
 RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
 QUEUE_BYTES_MAX: Final = CONTROL_FRAME_BYTES_MAX
 HEARTBEATS_PER_TIMEOUT: Final = 5
-"""How many heartbeats are sent in the time after which none means lost."""
+"""How many heartbeats, at least, are sent in the time after which none means lost."""
+HEARTBEAT_INTERVAL_S_MAX: Final = 1.0
+"""They also carry what people look at while the job runs."""
 
 In = TypeVar("In")
 

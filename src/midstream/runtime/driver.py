@@ -56,6 +56,8 @@ from midstream.runtime.provider import SlotLaunch, SlotProvider
 
 END_TIMEOUT_S: Final = 6.0
 """How long peers may take to hear of the end, before they are cut off."""
+RELEASE_WAIT_S: Final = 10.0
+"""How long the process of a slot that was released may take to end by itself."""
 EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
@@ -203,6 +205,7 @@ class Driver:
                 self._request_slot(request)
             case CloseSlot(slot, _):
                 self._lines.release(slot)
+                self._loop.call_later(RELEASE_WAIT_S, partial(self._abandon, slot))
             case SetTimer(token, delay_s):
                 assert token not in self._timers, token
                 self._timers[token] = self._loop.call_later(delay_s, partial(self._timer_fired, token))
@@ -252,7 +255,7 @@ class Driver:
             self._feed(SlotLost(slot, reason))
 
     def _abandon(self, slot: int) -> None:
-        """The slot is lost, its process may live on and hold a core."""
+        """The slot is lost or does not end although released: its process may live on and hold a core."""
         for request, answered_by in list(self._requests.items()):
             if answered_by == slot:
                 del self._requests[request]

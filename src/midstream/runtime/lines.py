@@ -26,7 +26,12 @@ from midstream.protocol.messages import (
     Welcome,
 )
 from midstream.runtime.connection import Connection
-from midstream.runtime.control import HEARTBEATS_PER_TIMEOUT, RECEIVE_BUFFER_BYTES, MessageChannel
+from midstream.runtime.control import (
+    HEARTBEAT_INTERVAL_S_MAX,
+    HEARTBEATS_PER_TIMEOUT,
+    RECEIVE_BUFFER_BYTES,
+    MessageChannel,
+)
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
 
@@ -76,7 +81,7 @@ class Lines:
         self.loop = loop
         self.owner = owner
         self.heartbeat_timeout_s = heartbeat_timeout_s
-        self.heartbeat_interval_s = heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT
+        self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
         self.register_timeout_s = register_timeout_s
         self._slots: dict[int, SlotLine] = {}
         self._slot_count = 0

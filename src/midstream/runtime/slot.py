@@ -29,6 +29,7 @@ from midstream.protocol.messages import (
     Register,
     Release,
     SlotStatus,
+    TaskFinished,
     ToSlot,
     Welcome,
 )
@@ -179,7 +180,7 @@ class _SlotProcess:
             ids=RandomIds(),
             transport=self._transport,
             open_storage=FileStorage,
-            send=self._channel.send,
+            send=self._send,
             unpickle=pickle.loads,
         )
         self._machine.handle(welcome)
@@ -194,8 +195,19 @@ class _SlotProcess:
         if silent_s > self._welcome.heartbeat_timeout_s:
             self._lost(f"it has been silent for {silent_s:.1f} s")
             return
-        self._channel.send(msgspec.structs.replace(self._machine.status(), memory_bytes=self._memory().rss))
+        self._report()
         self._loop.call_later(self._welcome.heartbeat_interval_s, self._beat)
+
+    def _report(self) -> None:
+        assert self._channel is not None and self._machine is not None
+        self._channel.send(msgspec.structs.replace(self._machine.status(), memory_bytes=self._memory().rss))
+
+    def _send(self, message: FromSlot) -> None:
+        """To the driver. A task that has finished leaves with its last figures: there may be no heartbeat after it."""
+        assert self._channel is not None
+        if isinstance(message, TaskFinished):
+            self._report()
+        self._channel.send(message)
 
     # ---- ending
 

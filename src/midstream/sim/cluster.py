@@ -39,6 +39,7 @@ from midstream.coordinator.events import (
     TimerFired,
 )
 from midstream.coordinator.slots import PYTHON
+from midstream.coordinator.slots import PYTHON
 from midstream.core.seams import Done, Failed, Storage, Timer
 from midstream.protocol import messages as m
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
@@ -259,6 +260,11 @@ class Driver:
             500 + world.delay(20_000), None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}"
         )
 
+    def slot_failed(self, request: str, reason: str) -> None:
+        """Its process ended before it was known."""
+        if self.process.alive and self.outcome is None:
+            self.process.post(partial(self._feed, SlotRequestFailed(request, reason)))
+
     def _launch(self, request: str) -> None:
         if self.process.alive and self.outcome is None:
             slot = Slot(self.cluster, self, request)
@@ -267,6 +273,8 @@ class Driver:
 
     def register(self, slot: Slot, register: m.Register) -> None:
         """A new slot process has connected and proved itself."""
+        if not slot.process.alive:
+            return
         number = self._slot_count
         self._slot_count += 1
         connection = Connection(self, slot, number)
@@ -315,8 +323,10 @@ class Driver:
     def _died(self) -> None:
         for connection in self.connections.values():
             connection.cut()
-            connection.slot.lose_driver(f"{SIM} the driver is gone")
         self.connections.clear()
+        for slot in self.cluster.live_slots:
+            if slot.driver is self:
+                slot.lose_driver(f"{SIM} the driver is gone")
 
 
 class Slot:
@@ -326,6 +336,7 @@ class Slot:
         world = cluster.world
         self.cluster = cluster
         self.driver = driver
+        self.request = request
         self.process = Process(world, f"slot{len(cluster.slots)}")
         self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
         self.connection: Connection | None = None
@@ -335,16 +346,15 @@ class Slot:
             self.process.after_step = self._check
         register = m.Register(self.process.name, 1, len(cluster.slots), PYTHON, request)
         world.schedule(
-            world.delay(world.tempo.control_us),
-            driver.process,
-            Kind.CONTROL,
-            partial(self._connect, register),
-            register,
+            world.delay(world.tempo.control_us), self.process, Kind.CONTROL, partial(self._connect, register), register
         )
 
     def _connect(self, register: m.Register) -> None:
-        if self.process.alive:
-            self.driver.register(self, register)
+        driver = self.driver.process
+        if driver.alive:
+            self.cluster.world.schedule(0, driver, Kind.CONTROL, partial(self.driver.register, self, register))
+        else:
+            self.end()
 
     def received(self, message: m.ToSlot) -> None:
         if isinstance(message, m.Release):
@@ -403,6 +413,7 @@ class Slot:
         """The driver finds the connection closed, after all that was sent on it."""
         connection = self.connection
         if connection is None:
+            self.driver.slot_failed(self.request, f"{SIM} {self.process.name} died before it had registered")
             return
         connection.to_slot.is_cut = True
         driver = self.driver

@@ -90,14 +90,15 @@ def draw(
     limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
     base = random_shape(random) if topology == "random" else SHAPES[topology]
     shape = with_parallelism(base, limit, random, same=parallelism is not None)
+    clock_tick_us = choice((0, 0, 0, 100, 2000))
     rescaled = None
     if rescale_to is not None:
         rescaled = with_parallelism(base, rescale_to, random, same=True)
     elif parallelism is None and random.random() < 0.5:
         rescaled = with_parallelism(base, choice((1, 2, 3, 4)), random, same=False)
     buffer_bytes = choice((4096, 4096, 8192, 32768))
-    count = rows if rows is not None else choice((20, 100, 200, 400))
-    drawn = draw_faults(random, tuple(FAULTS if faults is None else faults), count)
+    count = rows if rows is not None else choice((50, 200, 400, 800))
+    drawn = draw_faults(Random(f"faults {seed}"), tuple(FAULTS if faults is None else faults), count)
     if rescale_to is not None and not any(f.kind in ("stop", "kill_driver") for f in drawn):
         drawn = tuple(sorted((*drawn, Fault(random.randrange(200, 900), "stop", 0)), key=lambda f: f.step))
     return Scenario(
@@ -116,10 +117,10 @@ def draw(
         key_groups=choice((4, 7, 16, 128)),
         buffer_bytes=buffer_bytes,
         pool_buffers=choice((0, 0, 16, 1024)),
-        batch_rows=choice((1, 3, 10, 50, 1000)),
+        batch_rows=choice((1, 3, 10, 50)),
         wire_bytes=choice((2048, 16384, 262144)),
         interval_s=choice((0.0005, 0.002, 0.005, 0.02)),
-        timeout_s=choice((0.2, 1.0, 60.0)),
+        timeout_s=choice((10.0, 60.0) if clock_tick_us else (0.2, 1.0, 60.0)),
         min_pause_s=choice((0.0, 0.0, 0.002)),
         retained=choice((1, 2, 3)),
         sink_rows=choice((0, 0, 1, 10)),
@@ -129,7 +130,7 @@ def draw(
             control_us=choice((50, 400, 5000)),
             data_us=choice((20, 200, 3000)),
             io_us=choice((100, 2000, 10_000)),
-            clock_tick_us=choice((0, 0, 0, 200, 5000)),
+            clock_tick_us=clock_tick_us,
             interleave=choice((0.0, 0.0, 0.2)),
         ),
         faults=drawn,
@@ -140,8 +141,8 @@ def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Faul
     if not kinds or random.random() < 0.1:
         return ()
     kinds = tuple(kind for kind in kinds if random.random() < 0.35) or (random.choice(kinds),)
-    horizon = 300 + rows * 8
-    count = random.choice((1, 1, 2, 3, 5, 8))
+    horizon = random.choice((200, 500, 300 + rows * 4))
+    count = random.choice((1, 2, 3, 5, 8, 13))
     return tuple(
         sorted(
             (

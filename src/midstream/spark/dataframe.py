@@ -1,32 +1,145 @@
-"""A bounded Spark DataFrame as a source: staged once as Parquet, so that replay is deterministic."""
+"""A bounded Spark DataFrame as a source: staged once as Parquet, so that replay is deterministic.
+
+    <checkpoint_dir>/staged/<uid>/<time>-<token>/part-….parquet
+
+The staged rows belong to the checkpoints that refer to them, and stay there as long as these do.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_runs
+from midstream.connectors.filesystem import find_files, names_in, resolve
+from midstream.connectors.formats import explained
+from midstream.connectors.generator import check_rate
+from midstream.connectors.parquet import open_parquet
+from midstream.core.batches import canonical_schema
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, StorageError
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.spark.rows import arrow_schema
+from midstream.spark.session import is_local
+
+_WHERE = "DataFrameSource"
+
+
+class StagedSplit(msgspec.Struct, frozen=True, array_like=True):
+    directory: str
+    """Path or URL: says which filesystem the file is on."""
+    part: FileSplit
 
 
 class DataFrameSource(Source):
-    """The rows of a DataFrame as they are when the job starts.
+    """The rows of a DataFrame as they are when the job starts for the first time.
 
     `prepare`, called before any slot takes a core, has Spark write them as Parquet below the checkpoint
     directory (which must be reachable from all nodes), or into a temporary directory when there is
-    none, which only a local master can use. Raises ConfigError for a streaming DataFrame, SchemaError
-    for a type that has no Arrow form, ClusterError when Spark fails to write.
+    none, which only a local master can use. A restored job reads on in what was staged. Raises
+    ConfigError for a streaming DataFrame, SchemaError for a type that has no Arrow form, ClusterError
+    when Spark fails to write.
     """
 
     def __init__(self, frame: DataFrame, *, rows_per_s: float | None = None) -> None:
-        raise NotImplementedError
+        if not hasattr(frame, "isStreaming"):
+            raise ConfigError(f"{_WHERE}: {type(frame).__name__} is not a Spark DataFrame")
+        if frame.isStreaming:
+            raise ConfigError(f"{_WHERE}: a streaming DataFrame has no end; use its data source as a stream source")
+        check_rate(rows_per_s, _WHERE)
+        self.rows_per_s = rows_per_s
+        self.schema = canonical_schema(arrow_schema(frame.schema, _WHERE))
+        self._frame: DataFrame | None = frame
+        self._directory: str | None = None
+        self._temporary: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_frame": None, "_temporary": None}
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
-        raise NotImplementedError
+        if checkpoint_dir is None:
+            assert self._frame is not None
+            master = str(self._frame.sparkSession.conf.get("spark.master", "local"))
+            if not is_local(master):
+                raise ConfigError(
+                    f"{_WHERE} {uid!r}: on {master} its rows must be put where all nodes can read them; "
+                    "give Environment(checkpoint_dir=…)"
+                )
+            self._temporary = tempfile.mkdtemp(prefix="midstream-staged-")
+            self._stage(os.path.join(self._temporary, "rows"))
+            return
+        above = f"{checkpoint_dir.rstrip('/')}/staged/{re.sub(r'[^A-Za-z0-9_.-]', '_', uid)}"
+        name = _newest_whole(above) if restoring else None
+        if name is None:
+            name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+            self._stage(f"{above}/{name}")
+        else:
+            self._directory = f"{above}/{name}"
+
+    def _stage(self, directory: str) -> None:
+        assert self._frame is not None
+        try:
+            self._frame.write.parquet(_for_spark(directory))
+        except (PySparkException, Py4JError) as error:
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ClusterError(f"{_WHERE}: Spark could not write its rows to {directory}: {first_line}") from error
+        self._directory = directory
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        raise NotImplementedError
+        if position is not None:
+            return Discovery((), position, exhausted=True)
+        if self._directory is None:
+            raise InvariantError(f"{_WHERE} {context.uid!r}: asked for splits before it was prepared")
+        filesystem, path = resolve(self._directory, None, _WHERE)
+        splits: list[Split] = []
+        for info in find_files(filesystem, path):
+            with explained(info.path, "parquet"), ExitStack() as stack:
+                metadata = open_parquet(filesystem, info.path, stack).metadata
+                sizes = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+            for run in row_group_runs([(group.num_rows, group.total_byte_size) for group in sizes]):
+                part = FileSplit(info.path, info.size, int(info.mtime_ns or 0), run.start, run.stop)
+                payload = msgspec.msgpack.encode(StagedSplit(self._directory, part))
+                splits.append(Split(f"{len(splits):06d}:{os.path.basename(info.path)}", payload))
+        return Discovery(tuple(splits), b"all", exhausted=True)
 
     def open_split(self, split: Split) -> SplitReader:
-        raise NotImplementedError
+        staged = msgspec.msgpack.decode(split.payload, type=StagedSplit)
+        filesystem, _ = resolve(staged.directory, None, _WHERE)
+        check_unchanged(filesystem, staged.part)
+        return open_row_groups(filesystem, staged.part, self.schema, split.offset)
 
     def close(self) -> None:
-        raise NotImplementedError
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _newest_whole(directory: str) -> str | None:
+    """The last that was staged to its end."""
+    filesystem, path = resolve(directory, None, _WHERE)
+    try:
+        for name in reversed(names_in(filesystem, path)):
+            if filesystem.get_file_info(f"{path}/{name}/_SUCCESS").type == pyarrow.fs.FileType.File:
+                return name
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{directory}: cannot be listed: {error}") from error
+    return None
+
+
+def _for_spark(directory: str) -> str:
+    """A URL that means the same to Hadoop as `directory` to pyarrow."""
+    if "://" not in directory:
+        return f"file://{os.path.abspath(os.path.expanduser(directory))}"
+    return re.sub(r"^s3://", "s3a://", directory)

@@ -1,22 +1,106 @@
-"""Any PySpark Python Data Source as a source, its batch reader or its stream reader, exactly once."""
+"""Any PySpark Python Data Source as a source, its batch reader or its stream reader, exactly once.
+
+The driver plans: it asks for offsets and partitions, and makes a planned range durable before any
+of it is read, as `latestOffset` may answer differently each time. The partitions are the splits; a
+split's offset counts the rows emitted, and a restored partition is read again without those.
+
+    <checkpoint storage>/plans/<uid>/<lineage>-<n>     range n of the job and of all restored from it
+
+Partitions are objects of the user's own classes; they are kept pickled, as Spark keeps them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from pyspark.sql.datasource import DataSource
+import cloudpickle
+import msgspec
+from pyspark.errors import PySparkNotImplementedError
+from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
-from midstream.core.config import Duration
+from midstream.connectors.cursor import BatchCursor
+from midstream.connectors.generator import check_rate
+from midstream.core.batches import canonical_schema
+from midstream.core.config import Duration, duration_s
+from midstream.core.errors import ConfigError, JobError
+from midstream.core.seams import Storage
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.spark.rows import arrow_schema, batches_of, make_data_source, struct_of
+
+_FIRST: Final = b"all"
 
 
-class DataSourceBatchSource(Source):
+class PartitionSplit(msgspec.Struct, frozen=True, array_like=True):
+    partition: bytes
+    """Pickled."""
+    range: int = 0
+    start: str = ""
+    """The offset, as JSON, at which the range begins."""
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """A plan: the rows from `start` to `end`, both JSON."""
+
+    start: str
+    end: str
+    partitions: tuple[bytes, ...]
+
+
+class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
+    lineage: str
+    ranges: int
+    """How many have been planned."""
+    end: str
+
+
+class _PartitionReader(Protocol):
+    def read(self, partition: Any) -> Iterable[Any]: ...
+
+
+class _DataSourceSource(Source):
+    """What both have in common: a data source, its schema, and reading a partition."""
+
+    def __init__(
+        self,
+        data_source: type[DataSource] | DataSource,
+        options: Mapping[str, str] | None,
+        schema: StructType | str | None,
+        rows_per_s: float | None,
+    ) -> None:
+        self._data_source = make_data_source(data_source, options)
+        self._where = f"data source {self._data_source.name()!r}"
+        check_rate(rows_per_s, self._where)
+        self.rows_per_s = rows_per_s
+        self._struct = struct_of(self._data_source, schema)
+        self.schema = canonical_schema(arrow_schema(self._struct, self._where))
+
+    def _has(self, method: str) -> bool:
+        return getattr(type(self._data_source), method) is not getattr(DataSource, method)
+
+    def _partition_reader(self) -> _PartitionReader:
+        raise NotImplementedError
+
+    def open_split(self, split: Split) -> SplitReader:
+        part = msgspec.msgpack.decode(split.payload, type=PartitionSplit)
+        rows = self._partition_reader().read(cloudpickle.loads(part.partition))
+        if not hasattr(rows, "__iter__"):
+            raise JobError(f"{self._where}: read() gave {type(rows).__name__}; it must give an iterator")
+        where = f"{self._where}, partition {split.id}"
+        batches = batches_of(rows, self._struct, self.schema, where)
+        return BatchCursor(batches, where=where, offset_rows=split.offset, skip_rows=split.offset)
+
+
+class DataSourceBatchSource(_DataSourceSource):
     """The partitions of `data_source.reader(schema)`, read once to the end.
 
     `data_source`: a subclass of DataSource, made with `options`, or an instance. `schema`: a StructType
     or DDL text, by default what its `schema()` says. `read(partition)` must give the same rows in the
-    same order when it is called again.
+    same order when it is called again. Raises ConfigError when there is no batch reader.
     """
 
     def __init__(
@@ -27,20 +111,37 @@ class DataSourceBatchSource(Source):
         schema: StructType | str | None = None,
         rows_per_s: float | None = None,
     ) -> None:
-        raise NotImplementedError
+        super().__init__(data_source, options, schema, rows_per_s)
+        if not self._has("reader"):
+            raise ConfigError(f"{self._where}: has no reader(); it can only be read as a stream, or not at all")
+
+    def _partition_reader(self) -> _PartitionReader:
+        reader: _PartitionReader = self._data_source.reader(self._struct)
+        return reader
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        raise NotImplementedError
+        if position is not None:
+            return Discovery((), position, exhausted=True)
+        try:
+            partitions = list(self._data_source.reader(self._struct).partitions())
+        except NotImplementedError:
+            partitions = []
+        pickled = [cloudpickle.dumps(partition) for partition in partitions or [InputPartition(None)]]
+        splits = tuple(
+            Split(f"{at:06d}", msgspec.msgpack.encode(PartitionSplit(each))) for at, each in enumerate(pickled)
+        )
+        return Discovery(splits, _FIRST, exhausted=True)
 
-    def open_split(self, split: Split) -> SplitReader:
-        raise NotImplementedError
 
-
-class DataSourceStreamSource(Source):
+class DataSourceStreamSource(_DataSourceSource):
     """The offset ranges of `data_source.streamReader(schema)` (or `simpleStreamReader`), without end.
 
     `interval`: how often the latest offset is asked for. Other arguments as for the batch source.
+    `commit(end)` is called once a completed checkpoint holds every row before `end`. Raises
+    ConfigError when there is no stream reader.
     """
+
+    bounded = False
 
     def __init__(
         self,
@@ -51,10 +152,152 @@ class DataSourceStreamSource(Source):
         interval: Duration = "1 s",
         rows_per_s: float | None = None,
     ) -> None:
-        raise NotImplementedError
+        super().__init__(data_source, options, schema, rows_per_s)
+        if not (self._has("streamReader") or self._has("simpleStreamReader")):
+            raise ConfigError(f"{self._where}: has neither streamReader() nor simpleStreamReader(); read it as a batch")
+        self.discovery_interval_s = duration_s(interval, "interval")
+        if self.discovery_interval_s <= 0:
+            raise ConfigError("interval: 0 is not an interval; give a time such as '1 s'")
+        self._planner: _Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planner": None}
+
+    def _stream_reader(self) -> Any:
+        try:
+            return self._data_source.streamReader(self._struct)
+        except PySparkNotImplementedError:
+            return _SimpleReader(self._data_source.simpleStreamReader(self._struct), self._where)
+
+    def _partition_reader(self) -> _PartitionReader:
+        reader: _PartitionReader = self._stream_reader()
+        return reader
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        raise NotImplementedError
+        if self._planner is None:
+            self._planner = _Planner(self._stream_reader(), self._where)
+        return self._planner.discover(position, context)
 
-    def open_split(self, split: Split) -> SplitReader:
-        raise NotImplementedError
+    def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
+        if self._planner is not None and position is not None and unfinished is not None:
+            self._planner.settle(msgspec.msgpack.decode(position, type=StreamPosition), unfinished)
+
+    def close(self) -> None:
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.reader.stop()
+
+
+class _Planner:
+    """The driver's side of a stream: one reader for as long as the job runs."""
+
+    def __init__(self, reader: Any, where: str) -> None:
+        self.reader = reader
+        self._where = where
+        self._first: StreamPosition | None = None
+        """Where this job began; it begins there again when it fails before its first checkpoint."""
+        self._plans: Storage | None = None
+        self._folder = ""
+        self._committed_ranges = 0
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        self._plans, self._folder = context.storage, f"plans/{context.uid}"
+        if position is not None:
+            before = msgspec.msgpack.decode(position, type=StreamPosition)
+        else:
+            if self._first is None:
+                self._first = StreamPosition(secrets.token_hex(8), 0, self._json(self.reader.initialOffset()))
+            before = self._first
+        planned = self._known(before) or self._plan(before)
+        if planned is None:
+            return Discovery((), msgspec.msgpack.encode(before), exhausted=False)
+        splits = tuple(
+            Split(
+                f"{before.ranges:08d}:{at:06d}",
+                msgspec.msgpack.encode(PartitionSplit(each, before.ranges, planned.start)),
+            )
+            for at, each in enumerate(planned.partitions)
+        )
+        after = StreamPosition(before.lineage, before.ranges + 1, planned.end)
+        return Discovery(splits, msgspec.msgpack.encode(after), exhausted=False)
+
+    def _path(self, position: StreamPosition) -> str:
+        return f"{self._folder}/{position.lineage}-{position.ranges:08d}"
+
+    def _known(self, position: StreamPosition) -> Range | None:
+        """The range behind `position` as it was planned before a failure."""
+        if self._plans is None or not self._plans.exists(self._path(position)):
+            return None
+        return msgspec.msgpack.decode(self._plans.read(self._path(position)), type=Range)
+
+    def _plan(self, position: StreamPosition) -> Range | None:
+        start = json.loads(position.end)
+        end = self._latest_offset(start)
+        if end is None or self._json(end) == position.end:
+            return None
+        pickled = tuple(cloudpickle.dumps(partition) for partition in self.reader.partitions(start, end))
+        planned = Range(position.end, self._json(end), pickled)
+        if self._plans is not None and not self._plans.create(self._path(position), msgspec.msgpack.encode(planned)):
+            return self._known(position)
+        return planned
+
+    def _latest_offset(self, start: dict[str, Any]) -> dict[str, Any] | None:
+        ask = self.reader.latestOffset
+        if not inspect.signature(ask).parameters:  # before Spark 4.2
+            end = ask()
+        else:
+            end = ask(start, self.reader.getDefaultReadLimit())
+        if end is not None and not isinstance(end, dict):
+            raise JobError(f"{self._where}: latestOffset() gave {type(end).__name__}; an offset is a dict")
+        return end
+
+    def _json(self, offset: Any) -> str:
+        try:
+            return json.dumps(offset, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise JobError(f"{self._where}: the offset {offset!r} has no JSON form: {error}") from error
+
+    def settle(self, position: StreamPosition, unfinished: Sequence[Split]) -> None:
+        """Commit up to the first range that is not read to its end; drop the plans that no restore will ask for."""
+        ranges, end = position.ranges, position.end
+        for split in unfinished:
+            part = msgspec.msgpack.decode(split.payload, type=PartitionSplit)
+            if part.range < ranges:
+                ranges, end = part.range, part.start
+        if ranges > self._committed_ranges:
+            self.reader.commit(json.loads(end))
+            self._committed_ranges = ranges
+        if self._plans is not None:
+            for name in self._plans.list(self._folder):
+                lineage, _, number = name.rpartition("-")
+                if lineage == position.lineage and int(number) < position.ranges:
+                    self._plans.delete(f"{self._folder}/{name}")
+
+
+class _SimpleReader:
+    """A SimpleDataSourceStreamReader as a stream reader: a range is one partition, read again by its offsets."""
+
+    def __init__(self, reader: Any, where: str) -> None:
+        self._reader = reader
+        self._where = where
+        self.initialOffset = reader.initialOffset
+        self.commit = reader.commit
+
+    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:
+        rows, end = self._reader.read(start)
+        if end == start and next(iter(rows), None) is not None:
+            raise JobError(f"{self._where}: read({start}) gave rows, but an end offset that is its start")
+        assert isinstance(end, dict), end
+        return end
+
+    def getDefaultReadLimit(self) -> None:
+        return None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        return [(start, end)]
+
+    def read(self, partition: tuple[dict[str, Any], dict[str, Any]]) -> Iterable[Any]:
+        rows: Iterable[Any] = self._reader.readBetweenOffsets(*partition)
+        return rows
+
+    def stop(self) -> None: ...

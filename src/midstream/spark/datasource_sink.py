@@ -1,31 +1,231 @@
-"""Any PySpark Python Data Source as a sink: its stream writer, or its batch writer."""
+"""Any PySpark Python Data Source as a sink: its stream writer, or its batch writer.
+
+The writer is made once, on the driver, as in Spark; its pickled form goes to the slots with the
+sink, so `validate` must come before the job graph is pickled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
+import cloudpickle
+import msgspec
 import pyarrow as pa
+from pyspark.sql import datasource as spark_datasource
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 
+from midstream.connectors.queued import QUEUED_BYTES_MAX
+from midstream.core.batches import batch_bytes, conform
+from midstream.core.errors import ConfigError, InvariantError, JobError
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
+from midstream.spark.task_context import task_context
+
+_ARROW_WRITERS = tuple(
+    getattr(spark_datasource, name)
+    for name in ("DataSourceArrowWriter", "DataSourceStreamArrowWriter")
+    if hasattr(spark_datasource, name)
+)
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """A committable: the WriterCommitMessage of one subtask for one checkpoint, pickled (it is the user's)."""
+
+    checkpoint_id: int
+    message: bytes
 
 
 class DataSourceSink(Sink):
     """Writes through `streamWriter(schema, overwrite=False)`, or `writer` where there is no stream writer.
 
-    `write` runs once per subtask and checkpoint, on a thread of its own; `commit(messages, batchId)` on
-    the driver with the checkpoint's id once the checkpoint has completed, and again after a restore: it
-    must be idempotent per id, as Spark itself requires.
+    `write` runs once per subtask and checkpoint in which there are rows, on a thread of its own, where
+    `TaskContext.get()` knows the subtask. `commit(messages, batchId)` runs on the driver with the
+    checkpoint's id once the checkpoint has completed, and again after a restore: it must be
+    idempotent per id, as Spark itself requires. A batch writer's `commit` has no id to tell it that
+    it has been there before: with one, what is committed just before a crash may be committed twice.
+
+    Raises ConfigError when there is no writer, SchemaError for a column that Spark has no type for.
     """
 
     def __init__(self, data_source: type[DataSource] | DataSource, *, options: Mapping[str, str] | None = None) -> None:
-        raise NotImplementedError
+        self._data_source = make_data_source(data_source, options)
+        self._where = f"data source {self._data_source.name()!r}"
+        self._streams = type(self._data_source).streamWriter is not DataSource.streamWriter
+        if not self._streams and type(self._data_source).writer is DataSource.writer:
+            raise ConfigError(f"{self._where}: has neither streamWriter() nor writer(); it cannot be written")
+        self._struct: StructType | None = None
+        self._writer: Any = None
+        self._pickled_writer = b""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writer": None}
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        raise NotImplementedError
+        struct = spark_struct(schema, self._where)
+        make = self._data_source.streamWriter if self._streams else self._data_source.writer
+        self._writer = make(struct, False)
+        try:
+            self._pickled_writer = cloudpickle.dumps(self._writer)
+        except Exception as error:
+            raise JobError(f"{self._where}: its writer cannot be sent to the slots: {error}") from error
+        self._struct = struct
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        raise NotImplementedError
+        if self._struct is None:
+            raise InvariantError(f"{self._where}: was shipped before it was validated")
+        return _DataSourceWriter(context, self._pickled_writer, self._struct)
 
     def committer(self, job_id: str) -> Committer | None:
-        raise NotImplementedError
+        if self._writer is None:
+            raise InvariantError(f"{self._where}: commits on the driver, where it has not been validated")
+        return _DataSourceCommitter(self._writer, self._streams)
+
+
+class _Cancelled(Exception):
+    """What the user's `write` sees at its iterator when the attempt ends."""
+
+
+class _Write:
+    """One call of the user's `write`, fed from the loop."""
+
+    def __init__(
+        self, context: WriterContext, number: int, writer: Any, struct: StructType, on_taken: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._number = number
+        self._writer = writer
+        self._struct = struct
+        self._on_taken = on_taken
+        self._queue: queue.SimpleQueue[pa.RecordBatch | type[_Cancelled] | None] = queue.SimpleQueue()
+        self._added_bytes = 0
+        self._taken_bytes = 0
+        self._cancelled = False
+        self._has_returned = False
+        self._message: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"midstream-write-{context.uid}-{number}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return 0 if self._has_returned else self._added_bytes - self._taken_bytes
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._added_bytes += batch_bytes(batch)
+        self._queue.put(batch)
+
+    def end(self) -> None:
+        self._queue.put(None)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._queue.put(_Cancelled)
+
+    def result(self, checkpoint_id: int) -> Sequence[bytes]:
+        """Blocks until `write` has returned. Raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return [msgspec.msgpack.encode(Written(checkpoint_id, cloudpickle.dumps(self._message)))]
+
+    def _run(self) -> None:
+        arrow = isinstance(self._writer, _ARROW_WRITERS)
+        context = self._context
+        try:
+            with task_context(context.subtask, context.attempt, self._number):
+                self._message = self._writer.write(self._batches() if arrow else self._rows())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the task sees it
+            self._error = error
+            if not self._cancelled:
+                context.executor.post(partial(context.fail, error))
+        finally:
+            self._has_returned = True  # even if it did not want all rows
+            context.executor.post(self._on_taken)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        schema = arrow_schema(self._struct, "the stream")
+        while (batch := self._queue.get()) is not None:
+            if not isinstance(batch, pa.RecordBatch):
+                raise _Cancelled
+            yield conform(batch, schema, "the stream")
+            self._taken_bytes += batch_bytes(batch)
+            self._context.executor.post(self._on_taken)
+
+    def _rows(self) -> Iterator[Any]:
+        for batch in self._batches():
+            yield from rows_of(batch, self._struct)
+
+
+class _DataSourceWriter(SinkWriter):
+    def __init__(self, context: WriterContext, pickled_writer: bytes, struct: StructType) -> None:
+        self._context = context
+        self._pickled_writer = pickled_writer
+        self._struct = struct
+        self._numbers = itertools.count(context.subtask << 32)
+        self._write: _Write | None = None
+        self._wake: Callable[[], None] | None = None
+        self._closed = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if self._write is None:
+            writer = cloudpickle.loads(self._pickled_writer)
+            self._write = _Write(self._context, next(self._numbers), writer, self._struct, self._taken)
+        self._write.add(batch)
+
+    def ready(self) -> bool:
+        return self._write is None or self._write.waiting_bytes < QUEUED_BYTES_MAX
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        write, self._write = self._write, None
+        if write is None:
+            return None
+        write.end()
+        self._context.executor.post(self._taken)
+        return partial(write.result, checkpoint_id)
+
+    def close(self) -> None:
+        self._closed = True
+        write, self._write = self._write, None
+        if write is not None:
+            write.cancel()
+
+    def _taken(self) -> None:
+        if self._wake is not None and not self._closed and self.ready():
+            self._wake()
+
+
+class _DataSourceCommitter(Committer):
+    def __init__(self, writer: Any, streams: bool) -> None:
+        self._writer = writer
+        self._streams = streams
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        messages = [message for _, message in map(_decoded, committables)]
+        self._tell(self._writer.commit, messages, checkpoint_id)
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        found = sorted((_decoded(each) for each in committables), key=lambda pair: pair[0])
+        for checkpoint_id, pairs in itertools.groupby(found, key=lambda pair: pair[0]):
+            self._tell(self._writer.abort, [message for _, message in pairs], checkpoint_id)
+
+    def _tell(self, what: Callable[..., None], messages: list[Any], checkpoint_id: int) -> None:
+        if self._streams:
+            what(messages, checkpoint_id)
+        else:
+            what(messages)
+
+
+def _decoded(committable: bytes) -> tuple[int, Any]:
+    written = msgspec.msgpack.decode(committable, type=Written)
+    return written.checkpoint_id, cast(Any, cloudpickle.loads(written.message))

@@ -26,22 +26,32 @@ DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
 LOOPBACK: Final = "127.0.0.1"
 
-_LOCAL = re.compile(r"local(\[.*\])?|local-cluster\[.*\]")
+LOCAL: Final = re.compile(r"local(?:\[\s*(\*|[1-9]\d*)\s*(?:,\s*\d+\s*)?\])?")
+"""With the number of threads, where it is given."""
+LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+"""With the number of workers and the cores of each."""
+_REMOTE: Final = re.compile(r"yarn|spark://.+|k8s://.+")
+
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _INSTALL_JAVA = "install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
 
 
 def is_local(master: str) -> bool:
     """Whether all executors run on this machine."""
-    return _LOCAL.fullmatch(master.strip()) is not None
+    return LOCAL.fullmatch(master) is not None or LOCAL_CLUSTER.fullmatch(master) is not None
 
 
 def get_session(master: str | None = None, name: str = "midstream") -> SparkSession:
-    """The active session, or a new one on `master` (default: `local[*]`).
+    """The active session, or a new one on `master` (default: what spark-submit was given, else `local[*]`).
 
-    Raises ConfigError when a session is active on another master than the one asked for,
+    Raises ConfigError for a master that is none, or when a session is active on another one,
     ClusterError when Spark cannot start, above all for want of Java.
     """
+    if master is not None and not is_local(master) and not _REMOTE.fullmatch(master):
+        raise ConfigError(
+            f"master {master!r} is not a Spark master; use for example 'local[4]', 'local[*]', "
+            "'spark://host:7077', 'yarn' or 'k8s://https://host:6443'"
+        )
     session = active_session()
     if session is not None:
         present = session.sparkContext.master
@@ -51,7 +61,7 @@ def get_session(master: str | None = None, name: str = "midstream") -> SparkSess
                 "stop that one first, or leave the master out"
             )
         return session
-    return _create(master or os.environ.get("MASTER") or DEFAULT_MASTER, name)
+    return _create(master, name)
 
 
 def active_session() -> SparkSession | None:
@@ -62,35 +72,38 @@ def active_session() -> SparkSession | None:
     return session if session is not None else SparkSession.builder.getOrCreate()
 
 
-def _create(master: str, name: str) -> SparkSession:
-    check_java()
-    # else Spark takes whatever python3 is on the PATH, which has none of our packages
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName(name)
+def _create(master: str | None, name: str) -> SparkSession:
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has its own master and JVM
     settings = {
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.speculation": "false",
         **{f"spark.executorEnv.{variable}": value for variable, value in ENVIRONMENT.items()},
     }
-    if is_local(master):
+    builder = SparkSession.builder.appName(name)
+    if not is_submitted:
+        check_java()
+        master = master or DEFAULT_MASTER
+        # else Spark takes whatever python3 is on the PATH, which has none of our packages
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings["spark.ui.enabled"] = "false"
+    if master is not None:
+        builder = builder.master(master)
+    if master is not None and is_local(master):
         # executors of local-cluster bind the machine's outside address otherwise, and may not reach it
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]
         settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_log_settings()}"
     for key, value in settings.items():
         builder = builder.config(key, value)
+    on = f" on {master!r}" if master else ""
     try:
         with warnings.catch_warnings():  # what pyspark's own test module says of pandas
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
             return builder.getOrCreate()
     except PySparkException as error:
-        raise ClusterError(f"Spark does not start on {master!r}: {error}") from error
+        raise ClusterError(f"Spark does not start{on}: {error}") from error
     except Exception as error:
-        raise ClusterError(f"Spark does not start on {master!r}: {first_line(error)}") from error
+        raise ClusterError(f"Spark does not start{on}: {first_line(error)}") from error
 
 
 def check_java() -> None:

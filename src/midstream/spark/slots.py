@@ -12,6 +12,7 @@ own authenticated channel, never through a file, a property, or a command line.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import threading
@@ -21,21 +22,19 @@ from functools import partial
 from typing import Final
 
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.slot import run_slot
-from midstream.spark.session import LOOPBACK, first_line, is_local
+from midstream.spark.session import LOCAL, LOCAL_CLUSTER, LOOPBACK, first_line, is_local
 
 RELEASE_WAIT_S: Final = 3.0
 """How long released slots may take to end by themselves."""
 CANCEL_WAIT_S: Final = 8.0
 """How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
 
-_LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,.*)?\])?")
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+_log = logging.getLogger(__name__)
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)$", re.MULTILINE)
 
 
@@ -47,6 +46,8 @@ class SparkSlots:
         self._master: str = self._context.master
         self._jobs: dict[str, _SlotJob] = {}
         conf = self._context.getConf()
+        if conf.get("spark.speculation", "false") == "true":
+            _log.warning("spark.speculation is on: copies of slots will start and be turned away; turn it off")
         if is_local(self._master):
             self.bind_host = self.driver_host = LOOPBACK
         else:
@@ -126,9 +127,7 @@ class _SlotJob:
     def _run(self) -> None:
         try:
             reason = self._run_in_spark()
-        except PySparkException as error:
-            reason = str(error)
-        except Exception as error:  # noqa: BLE001 - py4j's errors have no common base; all end the slot
+        except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all end the slot
             reason = explain(error)
         on_failed = self._on_failed
         if on_failed is not None:
@@ -162,7 +161,7 @@ def explain(error: BaseException) -> str:
     said = [line for line in found if not line.startswith(("org.", "java."))]
     if not said:
         return first_line(error)
-    reason: str = said[-1]
+    reason = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", said[-1])
     if reason.startswith("ModuleNotFoundError"):
         reason += f"; the executors' Python needs the packages of {sys.executable} (see spark.pyspark.python)"
     return reason
@@ -170,12 +169,12 @@ def explain(error: BaseException) -> str:
 
 def _cores(context: SparkContext) -> int | None:
     conf = context.getConf()
-    local = _LOCAL.fullmatch(context.master)
+    local = LOCAL.fullmatch(context.master)
     if local is not None:
         # Spark's own count of the machine's cores is the JVM's, which may differ from Python's
         threads = local.group(1) or "1"
         return context.defaultParallelism if threads == "*" else int(threads)
-    cluster = _LOCAL_CLUSTER.fullmatch(context.master)
+    cluster = LOCAL_CLUSTER.fullmatch(context.master)
     if cluster is not None:
         return int(cluster.group(1)) * int(cluster.group(2))
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -186,8 +185,8 @@ def _cores(context: SparkContext) -> int | None:
 
 def _more_cores(master: str, slots: int) -> str:
     """How to get as many."""
-    if _LOCAL.fullmatch(master):
+    if LOCAL.fullmatch(master):
         return f", or run it with --master 'local[{slots}]'"
-    if _LOCAL_CLUSTER.fullmatch(master):
+    if LOCAL_CLUSTER.fullmatch(master):
         return ", or give local-cluster[workers, cores, MiB] more workers or cores"
     return ", or raise spark.executor.instances or spark.executor.cores"

@@ -6,7 +6,7 @@ A large frame keeps the id under which a checkpoint first stored it, so that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,22 @@ OWN_CHUNK_ROWS = 8_192
 
 Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
+Extra = tuple[str, pa.Scalar]
+"""Name and value of a column that is the same for all rows of a log."""
 
 
 class Run:
-    """A frame that never changes. Its two memos only ever go from None to the one right value."""
+    """A frame that never changes, with at most one part per key and window.
+
+    Its two memos only ever go from None to the one right value.
+    """
 
     __slots__ = ("chunk_id", "frame", "groups")
 
-    def __init__(self, frame: pl.DataFrame, chunk_id: str | None = None, groups: Int32s | None = None) -> None:
+    def __init__(self, frame: pl.DataFrame) -> None:
         self.frame = frame
-        self.chunk_id = chunk_id
-        self.groups = groups
+        self.chunk_id: str | None = None
+        self.groups: Int32s | None = None
 
 
 class PartLog:
@@ -45,10 +50,10 @@ class PartLog:
 
     __slots__ = ("_merge", "rows", "runs")
 
-    def __init__(self, merge: Merge, runs: Iterable[Run] = ()) -> None:
+    def __init__(self, merge: Merge) -> None:
         self._merge = merge
-        self.runs = list(runs)
-        self.rows = sum(run.frame.height for run in self.runs)
+        self.runs: list[Run] = []
+        self.rows = 0
 
     def append(self, frame: pl.DataFrame) -> None:
         self.runs.append(Run(frame))
@@ -56,6 +61,10 @@ class PartLog:
         merged = self.runs[0].frame.height
         if self.rows - merged > max(merged, STAGED_ROWS) or len(self.runs) > STAGED_RUNS:
             self.merged()
+
+    def restore(self, frame: pl.DataFrame) -> None:
+        """Append a frame of several runs, as `freeze` makes them."""
+        self.append(self._merge([frame]))
 
     def merged(self) -> pl.DataFrame:
         """All parts in one frame; it takes the place of the others."""
@@ -94,33 +103,36 @@ class StateForm:
             run.groups = self.groups(run.frame)
         return run.groups
 
-    def table(self, run: Run, extra: tuple[str, pa.Scalar] | None) -> pa.Table:
+    def table(self, run: Run, extra: Extra | None) -> pa.Table:
         table = pa.Table.from_batches([from_polars(run.frame, self.schema, "state")])
         if extra is not None:
             table = table.add_column(0, extra[0], pa.repeat(extra[1], run.frame.height))
         return table.add_column(0, KEY_GROUP, pa.array(self.groups_of(run)))
 
 
-def freeze(
-    logs: Sequence[tuple[tuple[str, pa.Scalar] | None, PartLog]], form: StateForm, ids: Ids
-) -> Callable[[], tuple[Chunk, ...]]:
-    """The state of all logs as chunks, to be made on the I/O pool; each log with the value of its extra column."""
-    own: list[tuple[str, Run, tuple[str, pa.Scalar] | None]] = []
-    small: list[tuple[Run, tuple[str, pa.Scalar] | None]] = []
+def freeze(logs: Sequence[tuple[Extra | None, PartLog]], form: StateForm, ids: Ids) -> Callable[[], tuple[Chunk, ...]]:
+    """The state of all logs as chunks, to be made on the I/O pool; each log with its extra column.
+
+    The parts of a log stay in order: a shared chunk ends where one of its logs has a chunk of its own.
+    """
+    planned: list[tuple[str, list[tuple[Run, Extra | None]]]] = []
+    shared: list[tuple[Run, Extra | None]] = []
     for extra, log in logs:
+        first_shared = len(shared)
         for run in log.runs:
             if run.frame.height < OWN_CHUNK_ROWS:
-                small.append((run, extra))
+                shared.append((run, extra))
                 continue
+            if len(shared) > first_shared:
+                planned.append((ids.new_id(), shared))
+                shared, first_shared = [], 0
             run.chunk_id = run.chunk_id or ids.new_id()
-            own.append((run.chunk_id, run, extra))
-    shared_id = ids.new_id() if small else ""
+            planned.append((run.chunk_id, [(run, extra)]))
+    if shared:
+        planned.append((ids.new_id(), shared))
 
-    def make() -> Iterator[Chunk]:
-        for chunk_id, run, extra in own:
-            yield Chunk(chunk_id, form.table(run, extra))
-        if small:
-            tables = pa.concat_tables([form.table(run, extra) for run, extra in small])
-            yield Chunk(shared_id, tables.combine_chunks())
+    def make(chunk_id: str, runs: list[tuple[Run, Extra | None]]) -> Chunk:
+        tables = [form.table(run, extra) for run, extra in runs]
+        return Chunk(chunk_id, tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks())
 
-    return lambda: tuple(make())
+    return lambda: tuple(make(chunk_id, runs) for chunk_id, runs in planned)

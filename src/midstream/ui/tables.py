@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from midstream.protocol.messages import CheckpointStatus, JobStatus, VertexStatus
+from midstream.protocol.messages import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 from midstream.ui import text
 from midstream.ui.rates import Rates, rows_handled
 
@@ -93,6 +93,8 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool) -> Table:
 
 def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[RenderableType]:
     mark = text.watermark(vertex.watermark_us)
+    if vertex.states.get("finished") == vertex.parallelism:
+        return [mark]
     if not wide:
         return [mark.removeprefix("20"), share(vertex.busy), share(vertex.backpressured)]
     lag = text.lag(vertex.watermark_us, now_ms)
@@ -128,8 +130,7 @@ def _facts(status: JobStatus) -> list[RenderableType]:
     if status.restored_from:
         facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim", overflow="fold"))
     if any(status.slot_memory_bytes):
-        sizes = ", ".join(text.size(used) for used in status.slot_memory_bytes)
-        facts.append(Text(f"slot memory {sizes}", style="dim"))
+        facts.append(Text(f"slot memory {', '.join(_slot_sizes(status))}", style="dim"))
     if status.restarts or status.failures:
         line = Text(f"restarts {status.restarts}", style="yellow")
         if status.failures:
@@ -139,6 +140,14 @@ def _facts(status: JobStatus) -> list[RenderableType]:
             line.append(text.printable(last.summary), style="red")
         facts.append(line)
     return facts
+
+
+def _slot_sizes(status: JobStatus) -> list[str]:
+    """With process ids where they are known: for a look at one, or to see what happens when it is killed."""
+    sizes = [text.size(used) for used in status.slot_memory_bytes]
+    if len(sizes) != len(status.slot_pids):
+        return sizes
+    return [f"{size} (process {pid})" for size, pid in zip(sizes, status.slot_pids, strict=True)]
 
 
 def _checkpoints(status: JobStatus) -> Text:
@@ -194,11 +203,22 @@ def rows_read(status: JobStatus) -> int:
     return sum(v.operators[0].rows_out for v in status.vertices if v.operators and v.id not in targets)
 
 
+def _ends(status: JobStatus) -> list[OperatorStatus]:
+    """The operators at which rows come in and go out: sources, and whatever nothing follows."""
+    followed = {source for source, _, _ in status.edges}
+    fed = {target for _, target, _ in status.edges}
+    chains = [vertex for vertex in status.vertices if vertex.operators]
+    return [
+        *(vertex.operators[0] for vertex in chains if vertex.id not in fed),
+        *(vertex.operators[-1] for vertex in chains if vertex.id not in followed),
+    ]
+
+
 def progress_line(status: JobStatus, rates: Rates) -> str:
     """The status in one line, for logs and pipes."""
     parts = [f"{text.clock(status.now_ms)} {text.printable(status.name)} {status.state}"]
-    for vertex in status.vertices:
-        for operator in (vertex.operators[0], vertex.operators[-1])[: len(vertex.operators)]:
+    for operator in _ends(status):
+        if operator.rows_in or operator.rows_out:
             rate = rates.rows_per_s(operator.uid)
             speed = "" if rate is None else f" ({text.short(rate)}/s)"
             parts.append(f"{text.printable(operator.name)} {text.rows(rows_handled(operator))} rows{speed}")

@@ -1,0 +1,241 @@
+"""Sources without an outside: the same rows for the same offset, always, and no faster than asked."""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import cloudpickle
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from connector_worlds import all_splits, read_all, read_split, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.connectors.collection import CollectionSource, from_arrow, from_polars, from_rows
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.operators.source import DiscoveryContext
+from midstream.worker.source import Progress, SourceDriver
+
+
+def square(indices: np.ndarray) -> dict[str, Any]:
+    return {"n": indices, "square": indices * indices}
+
+
+# ---- generator ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(0, 200), splits=st.integers(1, 9), rows_max=st.integers(1, 50), data=st.data())
+def test_from_every_offset_exactly_the_rest_is_generated(count, splits, rows_max, data):
+    source = GeneratorSource(square, count, splits=splits)
+    assert source.bounded
+    assert read_all(source, rows_max) == [{"n": n, "square": n * n} for n in range(count)]
+    found = all_splits(source)
+    assert len(found) == min(count, splits)
+    if found:
+        split = data.draw(st.sampled_from(found))
+        rows, offsets = read_split(source, split, rows_max=1)
+        for done, offset in enumerate(offsets, 1):
+            assert read_split(source, msgspec.structs.replace(split, offset=offset), rows_max)[0] == rows[done:]
+
+
+def test_without_a_number_of_splits_each_subtask_has_one():
+    source = GeneratorSource(square, 10)
+    assert len(all_splits(source, parallelism=3)) == 3
+    assert source.splits_per_reader(3) == 1
+
+
+def test_an_endless_generator_deals_out_all_indices_and_never_ends():
+    source = GeneratorSource(square, splits=3)
+    assert not source.bounded
+    splits = all_splits(source, parallelism=2)
+    assert len(splits) == 3
+    assert source.splits_per_reader(2) == 2
+    seen: list[int] = []
+    for split in splits:
+        reader = source.open_split(split)
+        for _ in range(4):
+            batch, offset = reader.read(5)
+            seen += batch.column("n").to_pylist()
+        assert offset == 20
+        later, _ = source.open_split(msgspec.structs.replace(split, offset=7)).read(5)
+        assert later.column("n").to_pylist() == list(range(int(split.id) + 21, int(split.id) + 36, 3))
+    assert sorted(seen) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda i: {"n": i, "s": [f"x{k}" for k in i]},
+        lambda i: pa.record_batch({"n": pa.array(i), "s": pa.array([f"x{k}" for k in i])}),
+        lambda i: pl.DataFrame({"n": i, "s": [f"x{k}" for k in i]}),
+    ],
+)
+def test_every_form_of_rows_is_taken(form):
+    source = cloudpickle.loads(cloudpickle.dumps(GeneratorSource(form, 5)))
+    assert source.schema == pa.schema([("n", pa.int64()), ("s", pa.large_string())])
+    assert read_all(source, rows_max=2) == [{"n": n, "s": f"x{n}"} for n in range(5)]
+
+
+def later_only(wrong: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+    """Right for the sample that the schema is taken from."""
+    return lambda i: square(i) if i[0] < 4 else wrong(i)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        (lambda i: 1 / 0, JobError, "called for indices 4 to 7, failed: ZeroDivisionError: division by zero"),
+        (lambda i: [1, 2], JobError, "gave list; it must give a record batch, a polars frame or a dict of columns"),
+        (lambda i: {"n": i[:1], "square": i[:1]}, JobError, "gave 1 rows; it must give one for each of the 4 indices"),
+        (lambda i: {"n": i}, SchemaError, "GeneratorSource: column 'square' is missing; got n"),
+        (lambda i: {"n": i, "square": ["x"] * len(i)}, SchemaError, "column 'square' is string, declared as int64"),
+        (lambda i: {**square(i), "z": i}, SchemaError, "column 'z' is not in the declared schema"),
+        (lambda i: {"n": i, "square": i[:1]}, SchemaError, "column 'square' has 1 rows, column 'n' 4"),
+        (lambda i: {}, SchemaError, "the function gave no columns"),
+    ],
+)
+def test_what_the_function_does_wrong_is_named_with_the_indices(wrong, kind, says):
+    source = GeneratorSource(later_only(wrong), 8, splits=2)
+    with pytest.raises(kind) as caught:
+        read_all(source)
+    assert says in str(caught.value)
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ConfigError, match="3 is not a function of an array of indices"):
+        GeneratorSource(3)
+    with pytest.raises(ConfigError, match="count -1 is not a whole number"):
+        GeneratorSource(square, -1)
+    with pytest.raises(ConfigError, match="splits 0 is not a positive whole number"):
+        GeneratorSource(square, 1, splits=0)
+    with pytest.raises(ConfigError, match="rows_per_s -5 is not a positive number"):
+        GeneratorSource(square, 1, rows_per_s=-5)
+    with pytest.raises(JobError, match="called for indices 0 to 3, failed: KeyError"):
+        GeneratorSource(lambda i: {}["x"])
+
+
+# ---- rate ----
+
+
+class FakeTime:
+    """Clock and executor in one: time passes only when everything waits for it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+
+    def now_ms(self) -> int:
+        return round(self.now_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, mail: Callable[[], None]) -> Any:
+        heapq.heappush(self._timers, (self.now_s + delay_s, len(self._timers), mail))
+        return self
+
+    def cancel(self) -> None:
+        self._timers.clear()
+
+    def pass_until_next_timer(self) -> None:
+        self.now_s, _, mail = heapq.heappop(self._timers)
+        mail()
+
+
+@pytest.mark.parametrize("rows_per_s", [3.0, 1000.0, 250_000.0])
+def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_per_s):
+    time = FakeTime()
+    emitted: list[tuple[float, int]] = []
+    source = GeneratorSource(square, rows_per_s=rows_per_s, splits=2)
+    driver = SourceDriver(
+        source,
+        parallelism=1,
+        rows_max=131_072,
+        clock=time,
+        executor=time,
+        emit=lambda batch: emitted.append((time.now_s, batch.num_rows)),
+        request_split=lambda: None,
+        wake=lambda: None,
+        fail=pytest.fail,
+    )
+    for split in all_splits(source):
+        driver.add_split(msgspec.msgpack.encode(split))
+    while time.now_s < 120.0:
+        if driver.step() is Progress.WAITING:
+            time.pass_until_next_timer()
+    driver.close()
+    total = sum(rows for _, rows in emitted)
+    assert rows_per_s * 20 * 0.99 - 1 <= total <= rows_per_s * 20 * 1.01 + 2
+    for second in range(100, 119):
+        within = sum(rows for at, rows in emitted if second <= at < second + 1)
+        assert within <= rows_per_s * 1.2 + 1
+
+
+# ---- collections ----
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(0, 60), splits=st.integers(1, 5), rows_max=st.integers(1, 25), data=st.data())
+def test_from_every_offset_exactly_the_rest_of_a_collection_is_read(count, splits, rows_max, data):
+    source = pickle.loads(pickle.dumps(from_arrow(pa.table({"n": pa.array(range(count), pa.int64())}), splits=splits)))
+    assert source.bounded
+    assert values(read_all(source, rows_max)) == list(range(count))
+    found = all_splits(source)
+    if found:
+        split = data.draw(st.sampled_from(found))
+        rows, offsets = read_split(source, split, rows_max=1)
+        for done, offset in enumerate(offsets, 1):
+            assert read_split(source, msgspec.structs.replace(split, offset=offset), rows_max)[0] == rows[done:]
+
+
+def test_rows_of_dicts_are_inferred_or_declared():
+    at = datetime(2020, 1, 1)
+    inferred = from_rows([{"a": 1, "t": at}, {"a": None, "s": "x"}])
+    assert inferred.schema == pa.schema([("a", pa.int64()), ("t", pa.timestamp("us")), ("s", pa.large_string())])
+    assert read_all(inferred) == [{"a": 1, "t": at, "s": None}, {"a": None, "t": None, "s": "x"}]
+    declared = from_rows([{"a": 1}], pa.schema([("a", pa.float64()), ("b", pa.string())]))
+    assert read_all(declared) == [{"a": 1.0, "b": None}]
+    assert read_all(from_rows([], pa.schema([("a", pa.int64())]))) == []
+
+
+def test_frames_tables_and_batches_are_taken():
+    frame = pl.DataFrame({"n": [1, 2], "c": pl.Series(["x", "y"], dtype=pl.Categorical)})
+    expected = [{"n": 1, "c": "x"}, {"n": 2, "c": "y"}]
+    assert read_all(from_polars(frame)) == expected
+    assert read_all(from_arrow(frame.to_arrow())) == expected
+    assert read_all(from_arrow(frame.to_arrow().to_batches()[0])) == expected
+    chunked = pa.concat_tables([frame.to_arrow()] * 3)
+    assert isinstance(from_arrow(chunked), CollectionSource)
+    assert read_all(from_arrow(chunked)) == expected * 3
+
+
+def test_what_is_no_collection_of_rows_is_refused():
+    with pytest.raises(SchemaError, match="row 1 is int, not a dict"):
+        from_rows([{"a": 1}, 3])
+    with pytest.raises(SchemaError, match="no rows to infer the columns from; give a schema"):
+        from_rows([])
+    with pytest.raises(SchemaError, match="column 'a': "):
+        from_rows([{"a": 1}, {"a": "x"}])
+    with pytest.raises(SchemaError, match="column 'b' of row 0 is not in the declared schema"):
+        from_rows([{"b": 1}], pa.schema([("a", pa.int64())]))
+    with pytest.raises(SchemaError, match="int is neither an Arrow table nor a record batch"):
+        from_arrow(3)
+    with pytest.raises(SchemaError, match=r"LazyFrame is not a polars DataFrame; collect\(\) a lazy one first"):
+        from_polars(pl.DataFrame({"a": [1]}).lazy())
+
+
+def test_a_source_is_asked_once_and_says_that_there_is_no_more():
+    context = DiscoveryContext("src", 2, None)
+    for source in (GeneratorSource(square, 4), from_rows([{"a": 1}])):
+        found = source.discover(None, context)
+        assert found.exhausted
+        assert source.discover(found.position, context).splits == ()

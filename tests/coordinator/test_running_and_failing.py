@@ -1,0 +1,363 @@
+"""A job starts, runs, fails, is restarted, ends: slots and attempts."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_world import Bench, Ledger, MemoryStorage, ScriptedSource, two_vertices
+
+from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed
+from midstream.core.config import RestartStrategy
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
+from midstream.protocol import messages as m
+
+READ0, READ1, WRITE0, WRITE1 = m.TaskRef(0, 0), m.TaskRef(0, 1), m.TaskRef(1, 0), m.TaskRef(1, 1)
+
+
+def test_a_job_asks_for_its_slots_deploys_starts_and_runs() -> None:
+    bench = Bench().start()
+    assert len(bench.requests) == 2
+    assert bench.state == "created"
+    bench.answers[m.Start] = False
+    bench.connect()
+    assert bench.state == "deploying"
+    deploys = bench.messages(m.Deploy)
+    assert [d.tasks for d in deploys] == [(READ0, WRITE0), (READ1, WRITE1)]
+    assert all(d.slots == (0, 1) and d.graph == b"graph" and d.epoch == 1 for d in deploys)
+    assert bench.messages(m.Start)[0].peers == (m.Peer(0, "host0", 7000), m.Peer(1, "host1", 7001))
+    for ref in bench.tasks:
+        bench.say(ref, m.TaskRunning(0, ref))
+    assert bench.state == "running"
+    assert bench.status.slot_pids == (100, 101)
+    assert [v.states for v in bench.status.vertices] == [{"running": 2}, {"running": 2}]
+    assert not [token for token in bench.timers if token.startswith("slots")]
+
+
+def test_slots_that_differ_in_number_per_vertex_get_the_tasks_they_can_run() -> None:
+    bench = Bench(two_vertices(ScriptedSource(()), Ledger(), sources=1, sinks=3)).run()
+    assert [d.tasks for d in bench.messages(m.Deploy)] == [(READ0, WRITE0), (WRITE1,), (m.TaskRef(1, 2),)]
+
+
+def test_a_bounded_job_without_checkpoints_commits_when_all_tasks_have_finished() -> None:
+    bench = Bench(checkpoint_dir=None).run()
+    bench.finish(READ0, READ1)
+    bench.finish(WRITE1, committables=(("write", (b"one",)),))
+    assert not bench.sink.committed
+    bench.finish(WRITE0, committables=(("write", (b"zero",)),))
+    assert bench.sink.committed == [(0, (b"zero", b"one"))]
+    assert bench.ended is not None and bench.ended.state == "finished"
+    assert bench.ended.status.state == "finished"
+    assert sorted(bench.closed) == [0, 1]
+    assert bench.source.closed == 1
+
+
+def test_a_commit_that_fails_for_good_without_checkpoints_fails_the_job_rather_than_run_it_twice() -> None:
+    bench = Bench(checkpoint_dir=None)
+    bench.sink.failures = 99
+    bench.run()
+    bench.finish(*bench.tasks, committables=(("write", (b"x",)),))
+    bench.advance(60)
+    assert "the target is away" in bench.error
+    assert "sink 'write'" in bench.error
+    assert bench.attempt == 0
+
+
+def test_too_few_slots_in_time_name_both_numbers() -> None:
+    bench = Bench(slot_timeout_s=20.0).start()
+    bench.connect(1)
+    bench.advance(21)
+    assert isinstance(bench.ended.error, ClusterError)  # type: ignore[union-attr]
+    assert "needs 2 slots, and 1 came within 20 s" in bench.error
+    assert "too few cores" in bench.error
+    assert bench.closed == [0]
+
+
+def test_slots_that_cannot_be_started_fail_the_job_with_the_reason() -> None:
+    bench = Bench().start()
+    for i in range(3):
+        bench.feed(SlotRequestFailed(bench.requests[-1], "No module named 'midstream'"))
+        assert (bench.ended is None) == (i < 2)
+        bench.advance(1)
+    assert "No module named 'midstream'" in bench.error
+    assert "0 of 2" in bench.error
+
+
+def test_a_slot_that_fails_to_start_once_is_asked_for_again() -> None:
+    bench = Bench().start()
+    bench.feed(SlotRequestFailed(bench.requests[0], "killed"))
+    bench.feed(SlotRequestFailed(bench.requests[0], "killed"))  # said twice
+    bench.advance(1)
+    assert len(bench.requests) == 3
+    for slot, request in enumerate(bench.requests[1:]):
+        bench.feed(SlotConnected(slot, m.Register("h", 1, 1, __import__("coordinator_world").PYTHON, request)))
+    assert bench.state == "running"
+    assert any("killed" in warning for warning in bench.status.warnings)
+
+
+def test_a_slot_that_nobody_asked_for_is_sent_away() -> None:
+    bench = Bench().run()
+    bench.feed(SlotConnected(9, m.Register("h", 1, 1, "3.11", "slot-99")))
+    bench.feed(SlotMessage(9, m.Deployed(0)))
+    assert bench.closed == [9]
+    assert bench.state == "running"
+
+
+def test_a_slot_with_another_python_fails_the_job_with_both_versions() -> None:
+    bench = Bench().start()
+    bench.connect(1, python="2.7")
+    assert "runs Python 2.7, the driver Python" in bench.error
+
+
+def test_a_failed_task_cancels_everything_and_the_next_attempt_is_deployed_after_the_delay() -> None:
+    bench = Bench().run()
+    bench.fail(READ1)
+    assert [x.attempt for x in bench.messages(m.Cancel)] == [0, 0]
+    assert bench.state == "restarting"
+    bench.advance(0.4)
+    assert len(bench.messages(m.Deploy)) == 2
+    bench.advance(0.2)
+    assert [d.attempt for d in bench.messages(m.Deploy)] == [0, 0, 1, 1]
+    assert bench.state == "running"
+    assert bench.status.restarts == 1
+    assert bench.status.failures[0].summary == "ValueError: row 7 is bad"
+    assert len(bench.requests) == 2  # the slots have survived
+
+
+def test_messages_of_an_old_attempt_are_ignored() -> None:
+    bench = Bench().run()
+    bench.fail(READ1)
+    bench.advance(1)
+    for message in (
+        m.TaskFailed(0, READ0, "late", "", True),
+        m.TaskRunning(0, READ0),
+        m.TaskFinished(0, READ0),
+        m.Cancelled(0),
+        m.Deployed(0),
+        m.CheckpointAck(0, 1, READ0, (), (), 0),
+        m.RequestSplit(0, READ0),
+    ):
+        bench.say(READ0, message)
+    assert bench.state == "running"
+    assert bench.status.restarts == 1
+
+
+def test_a_second_failure_of_the_same_attempt_is_noted_but_no_second_restart() -> None:
+    bench = Bench().run()
+    bench.answers[m.Cancel] = False
+    bench.fail(READ1, "first")
+    bench.fail(READ0, "second")
+    assert bench.status.restarts == 1
+    assert [f.summary for f in bench.status.failures] == ["second", "first"]
+
+
+def test_a_fatal_failure_ends_the_job_at_once_with_the_users_traceback() -> None:
+    bench = Bench().run()
+    bench.fail(READ1, "map 'f': SchemaError: column x is missing", fatal=True)
+    assert isinstance(bench.ended.error, JobError)  # type: ignore[union-attr]
+    assert "column x is missing" in bench.error
+    assert "Traceback" in bench.error
+    assert sorted(bench.closed) == [0, 1]
+    assert bench.source.closed == 1
+
+
+def test_restarts_are_exhausted() -> None:
+    bench = Bench(restart=RestartStrategy(kind="fixed", attempts=2, delay_s=0.1)).run()
+    for _ in range(2):
+        bench.fail(READ0)
+        bench.advance(0.2)
+        assert bench.state == "running"
+    bench.fail(READ0)
+    assert "failed after 2 restarts" in bench.error
+    assert "row 7 is bad" in bench.error
+
+
+def test_no_restarts_at_all() -> None:
+    bench = Bench(restart=RestartStrategy(kind="none")).run()
+    bench.fail(READ0)
+    assert "row 7 is bad" in bench.error
+
+
+def test_the_exponential_delay_doubles_and_starts_over_after_a_quiet_time() -> None:
+    strategy = RestartStrategy(kind="exponential", delay_s=1.0, max_delay_s=3.0, reset_after_s=100.0)
+    bench = Bench(restart=strategy).run()
+    waits = []
+    for quiet_s in (0, 0, 0, 0, 101):
+        bench.advance(quiet_s)
+        bench.fail(READ0)
+        before_ms = bench.now_ms
+        for _ in range(100):
+            bench.advance(0.1)
+            if bench.state == "running":
+                break
+        waits.append(round((bench.now_ms - before_ms) / 1000, 1))
+    assert waits == [1.0, 2.0, 3.0, 3.0, 1.0]
+
+
+def test_a_lost_slot_is_replaced_and_the_others_are_kept() -> None:
+    bench = Bench().run()
+    bench.lose(1)
+    assert len(bench.requests) == 3
+    assert [slot for slot, x in bench.sent if isinstance(x, m.Cancel)] == [0]
+    bench.advance(1)
+    assert bench.state == "restarting"
+    bench.connect()
+    assert bench.state == "running"
+    assert bench.slots == (0, 2)
+    assert "slot 1 (process 101 on host1) is lost: connection reset" in bench.status.failures[0].summary
+
+
+def test_a_slot_lost_while_cancelling_is_not_waited_for() -> None:
+    bench = Bench().run()
+    bench.answers[m.Cancel] = False
+    bench.fail(READ0)
+    bench.say(READ0, m.Cancelled(0))
+    bench.lose(1)
+    bench.advance(1)
+    bench.connect()
+    assert bench.state == "running"
+    assert bench.status.restarts == 1
+    assert bench.slots == (0, 2)
+
+
+def test_a_slot_that_does_not_cancel_in_time_is_given_up() -> None:
+    bench = Bench(heartbeat_timeout_s=30.0).run()
+    bench.answers[m.Cancel] = False
+    bench.fail(READ0)
+    bench.say(READ0, m.Cancelled(0))
+    bench.advance(31)
+    assert bench.closed == [1]
+    bench.connect()
+    bench.feed(SlotMessage(1, m.Cancelled(0)))  # a zombie speaks
+    assert bench.state == "running"
+    assert bench.slots == (0, 2)
+
+
+def test_a_slot_lost_while_gathering_is_asked_for_again_without_a_restart() -> None:
+    bench = Bench().start()
+    bench.connect(1)
+    bench.lose(0)
+    assert len(bench.requests) == 3
+    bench.connect()
+    assert bench.state == "running"
+    assert bench.status.restarts == 0
+
+
+def test_a_slot_lost_while_deploying_is_replaced() -> None:
+    bench = Bench().start()
+    bench.answers[m.Deploy] = False
+    bench.connect()
+    bench.lose(0)
+    bench.answers[m.Deploy] = True
+    bench.advance(1)
+    bench.connect()
+    assert bench.state == "running"
+    assert bench.attempt == 1
+
+
+def test_a_replacement_that_never_comes_is_asked_for_again_after_the_timeout() -> None:
+    bench = Bench(slot_timeout_s=20.0).run()
+    bench.lose(1)
+    bench.advance(21)
+    assert bench.ended is None
+    assert len(bench.requests) == 4
+    late = bench.requests[2]
+    bench.feed(SlotConnected(7, m.Register("h", 1, 1, "3.11", late)))
+    assert bench.closed == [7]
+
+
+def test_a_job_that_cannot_be_deployed_at_first_is_not_restarted() -> None:
+    bench = Bench().start()
+    bench.answers[m.Deploy] = False
+    bench.connect()
+    bench.say(READ0, m.DeployFailed(0, "operator 'x': OSError: no such file", "Traceback …"))
+    assert "no such file" in bench.error
+
+
+def test_a_deployment_that_fails_later_is_a_failure_like_another() -> None:
+    bench = Bench().run()
+    bench.answers[m.Deploy] = False
+    bench.fail(READ0)
+    bench.advance(0.6)
+    bench.answers[m.Deploy] = True
+    bench.say(READ0, m.DeployFailed(1, "OSError: storage is away", ""))
+    bench.advance(1)
+    assert bench.state == "running"
+    assert bench.attempt == 2
+
+
+def test_cancelling_ends_the_job_at_once_at_any_time() -> None:
+    for steps in range(4):
+        bench = Bench()
+        if steps > 0:
+            bench.start()
+        if steps > 1:
+            bench.connect()
+        if steps > 2:
+            bench.fail(READ0)
+        bench.feed(CancelRequested("Ctrl-C"))
+        assert bench.ended is not None and bench.ended.state == "stopped", steps
+        assert bench.ended.error is None
+        assert len(bench.closed) == (2 if steps > 1 else 0)
+
+
+def test_io_that_hangs_does_not_keep_the_job_from_ending() -> None:
+    bench = Bench(held=("discover",)).run()
+    bench.feed(CancelRequested("Ctrl-C"))
+    assert bench.ended is None
+    assert bench.state == "stopping"
+    bench.advance(11)
+    assert bench.ended is not None and bench.ended.state == "stopped"
+
+
+def test_questions_after_the_end_are_answered() -> None:
+    bench = Bench().run()
+    bench.feed(CancelRequested("Ctrl-C"))
+    client = bench.ask(m.DoCheckpoint())
+    assert "ended" in bench.replies[client].error
+    status = bench.replies[bench.ask(m.GetStatus())].status
+    assert status is not None and status.state == "stopped"
+
+
+def test_a_slot_that_speaks_for_a_task_it_does_not_run_breaks_a_rule() -> None:
+    bench = Bench().run()
+    with pytest.raises(InvariantError, match=r"slot 0 speaks for task .* the last events"):
+        bench.feed(SlotMessage(0, m.TaskFinished(0, READ1)))
+
+
+def test_restoring_without_a_checkpoint_directory_says_what_to_pass() -> None:
+    bench = Bench(checkpoint_dir=None, restore="latest").start()
+    assert isinstance(bench.ended.error, ConfigError)  # type: ignore[union-attr]
+    assert "pass checkpoint_dir=" in bench.error
+    assert not bench.requests
+
+
+def test_another_jobs_checkpoint_directory_is_refused() -> None:
+    storage = MemoryStorage()
+    storage.files["_job"] = b'{"job":"other"}'
+    bench = Bench(storage=storage).start()
+    assert "of another job" in bench.error
+    assert not bench.requests
+
+
+def test_status_shows_rows_rates_and_watermark() -> None:
+    bench = Bench().run()
+
+    def beat(slot: int, rows: int, busy_ms: int) -> None:
+        refs = bench.tasks_on(slot)
+        tasks = tuple(
+            m.TaskMetrics(
+                ref, rows, rows, 0, busy_ms, 0, 5_000 + slot, (("read" if ref.vertex == 0 else "write", rows, rows),)
+            )
+            for ref in refs
+        )
+        bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks, 1, 2, 1000 + slot)))
+
+    for rows, busy_ms in ((10, 0), (30, 500)):
+        beat(0, rows, busy_ms)
+        beat(1, rows, 0)
+        bench.advance(1)
+    read = bench.status.vertices[0]
+    assert read.operators[0] == m.OperatorStatus("read", "read", 2, 60, 60)
+    assert read.busy == pytest.approx(0.25)
+    assert read.watermark_us == 5_000
+    assert bench.status.slot_memory_bytes == (1000, 1001)
+    assert bench.status.edges == ((0, 1, "keyed"),)

@@ -1,0 +1,389 @@
+"""Splits are handed out once and are in every checkpoint exactly once; output is committed exactly when it may be."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+from coordinator_world import Bench, Ledger, MemoryStorage, ScriptedSource, two_vertices
+
+from midstream.checkpoint.metadata import SourcePosition, decode_metadata
+from midstream.checkpoint.state_files import encode_parts
+from midstream.core.errors import SchemaError, StorageError
+from midstream.operators.source import Split
+from midstream.protocol import messages as m
+from midstream.state.parts import Chunk, Redistribute, StatePart
+
+READ0, READ1, WRITE0, WRITE1 = m.TaskRef(0, 0), m.TaskRef(0, 1), m.TaskRef(1, 0), m.TaskRef(1, 1)
+ALL = (READ0, READ1, WRITE0, WRITE1)
+
+
+def ids(encoded: tuple[bytes, ...]) -> list[str]:
+    return [msgspec.msgpack.decode(split, type=Split).id for split in encoded]
+
+
+def assigned(bench: Bench) -> list[tuple[int, str]]:
+    return [(x.task.subtask, ids((x.split,))[0]) for x in bench.messages(m.AssignSplit) if x.attempt == bench.attempt]
+
+
+def ask_split(bench: Bench, ref: m.TaskRef) -> None:
+    bench.say(ref, m.RequestSplit(bench.attempt, ref))
+
+
+def sources_of(bench: Bench, checkpoint_id: int) -> SourcePosition:
+    return decode_metadata(bench.storage.files[f"chk-{checkpoint_id}/_metadata"], "test").sources[0]
+
+
+def world(*rounds: tuple[str, ...], **options: object) -> tuple[Bench, ScriptedSource]:
+    source = ScriptedSource(*rounds)
+    return Bench(two_vertices(source, Ledger()), **options), source  # type: ignore[arg-type]
+
+
+def test_splits_are_handed_out_in_order_to_whoever_asks_and_then_there_are_no_more() -> None:
+    bench, _ = world(("a", "b", "c"))
+    bench.run()
+    for ref in (READ0, READ1, READ1, READ0, READ1):
+        ask_split(bench, ref)
+    assert assigned(bench) == [(0, "a"), (1, "b"), (1, "c")]
+    assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0, READ1]
+
+
+def test_a_reader_that_asks_too_early_waits_for_the_discovery() -> None:
+    bench, source = world(("a",), held=("discover",))
+    bench.run()
+    ask_split(bench, READ1)
+    ask_split(bench, READ0)
+    assert assigned(bench) == []
+    assert len(bench.waiting) == 1  # never two discoveries at once
+    bench.release()
+    assert assigned(bench) == [(1, "a")]
+    assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0]
+    assert source.positions == [None]
+
+
+def test_discovery_goes_on_at_its_interval_from_its_position_until_it_is_exhausted() -> None:
+    bench, source = world(("a",), (), ("b", "c"))
+    bench.run()
+    ask_split(bench, READ0)
+    ask_split(bench, READ1)
+    assert assigned(bench) == [(0, "a")]
+    bench.advance(1)
+    assert assigned(bench) == [(0, "a")]
+    bench.advance(1)
+    assert assigned(bench) == [(0, "a"), (1, "b")]
+    bench.advance(10)
+    assert source.positions == [None, b"1", b"2"]
+
+
+def test_a_checkpoint_holds_the_position_and_what_was_not_handed_out_before_the_trigger() -> None:
+    bench, _ = world(("a", "b", "c"))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.ask(m.DoCheckpoint())
+    ask_split(bench, READ1)  # after the trigger: in nobody's state, so still pending in the checkpoint
+    bench.ack(1, *ALL)
+    held = sources_of(bench, 1)
+    assert ids(held.pending) == ["b", "c"]
+    assert (held.position, held.exhausted) == (b"1", True)
+    order = [x for slot, x in bench.sent if slot == 1 and isinstance(x, (m.TriggerCheckpoint, m.AssignSplit))]
+    assert isinstance(order[0], m.TriggerCheckpoint)
+    assert isinstance(order[1], m.AssignSplit)
+
+
+def test_after_a_failure_the_splits_of_the_checkpoint_are_handed_out_again() -> None:
+    bench, source = world(("a", "b"), ("c",))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.checkpoint()
+    ask_split(bench, READ1)
+    bench.advance(1)
+    ask_split(bench, READ0)
+    assert assigned(bench) == [(0, "a"), (1, "b"), (0, "c")]
+    bench.fail(READ0)
+    bench.advance(1)
+    for ref in (READ1, READ0):
+        ask_split(bench, ref)
+    assert assigned(bench) == [(1, "b"), (0, "c")]
+    assert source.positions == [None, b"1", b"1"]
+
+
+def test_without_a_checkpoint_discovery_begins_anew_after_a_failure() -> None:
+    bench, source = world(("a", "b"))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.fail(READ1)
+    bench.advance(1)
+    ask_split(bench, READ1)
+    assert assigned(bench) == [(1, "a")]
+    assert source.positions == [None, None]
+
+
+def test_a_discovery_of_an_old_attempt_is_waited_for_and_not_used() -> None:
+    bench, source = world(("a",), ("b",), held=())
+    bench.run()
+    bench.held = ("discover",)
+    bench.advance(1)  # the second discovery is under way
+    bench.fail(READ0)
+    bench.advance(1)
+    ask_split(bench, READ0)
+    assert assigned(bench) == []
+    assert len(bench.waiting) == 1
+    bench.held = ()
+    bench.release()
+    assert assigned(bench) == [(0, "a")]
+    assert source.positions == [None, b"1", None]
+
+
+def test_a_discovery_that_fails_at_first_fails_the_job() -> None:
+    source = ScriptedSource(error=StorageError("cannot list /data: permission denied"))
+    bench = Bench(two_vertices(source, Ledger())).start()
+    assert "source 'read'" in bench.error
+    assert "permission denied" in bench.error
+    assert source.closed == 1
+
+
+def test_a_discovery_that_fails_later_restarts_the_job() -> None:
+    bench, source = world(("a",), ("b",))
+    bench.run()
+    source.error = OSError("network is down")
+    bench.advance(1)
+    assert "OSError: network is down" in bench.status.failures[0].summary
+    assert "Traceback" in bench.status.failures[0].details
+    source.error = None
+    bench.advance(1)
+    assert bench.state == "running"
+    ask_split(bench, READ0)
+    assert assigned(bench) == [(0, "a")]
+
+
+def test_a_schema_error_in_discovery_is_fatal() -> None:
+    bench, source = world(("a",), ("b",))
+    bench.run()
+    source.error = SchemaError("column x is missing")
+    bench.advance(1)
+    assert "column x is missing" in bench.error
+
+
+def test_a_drain_gives_nobody_another_split_and_keeps_the_rest_in_the_checkpoint() -> None:
+    bench, _ = world(("a", "b"), ("c",))
+    bench.run()
+    bench.ask(m.DoStop(drain=True))
+    ask_split(bench, READ0)
+    assert assigned(bench) == []
+    assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0]
+    bench.advance(5)
+    bench.checkpoint()
+    held = sources_of(bench, bench.triggers[-1])
+    assert ids(held.pending) == ["a", "b"]
+    assert held.position == b"1"
+
+
+def test_a_source_is_told_what_is_settled_with_all_unfinished_splits() -> None:
+    bench, source = world(("a", "b", "c"))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.ask(m.DoCheckpoint())
+    file = bench.state_file(1, READ0)
+    table = pa.table({"split": pa.array([msgspec.msgpack.encode(Split("a", b"", 7))], pa.binary())})
+    pieces, handles = encode_parts({"splits": StatePart(Redistribute.SPLIT, (Chunk("x", table),))}, {}, file)
+    bench.storage.write(file, pieces)
+    bench.ack(1, READ0, parts=lambda ref: handles)
+    bench.ack(1, READ1, WRITE0, WRITE1)
+    assert source.settled == [(b"1", ["b", "c", "a"])]
+
+
+def test_a_source_that_cannot_be_told_is_warned_about_and_told_again() -> None:
+    bench, source = world(("a",))
+    bench.run()
+
+    def refuse(position: bytes | None, unfinished: object = None) -> None:
+        raise OSError("broker is away")
+
+    type(source).checkpoint_completed, kept = refuse, type(source).checkpoint_completed  # type: ignore[method-assign]
+    try:
+        source.checkpoint_completed = refuse  # type: ignore[method-assign]
+        bench.checkpoint()
+        del source.checkpoint_completed
+    finally:
+        type(source).checkpoint_completed = kept  # type: ignore[method-assign]
+    assert bench.state == "running"
+    assert any("broker is away" in warning for warning in bench.status.warnings)
+    bench.checkpoint()
+    assert source.settled == [(b"1", ["a"])]
+
+
+def test_sources_are_not_called_side_by_side() -> None:
+    bench, source = world(("a",), ("b",), held=("settled",))
+    bench.run()
+    bench.checkpoint()
+    bench.checkpoint()
+    assert len(bench.waiting) == 1
+    bench.advance(3)
+    assert source.positions == [None]
+    bench.held = ()
+    bench.release()
+    assert [position for position, _ in source.settled] == [b"1", b"1"]
+    assert source.positions == [None, b"1"]
+
+
+# ---- committing ------------------------------------------------------------
+
+
+def test_a_commit_that_fails_is_tried_again_in_order() -> None:
+    bench = Bench().run()
+    bench.sink.failures = 2
+    bench.checkpoint()
+    bench.checkpoint()
+    assert bench.sink.committed == []
+    assert bench.state == "running"
+    bench.advance(2)
+    assert [n for n, _ in bench.sink.committed] == [1, 2]
+
+
+def test_what_is_not_committed_yet_is_in_every_later_checkpoint() -> None:
+    bench = Bench(held=("commit",)).run()
+    bench.checkpoint()
+    bench.checkpoint()
+    second = decode_metadata(bench.storage.files["chk-2/_metadata"], "test")
+    assert [(c.checkpoint_id, c.items) for c in second.committables] == [(1, (b"1/0", b"1/1")), (2, (b"2/0", b"2/1"))]
+
+
+def test_commits_that_keep_failing_fail_the_attempt_and_nothing_is_deployed_before_they_succeed() -> None:
+    bench = Bench().run()
+    bench.sink.failures = 7
+    bench.checkpoint()
+    bench.advance(3.2)
+    assert "the target is away" in bench.status.failures[0].summary
+    deployed = len(bench.messages(m.Deploy))
+    bench.advance(0.5)
+    assert len(bench.messages(m.Deploy)) == deployed
+    bench.advance(3)
+    assert bench.sink.committed == [(1, (b"1/0", b"1/1"))]
+    assert bench.state == "running"
+    assert bench.status.restored_from == "memory://checkpoints/chk-1"
+
+
+def test_a_job_that_fails_for_good_because_of_commits_keeps_them_for_the_next_start() -> None:
+    bench = Bench()
+    bench.run()
+    bench.sink.failures = 999
+    bench.checkpoint()
+    bench.advance(120)
+    assert "the target is away" in bench.error
+    again = Bench(storage=bench.storage, restore="latest", job_id="job2").start()
+    assert again.sink.committed == [(1, (b"1/0", b"1/1"))]
+
+
+def test_the_output_of_the_restored_checkpoint_is_committed_before_anything_is_deployed() -> None:
+    first = Bench(held=("commit",)).run()
+    first.checkpoint()
+    again = Bench(storage=first.storage, restore="latest", job_id="job2", held=("commit",)).start()
+    again.connect()
+    assert not again.messages(m.Deploy)
+    again.release("commit")
+    assert again.sink.committed == [(1, (b"1/0", b"1/1"))]
+    assert again.state == "running"
+
+
+def test_output_of_tasks_that_finished_before_a_failure_without_checkpoints_is_cleaned_up() -> None:
+    bench = Bench(checkpoint_dir=None).run()
+    bench.finish(WRITE0, committables=(("write", (b"zero",)),))
+    bench.fail(READ0)
+    assert bench.sink.aborted == [b"zero"]
+    bench.advance(1)
+    assert bench.state == "running"
+    assert not bench.sink.committed
+
+
+# ---- restoring, and another coordinator ------------------------------------
+
+
+def finished_run(**options: object) -> MemoryStorage:
+    """Checkpoints 1 to 3 of a job that was cancelled."""
+    bench = Bench(retained_checkpoints=3, **options).run()  # type: ignore[arg-type]
+    for _ in range(3):
+        bench.checkpoint()
+    return bench.storage
+
+
+def test_latest_an_id_and_a_path_can_be_restored() -> None:
+    for restore, expected in (("latest", 3), ("2", 2), ("chk-1", 1), ("memory://checkpoints/chk-2/_metadata", 2)):
+        bench = Bench(storage=finished_run(), restore=restore).run()
+        assert bench.status.restored_from == f"memory://checkpoints/chk-{expected}"
+        assert bench.checkpoint() == 4
+        assert bench.messages(m.Deploy)[0].epoch == 2
+
+
+def test_latest_in_an_empty_directory_begins_at_the_beginning_and_says_so() -> None:
+    bench = Bench(restore="latest").run()
+    assert bench.status.restored_from is None
+    assert any("starting from the beginning" in warning for warning in bench.status.warnings)
+
+
+def test_a_checkpoint_that_is_not_there_names_those_that_are() -> None:
+    bench = Bench(storage=finished_run(), restore="9").start()
+    assert "there is no checkpoint 9" in bench.error
+    assert "1, 2, 3" in bench.error
+    assert not bench.requests
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning() -> None:
+    for damage in (b"", b"MIDSTRM", b"garbage that is long enough to be a header, but is none at all"):
+        storage = finished_run()
+        storage.files["chk-3/_metadata"] = damage
+        bench = Bench(storage=storage, restore="latest").run()
+        assert bench.status.restored_from == "memory://checkpoints/chk-2"
+        assert any("checkpoint 3 cannot be used" in warning for warning in bench.status.warnings)
+
+
+def test_a_damaged_checkpoint_that_was_named_is_refused() -> None:
+    storage = finished_run()
+    storage.files["chk-3/_metadata"] = storage.files["chk-3/_metadata"][:-10]
+    bench = Bench(storage=storage, restore="3").start()
+    assert "cut short" in bench.error
+    assert not bench.requests
+
+
+def test_another_max_parallelism_is_refused() -> None:
+    graph = two_vertices(ScriptedSource(()), Ledger())
+    other = type(graph)(graph.vertices, graph.edges, 32)
+    bench = Bench(other, storage=finished_run(), restore="latest").start()
+    assert "max_parallelism 16, the job has 32" in bench.error
+
+
+def test_state_of_an_operator_that_is_gone_is_refused_unless_allowed() -> None:
+    storage = finished_run()
+    graph = two_vertices(ScriptedSource(()), Ledger())
+    vertices = (graph.vertices[0], type(graph.vertices[1])(1, 2, None, (_renamed(graph.vertices[1].operators[0]),)))
+    other = type(graph)(vertices, graph.edges, 16)
+    bench = Bench(other, storage=storage, restore="latest").start()
+    assert "'write'" in bench.error
+    assert "--allow-dropped-state" in bench.error
+    allowed = Bench(other, storage=storage, restore="latest", allow_dropped_state=True).run()
+    assert allowed.status.restored_from == "memory://checkpoints/chk-3"
+
+
+def _renamed(spec: object) -> object:
+    return type(spec)("print", "print", spec.operator, spec.sink)  # type: ignore[attr-defined,call-arg]
+
+
+def test_a_coordinator_that_was_superseded_publishes_commits_and_deletes_nothing() -> None:
+    old = Bench(held=("publish",)).run()
+    old.ask(m.DoCheckpoint())
+    old.ack(1, *ALL)
+    new = Bench(storage=old.storage, job_id="job2").run()
+    new.checkpoint()
+    before = dict(old.storage.files)
+    old.release("publish")
+    assert "another coordinator has taken over" in old.error
+    assert old.sink.committed == []
+    assert old.sink.aborted == []
+    assert old.storage.files == before
+    assert new.state == "running"
+
+
+def test_two_coordinators_never_share_a_state_file_name() -> None:
+    first = Bench().run()
+    first.checkpoint()
+    second = Bench(storage=first.storage, job_id="job2", restore="latest").run()
+    assert second.state_file(2, READ0) != first.state_file(2, READ0)
+    assert second.job.checkpoints.epoch > first.job.checkpoints.epoch

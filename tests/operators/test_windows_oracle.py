@@ -1,0 +1,174 @@
+"""Every kind of window against plain Python: random batches, watermarks, interruptions and rescales."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_world import World, deal_out
+from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.keys import key_group_range, key_groups, subtask_of
+from midstream.operators import window_base
+from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
+from midstream.operators.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
+
+SCHEMA = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
+MAX_PARALLELISM = 8
+KEYS = "abcdefg"
+
+rows = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.integers(-60, 60), st.one_of(st.none(), st.integers(-9, 9))), max_size=12
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("rows"), rows),
+        st.tuples(st.just("watermark"), st.integers(-60, 90)),
+        st.tuples(st.just("one watermark"), st.tuples(st.integers(0, 3), st.integers(-60, 90))),
+        st.tuples(st.just("rescale"), st.integers(1, 4)),
+        st.tuples(st.just("interrupt"), st.tuples(st.integers(-60, 90), st.integers(1, 4))),
+    ),
+    max_size=14,
+)
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that every firing is cut."""
+    monkeypatch.setattr(window_base, "PIECE_ROWS", 2)
+    monkeypatch.setattr(window_base, "SLICE_ROWS", 2)
+
+
+class Job:
+    """All subtasks of one window operator, and the oracle beside them."""
+
+    def __init__(self, make: Callable[[], Any], oracle: Oracle) -> None:
+        self.make, self.oracle = make, oracle
+        self.worlds = [World(make(), max_parallelism=MAX_PARALLELISM)]
+        self.out: list[dict[str, Any]] = []
+        self.late: list[dict[str, Any]] = []
+
+    def run(self, plan: list[tuple[str, Any]]) -> None:
+        for step, argument in plan:
+            match step:
+                case "rows":
+                    self.rows(argument)
+                case "watermark":
+                    self.watermark(argument, range(len(self.worlds)))
+                case "one watermark":
+                    subtask, watermark = argument
+                    self.watermark(watermark, [subtask % len(self.worlds)])
+                case "rescale":
+                    self.rescale(argument)
+                case "interrupt":
+                    watermark, parallelism = argument
+                    for world in self.worlds:
+                        world.operator.advance_watermark(watermark * 1000)
+                    self.rescale(parallelism)
+                    self.watermark(watermark, range(parallelism))
+        for world in self.worlds:
+            world.advance(MAX_WATERMARK_US)
+        for key in KEYS:
+            self.oracle.advance(key, MAX_WATERMARK_US)
+        self.collect()
+
+    def rows(self, given_rows: list[Row]) -> None:
+        # through the oracle in the order in which each subtask gets its rows
+        self.oracle.process(given_rows)
+        batch = batch_of(given_rows)
+        owners = self.owners(batch)
+        for subtask, world in enumerate(self.worlds):
+            world.process(batch.filter(pa.array(owners == subtask)))
+
+    def owners(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        return subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(self.worlds), MAX_PARALLELISM)
+
+    def watermark(self, watermark: int, subtasks: Any) -> None:
+        owners = self.owners(batch_of([(key, 0, 0) for key in KEYS]))
+        for subtask in subtasks:
+            self.worlds[subtask].advance(watermark * 1000)
+            for key, owner in zip(KEYS, owners, strict=True):
+                if owner == subtask:
+                    self.oracle.advance(key, watermark)
+
+    def rescale(self, parallelism: int) -> None:
+        self.collect()
+        snapshots = [world.snapshot() for world in self.worlds]
+        self.worlds = [
+            World(
+                self.make(),
+                subtask=subtask,
+                parallelism=parallelism,
+                max_parallelism=MAX_PARALLELISM,
+                parts=deal_out(snapshots, key_group_range(subtask, parallelism, MAX_PARALLELISM)),
+            )
+            for subtask in range(parallelism)
+        ]
+
+    def collect(self) -> None:
+        for world in self.worlds:
+            self.out.extend(world.out.rows())
+            self.late.extend(world.out.rows(LATE))
+            world.out.clear()
+
+
+def batch_of(given_rows: list[Row]) -> pa.RecordBatch:
+    columns = [list(column) for column in zip(*given_rows, strict=True)] or [[], [], []]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def check(window: Sliding | Session, oracle: Oracle, lateness_ms: int, plan: list[tuple[str, Any]]) -> None:
+    def make() -> Any:
+        return window_operator(
+            "w",
+            window=window,
+            keys=["k"],
+            event_time="t",
+            aggregates={
+                "n": Count(),
+                "sum": Sum("v"),
+                "min": Min("v"),
+                "max": Max("v"),
+                "mean": Mean("v"),
+                "first": First("v"),
+                "last": Last("v"),
+            },
+            schema=SCHEMA,
+            allowed_lateness=lateness_ms / 1000,
+        )
+
+    job = Job(make, oracle)
+    job.run(plan)
+    got = Counter((row["k"], ms(row[WINDOW_START]), ms(row[WINDOW_END]), *list(row.values())[3:]) for row in job.out)
+    assert got == Counter(oracle.out)
+    assert Counter((row["k"], ms(row["t"]), row["v"]) for row in job.late) == Counter(oracle.late)
+
+
+def ms(time: Any) -> int:
+    return pa.scalar(time, pa.timestamp("ms")).value
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([(10, 10, 0), (10, 10, 3), (20, 5, 0), (15, 10, 0), (7, 3, 2), (40, 10, 0)]),
+    st.sampled_from([0, 0, 5, 25]),
+    steps,
+)
+def test_tumbling_and_sliding_windows(shape: tuple[int, int, int], lateness: int, plan: list[tuple[str, Any]]) -> None:
+    size, slide, offset = shape
+    window = Sliding(size * 1000, slide * 1000, offset * 1000)
+    check(window, SlidingOracle(size, slide, offset, lateness), lateness, plan)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), steps)
+def test_session_windows(gap: int, lateness: int, plan: list[tuple[str, Any]]) -> None:
+    check(Session(gap * 1000), SessionOracle(gap, lateness), lateness, plan)

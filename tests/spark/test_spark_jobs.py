@@ -1,0 +1,53 @@
+"""Whole jobs on real Spark slots."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import NumbersJob
+from midstream.runtime.job import start_job
+from midstream.spark.slots import SparkSlots
+from scripted import alive, until
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(spark: Any, tmp_path: Path) -> None:
+    numbers = NumbersJob(600_000, parallelism=3, rows_per_s=150_000, checkpoint_dir=str(tmp_path))
+    job = start_job(numbers.plan(), SparkSlots(spark))
+    try:
+        until("two checkpoints", lambda: job.status().checkpoints_completed >= 2, 60)
+        before = job.status().slot_pids
+        os.kill(before[1], signal.SIGKILL)
+        until("the restart", lambda: job.status().restarts == 1 and job.status().state == "running", 30)
+        after = job.status().slot_pids
+        assert {before[0], before[2]} < set(after) and before[1] not in after
+        status = job.wait(60)
+        assert status.state == "finished" and status.restarts == 1
+        assert numbers.numbers() == list(range(600_000))
+    finally:
+        job.cancel("the test is over", 30)
+    assert not alive(before[1])
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_a_stopped_slot_is_given_up_and_the_job_goes_on(spark: Any, tmp_path: Path) -> None:
+    numbers = NumbersJob(
+        300_000, parallelism=2, rows_per_s=75_000, checkpoint_dir=str(tmp_path), heartbeat_timeout_s=1.5
+    )
+    job = start_job(numbers.plan(), SparkSlots(spark))
+    try:
+        until("a checkpoint", lambda: job.status().checkpoints_completed >= 1, 60)
+        zombie = job.status().slot_pids[0]
+        os.kill(zombie, signal.SIGSTOP)
+        status = job.wait(60)
+        assert status.state == "finished" and status.restarts >= 1
+        assert numbers.numbers() == list(range(300_000))
+    finally:
+        job.cancel("the test is over", 30)
+    assert not alive(zombie)
