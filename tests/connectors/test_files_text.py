@@ -228,7 +228,27 @@ def test_a_json_field_that_the_first_file_has_not_is_named(tmp_path):
     (tmp_path / "2.jsonl").write_text('{"a": 1}\n{"a": 1, "b": 2}\n')
     text_of = str(failure(FileSource(tmp_path)))
     assert f"{tmp_path}/2.jsonl, line 2: " in text_of
-    assert "unexpected field" in text_of
+    assert "unexpected field 'b'; the columns are a" in text_of
+
+
+def test_types_that_text_cannot_hold_are_refused_before_anything_runs(tmp_path):
+    schema = pa.schema([("n", pa.int64()), ("m", pa.map_(pa.string(), pa.int64()))])
+    with pytest.raises(SchemaError, match=r"column 'm' is map<string, int64>, which cannot be read from jsonl"):
+        FileSource(jsonl_file(tmp_path / "a.jsonl", 1), schema=schema)
+    with pytest.raises(SchemaError, match=r"column 't' is time64\[us\], which cannot be read from jsonl"):
+        FileSource(jsonl_file(tmp_path / "a.jsonl", 1), schema=pa.schema([("t", pa.time64("us"))]))
+    with pytest.raises(SchemaError, match=r"column 'l' is large_list<item: int64>, which cannot be read from csv"):
+        FileSource(csv_file(tmp_path / "a.csv", 1), schema=pa.schema([("l", pa.list_(pa.int64()))]))
+
+
+@pytest.mark.parametrize(("kind", "value"), [(pa.date32(), "2020-13-01"), (pa.timestamp("us"), "x")])
+def test_a_text_that_is_no_time_is_named_with_its_line(tmp_path, kind, value):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"t": null}\n' * 5 + f'{{"t": "{value}"}}\n')
+    error = failure(FileSource(path, schema=pa.schema([("t", kind)])))
+    assert isinstance(error, SchemaError)
+    assert f"{path}, line 6: " in str(error)
+    assert value in str(error)
 
 
 def test_what_cannot_be_a_header_is_refused(tmp_path):

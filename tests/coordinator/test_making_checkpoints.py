@@ -6,6 +6,7 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.coordinator.events import TimerFired
 from midstream.core.errors import InvariantError
 from midstream.protocol import messages as m
 
@@ -549,3 +550,43 @@ def test_a_job_that_fails_answers_everybody_who_waits() -> None:
     clients = [bench.ask(m.DoCheckpoint()), bench.ask(m.DoCheckpoint()), bench.ask(m.DoStop(drain=True))]
     bench.fail(READ0, "boom", fatal=True)
     assert all("boom" in bench.replies[client].error for client in clients)
+
+
+def test_a_wall_clock_that_is_set_back_stops_neither_checkpoints_nor_restarts() -> None:
+    bench = Bench(checkpoint_interval_s=10.0).run()
+    for n in (1, 2):
+        bench.advance(1)
+        (wake,) = [token for token in bench.timers if token.startswith("wake")]
+        del bench.timers[wake]
+        bench.now_ms -= 3_600_000
+        bench.feed(TimerFired(wake))
+        assert bench.triggers == list(range(1, n + 1))
+        bench.ack(n, *ALL)
+    bench.fail(READ0)
+    (restart,) = [token for token in bench.timers if token.startswith("restart")]
+    del bench.timers[restart]
+    bench.now_ms -= 3_600_000
+    bench.feed(TimerFired(restart))
+    assert bench.state == "running"
+
+
+def test_a_job_that_had_finished_finishes_again_without_doing_anything() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    bench.end_of_data(*ALL)
+    bench.ack(1, *ALL, finished=True)
+    bench.finish(*ALL)
+    again = Bench(storage=bench.storage, restore="latest", job_id="job2", checkpoint_interval_s=0.1).run()
+    assert again.messages(m.Deploy)[0].finished == (0, 1)
+    assert not again.source.positions
+    again.advance(5)
+    assert again.triggers == []
+    again.finish(*ALL)
+    assert again.ended is not None and again.ended.state == "finished"
+
+
+def test_a_stopped_job_keeps_no_more_checkpoints_than_configured() -> None:
+    bench = Bench(retained_checkpoints=1).run()
+    bench.checkpoint()
+    bench.ask(m.DoStop())
+    bench.ack(2, *ALL)
+    assert bench.storage.checkpoints() == [2]

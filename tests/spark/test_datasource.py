@@ -28,6 +28,7 @@ from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.operators.source import DiscoveryContext, Source, Split
 from midstream.runtime.storage import LocalStorage
 from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
+from midstream.spark.ddl import parse_ddl
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("who", StringType())])
 
@@ -181,12 +182,44 @@ def test_timestamps_are_instants():
     assert read(source, split)[0] == [datetime(2020, 1, 1, 12, tzinfo=timezone.utc)]
 
 
-@pytest.mark.spark
-def test_a_schema_may_be_text(spark):
+def test_a_schema_may_be_text_before_any_session_runs():
     source = DataSourceBatchSource(Numbers, schema="n bigint, who string")
     assert source.schema == pa.schema([("n", pa.int64()), ("who", pa.large_string())])
-    with pytest.raises(SchemaError, match="'n bigbig' is not a schema that Spark can parse"):
-        DataSourceBatchSource(Numbers, schema="n bigbig")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("n bigbig", "'bigbig' is not a type"),
+        ("n", "it ends too early"),
+        ("", "there is no column in it"),
+        ("n int who string", "expected ',' before 'who'"),
+        ("n array<int", "it ends too early"),
+        ("n int; drop", "'; drop' cannot be understood"),
+        ("n int, < int", "expected a column name before '<'"),
+    ],
+)
+def test_text_that_is_no_schema_is_refused(text, says):
+    with pytest.raises(SchemaError) as caught:
+        DataSourceBatchSource(Numbers, schema=text)
+    assert f"data source 'numbers': the schema {text!r} cannot be parsed: {says}; give a StructType" in str(
+        caught.value
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a INT, b Integer, c bigint, d LONG, e smallint, f tinyint, g float, h real, i double, j boolean",
+        "a string, b binary, c date, d timestamp, e timestamp_ntz, f timestamp_ltz, g void, h byte, i short",
+        "a decimal, b decimal(5), c dec(12, 3), d numeric(38,18), e varchar(10), f char(3)",
+        "a array<array<int>>, m map<string,map<int,string>>, s struct<x: int, y struct<z:string>>, e struct<>",
+        "`odd name` int NOT NULL, `back``tick` string COMMENT 'a, b', s struct<x:int not null comment 'c'>, date date",
+    ],
+)
+def test_text_is_read_as_spark_reads_it(spark, text):
+    assert parse_ddl(text) == StructType.fromDDL(text)
 
 
 # ---- streams ----

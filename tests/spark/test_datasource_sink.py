@@ -146,6 +146,7 @@ def test_subtasks_of_one_slot_are_different_partitions_to_the_writer(tmp_path):
         pickle.loads(datasource_sink.msgspec.msgpack.decode(item)[1]) for w in writers for item in prepared(w, 1)
     ]
     assert [message.file.split("-")[:2] for message in messages] == [[str(n), "3"] for n in range(4)]
+    assert TaskContext.get() is None, "as before"
 
 
 def test_an_abort_goes_to_the_writer_by_checkpoint(tmp_path):

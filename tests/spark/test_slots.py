@@ -164,6 +164,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         process.communicate(timeout=60)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,2,1024]"])
 def test_a_job_survives_the_loss_of_a_slot_and_ctrl_c_leaves_no_worker(
     master: str, program: Callable[..., tuple[subprocess.Popen[str], list[int]]], tmp_path: Path
@@ -177,6 +178,7 @@ def test_a_job_survives_the_loss_of_a_slot_and_ctrl_c_leaves_no_worker(
     assert "Exception in task" not in errors, errors
 
 
+@pytest.mark.timeout(400)
 def test_slots_on_executors_end_when_the_driver_is_killed(
     program: Callable[..., tuple[subprocess.Popen[str], list[int]]],
 ) -> None:

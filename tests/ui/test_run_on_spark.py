@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 JOB = """
 from midstream import Environment, fixed_restarts
@@ -90,7 +90,7 @@ def test_ctrl_c_stops_at_a_checkpoint_from_which_the_job_goes_on_without_loss(st
         if "counting running" in line:
             break
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "go on with: midstream run job.py --master 'local[2]' --from latest" in out
     assert len(rows_in(tmp_path / "out")) < 6000

@@ -116,6 +116,8 @@ def _arrow_type(name: str, kind: Any, where: str) -> pa.DataType:
     if isinstance(kind, type) and kind in _PYTHON_TYPES:
         return _PYTHON_TYPES[kind]
     if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
+        if kind in (pl.Object, pl.Unknown):
+            raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form")
         try:
             return frame_schema(pl.DataFrame(schema={name: kind})).field(0).type
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:

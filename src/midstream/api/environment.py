@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
 
-_loading: list[str] = []
+FILES_BEING_LOADED: list[str] = []
 """Paths of the job files that are being loaded, innermost last: what they make must not start by itself."""
 
 
@@ -286,7 +286,7 @@ class Environment:
         Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
         ClusterError when its surroundings do not allow it.
         """
-        if _loading:
+        if FILES_BEING_LOADED:
             raise JobError(
                 f"{calling_place()}: starts the job while its file is being loaded; midstream run starts it itself, "
                 'so put the call under: if __name__ == "__main__":'

@@ -8,7 +8,7 @@ import sys
 from types import CodeType, ModuleType
 
 from midstream.api.arguments import raised_at
-from midstream.api.environment import Environment, _loading
+from midstream.api.environment import FILES_BEING_LOADED, Environment
 from midstream.core.errors import JobError, MidstreamError
 
 RUN_NAME = "__midstream__"
@@ -30,7 +30,7 @@ def load_job(path: str | os.PathLike[str]) -> Environment:
         sys.path.insert(0, directory)
     module = ModuleType(RUN_NAME)
     module.__file__ = file
-    _loading.append(file)
+    FILES_BEING_LOADED.append(file)
     try:
         exec(code, module.__dict__)
     except MidstreamError as error:
@@ -43,7 +43,7 @@ def load_job(path: str | os.PathLike[str]) -> Environment:
     except Exception as error:
         raise JobError(f"{shown}: raised {type(error).__name__}: {error}") from error
     finally:
-        _loading.pop()
+        FILES_BEING_LOADED.pop()
     return _only_environment(module, shown)
 
 

@@ -107,7 +107,7 @@ class FileSink(Sink):
             _check_writable(self.hidden)
         if restoring or self.append or found == pyarrow.fs.FileType.NotFound:
             return
-        with explained(f"cannot list {self.directory}"):
+        with _explained(f"cannot list {self.directory}"):
             names = names_in(self.filesystem, self.directory)
         if names:
             raise ConfigError(
@@ -158,7 +158,7 @@ class _FilesPart(Part):
         if not self._held:
             return
         batch, self._held, self._held_bytes, self._held_rows = concat(self._held), [], 0, 0
-        with explained(f"operator {self._context.name!r}: cannot write below {self._sink.hidden}"):
+        with _explained(f"operator {self._context.name!r}: cannot write below {self._sink.hidden}"):
             if self._file is None:
                 self._file = _OpenFile(self._sink, *self._next_names(), self._context.schema)
             self._file.write(batch)
@@ -173,7 +173,7 @@ class _FilesPart(Part):
 
     def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
         self._flush()
-        with explained(f"operator {self._context.name!r}: cannot write below {self._sink.hidden}"):
+        with _explained(f"operator {self._context.name!r}: cannot write below {self._sink.hidden}"):
             self._end_file()
         return [
             msgspec.msgpack.encode(
@@ -239,7 +239,7 @@ class _FileCommitter(Committer):
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         files = [msgspec.msgpack.decode(committable, type=PendingFile) for committable in committables]
-        with explained(f"cannot commit checkpoint {checkpoint_id} to {self._sink.directory}"):
+        with _explained(f"cannot commit checkpoint {checkpoint_id} to {self._sink.directory}"):
             make_directory(self._filesystem, self._sink.directory)
             for file in files:
                 self._publish(file, checkpoint_id)
@@ -249,7 +249,7 @@ class _FileCommitter(Committer):
             self._sweep(files)
 
     def abort(self, committables: Sequence[bytes]) -> None:
-        with explained(f"cannot clean up below {self._sink.hidden}"):
+        with _explained(f"cannot clean up below {self._sink.hidden}"):
             for committable in committables:
                 file = msgspec.msgpack.decode(committable, type=PendingFile)
                 delete_if_there(self._filesystem, f"{self._sink.hidden}/{file.pending}")
@@ -328,7 +328,7 @@ def _check_writable(path: str) -> None:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

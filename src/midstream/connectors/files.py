@@ -26,7 +26,7 @@ from midstream.connectors.filesystem import file_info, find_files, glob_base, re
 from midstream.connectors.formats import Format, check_columns, compression_of, explained, format_of
 from midstream.connectors.generator import check_rate
 from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
-from midstream.connectors.text import CsvOptions, TextReader, infer_schema
+from midstream.connectors.text import CsvOptions, TextReader, check_types, infer_schema
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, duration_s
 from midstream.core.errors import ConfigError, StorageError
@@ -36,7 +36,7 @@ __all__ = ["CsvOptions", "FileSource", "Format"]
 
 _SPLIT_BYTES_MIN = 4 * 2**20
 """Smaller row groups are read together."""
-_TEXT_SPLIT_BYTES = 64 * 2**20
+_TEXT_SPLIT_BYTES = 16 * 2**20
 _NAME_BYTES = 16
 
 
@@ -109,6 +109,8 @@ class FileSource(Source):
             schema = self._infer_schema(files)
         check_columns(schema, "FileSource: the declared schema")
         self.schema = canonical_schema(schema)
+        if self._format != "parquet":
+            check_types(self.schema, self._format, self._csv)
 
     # ---- on the driver ----
 

@@ -24,7 +24,14 @@ _SUFFIXES: dict[str, Format] = {
 }
 _COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}
 UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-_OF_VALUES = ("conversion error", "changed from", "unexpected field", "Failed to convert JSON", "JSON parsing of")
+_OF_VALUES = (
+    "conversion error",
+    "changed from",
+    "unexpected field",
+    "Failed to convert JSON",
+    "JSON parsing of",
+    "Failed to parse string",
+)
 """What pyarrow says when a file is well formed and its values are not of the declared types."""
 
 

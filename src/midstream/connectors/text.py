@@ -161,6 +161,10 @@ class TextReader(SplitReader):
         column = _CSV_COLUMN.search(text)
         if column is not None and int(column[1]) < len(self._names):
             text = text.replace(column[0], f"column {self._names[int(column[1])]!r}: ")
+        if self._format == "jsonl" and "unexpected field" in text:
+            found = msgspec.json.decode(lines[bad - 1], type=dict[str, Any])
+            extra = ", ".join(repr(name) for name in found if name not in self._names)
+            text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
         return (1 if self._quote else bad), _ROW_NUMBER.sub("", text)
 
     def close(self) -> None:
@@ -274,16 +278,33 @@ def _csv_parser(csv: CsvOptions, schema: pa.Schema, names: list[str]) -> Callabl
 
 
 def _jsonl_parser(schema: pa.Schema, declared: bool) -> Callable[[bytes], pa.Table]:
+    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema])
     parse = pyarrow.json.ParseOptions(
-        explicit_schema=pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema]),
-        unexpected_field_behavior="ignore" if declared else "error",
+        explicit_schema=as_read, unexpected_field_behavior="ignore" if declared else "error"
     )
 
     def parsed(data: bytes) -> pa.Table:
         read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        return pyarrow.json.read_json(pa.BufferReader(data), read_options=read, parse_options=parse)
+        return pyarrow.json.read_json(pa.BufferReader(data), read_options=read, parse_options=parse).cast(schema)
 
     return parsed
+
+
+def check_types(schema: pa.Schema, format: TextFormat, csv: CsvOptions) -> None:
+    """Raises SchemaError naming the first column whose type cannot be read from text."""
+    for field in schema:
+        only = pa.schema([field])
+        try:
+            if format == "csv":
+                _csv_parser(csv, only, [field.name])(b'"x"\n')
+            else:
+                _jsonl_parser(only, declared=True)(b"{}\n")
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"FileSource: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
+            ) from error
+        except pa.ArrowInvalid:
+            pass  # "x" is no value of most types
 
 
 def read_header(
@@ -354,7 +375,7 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_json_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, _json_type(f.type)) for f in kind])
-    if pa.types.is_date(kind):
+    if pa.types.is_date(kind) or pa.types.is_time(kind):
         return pa.large_string()
     return kind
 

@@ -129,6 +129,10 @@ class Checkpoints:
         self._not_before_ms = 0
         self._retry = False
         """The last one has to be taken again."""
+        self._wake: tuple[int, str] | None = None
+        """Timer that makes somebody ask again: when, token."""
+        self._woken_for_ms = -1
+        """The time has come even if the wall clock, which may be set back, says something else."""
 
     def open(self, storage: Storage, opened: Opened) -> None:
         self.storage = storage
@@ -149,8 +153,25 @@ class Checkpoints:
         self._began_ms = self._ended_ms = self._effects.now_ms
         self._retry = False
 
-    def due_ms(self, wanted: bool) -> int | None:
-        """When the next one is to be triggered; None: not before somebody wants it."""
+    def is_due(self, wanted: bool) -> bool:
+        """Whether to trigger one now; if not, there will be an event when it is time to ask again."""
+        due_ms = self._due_ms(wanted)
+        if due_ms is None:
+            return False
+        now_ms = self._effects.now_ms
+        if now_ms < due_ms != self._woken_for_ms and (self._wake is None or self._wake[0] != due_ms):
+            if self._wake is not None:
+                self._effects.cancel_timer(self._wake[1])
+            woken = partial(self._woken, due_ms)
+            self._wake = due_ms, self._effects.set_timer("wake", (due_ms - now_ms) / 1000, woken)
+        return now_ms >= due_ms or self._woken_for_ms == due_ms
+
+    def _woken(self, due_ms: int) -> None:
+        self._wake = None
+        self._woken_for_ms = due_ms
+
+    def _due_ms(self, wanted: bool) -> int | None:
+        """None: not before somebody wants one."""
         if wanted or self._retry:
             return self._not_before_ms
         config = self._plan.config

@@ -20,38 +20,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.metadata import Committables, names_of
 from midstream.checkpoint.store import checkpoint_path
+from midstream.coordinator import events as ev
 from midstream.coordinator import status as shown
 from midstream.coordinator.attempt import Attempt, TaskPhase
 from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, Listener
 from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
-from midstream.coordinator.completing import merged
+from midstream.coordinator.deploying import deployments
 from midstream.coordinator.effects import Effects
-from midstream.coordinator.events import (
-    CancelRequested,
-    ClientAsked,
-    CoordinatorEvent,
-    EndState,
-    Instruction,
-    IoDone,
-    JobEnded,
-    JobPlan,
-    SlotConnected,
-    SlotLost,
-    SlotMessage,
-    SlotRequestFailed,
-    Started,
-    TimerFired,
-)
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code
 from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import NO_STORAGE, Requests
+from midstream.coordinator.requests import Requests
 from midstream.coordinator.slots import PYTHON, Slots
 from midstream.coordinator.sources import Sources
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
@@ -60,9 +42,6 @@ from midstream.protocol import messages as m
 
 END_TIMEOUT_S: Final = 10.0
 """How long I/O that is still under way may keep the job from ending."""
-SLOT_RETRY_S: Final = 1.0
-FIRST_REQUESTS_FAILED_MAX: Final = 3
-"""So many slots may fail to start before the job has run for the first time; later only the time counts."""
 STORY_MAX: Final = 30
 REMEMBERED_MAX: Final = 20
 
@@ -70,7 +49,7 @@ REMEMBERED_MAX: Final = 20
 class Coordinator:
     """`open_storage` turns the job's checkpoint directory into a Storage; it is called on the I/O pool."""
 
-    def __init__(self, plan: JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
+    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
         self.plan = plan
         self.phase = Phase.CREATED
         self.started_ms = now_ms
@@ -79,17 +58,16 @@ class Coordinator:
         self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
         self.attempt: Attempt | None = None
         self.restored_from: str | None = None
-        self.outcome: tuple[EndState, MidstreamError | None] | None = None
+        self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
         self._events = 0
         self._story: deque[str] = deque(maxlen=STORY_MAX)
         self._attempts = 0
         self._why = ""
         """Why the job ends."""
-        self._config_bytes = msgspec.msgpack.encode(plan.config)
 
         self._effects = Effects()
-        self.slots = Slots(self._effects, plan.graph.slots)
+        self.slots = Slots(self._effects, plan.graph.slots, plan.config.slot_timeout_s, self._fail_attempt, self._warn)
         self.restarts = Restarts(plan.config.restart)
         self.requests = Requests(self._effects)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
@@ -106,27 +84,21 @@ class Coordinator:
 
         self._has_run = False
         """All tasks have run once: what fails from now on may work again."""
-        self._requests_failed = 0
         self._sources_are_reset = False
-        self._ready_ms = 0
-        """Not before this is the next attempt deployed."""
-        self._slot_timer: str | None = None
+        self._delay: str | None = None
+        """Timer before whose end the next attempt is not deployed."""
         self._cancel_timer: str | None = None
-        self._wake_timer: tuple[int, str] | None = None
-        """Looks whether a checkpoint is due: when, token."""
-        self._prepared: list[tuple[int, m.TaskRef, str, tuple[bytes, ...]]] = []
-        """Committables of a job without checkpoints, until all tasks have finished."""
         self._attempt_had_checkpoint = False
         self._closing = False
         """While ENDING: nothing is left but closing the sources and cleaning up."""
 
     # ---- the border ----
 
-    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
+    def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
         """One step. Raises InvariantError, with what happened before, when a rule of the protocol is broken."""
         self._events += 1
         self._effects.cause, self._effects.now_ms = self._events, now_ms
-        if not (isinstance(event, SlotMessage) and isinstance(event.message, m.SlotStatus)):
+        if not (isinstance(event, ev.SlotMessage) and isinstance(event.message, m.SlotStatus)):
             self._story.append(f"{self._events} {self.phase.name}: {_brief(event)}")
         try:
             self._on(event)
@@ -153,25 +125,25 @@ class Coordinator:
 
     # ---- events ----
 
-    def _on(self, event: CoordinatorEvent) -> None:
+    def _on(self, event: ev.CoordinatorEvent) -> None:
         match event:
-            case Started():
+            case ev.Started():
                 self._start()
-            case SlotConnected(slot, register):
+            case ev.SlotConnected(slot, register):
                 self._slot_connected(slot, register)
-            case SlotMessage(slot, message):
+            case ev.SlotMessage(slot, message):
                 self._heard(slot, message)
-            case SlotLost(slot, reason):
+            case ev.SlotLost(slot, reason):
                 self._slot_lost(slot, reason)
-            case SlotRequestFailed(request, reason):
-                self._slot_request_failed(request, reason)
-            case ClientAsked(client, request):
+            case ev.SlotRequestFailed(request, reason):
+                self.slots.request_failed(request, reason)
+            case ev.ClientAsked(client, request):
                 self._asked(client, request)
-            case CancelRequested(reason):
+            case ev.CancelRequested(reason):
                 self._end("stopped", None, f"the job was cancelled: {reason}")
-            case TimerFired(token):
+            case ev.TimerFired(token):
                 self._effects.timer_fired(token)
-            case IoDone(token, outcome):
+            case ev.IoDone(token, outcome):
                 self._effects.io_done(token, outcome)
 
     def _start(self) -> None:
@@ -209,42 +181,9 @@ class Coordinator:
         self.phase = Phase.GATHERING
         if not self._has_run and self._attempts == 0:
             self._reset_sources()
-        self._request_slots()
+        self.slots.gather()
 
     # ---- slots ----
-
-    def _request_slots(self) -> None:
-        self.slots.request_missing()
-        if not self.slots.complete and self._slot_timer is None:
-            timeout_s = self.plan.config.slot_timeout_s
-            self._slot_timer = self._effects.set_timer("slots", timeout_s, self._slots_timed_out)
-
-    def _slots_timed_out(self) -> None:
-        self._slot_timer = None
-        have, need, timeout_s = len(self.slots.live), self.slots.needed, self.plan.config.slot_timeout_s
-        error = ClusterError(
-            f"the job needs {need} slots, and {have} came within {timeout_s:g} s: too few cores are free. Lower the "
-            f"parallelism to {max(have, 1)}, give Spark more cores, or raise slot_timeout"
-        )
-        self.slots.forget_requests()
-        self._fail_attempt(Failure(str(error), "", error, fatal=not self._has_run))
-
-    def _slot_request_failed(self, request: str, reason: str) -> None:
-        if not self.slots.request_failed(request) or self.phase is Phase.ENDING:
-            return
-        self._requests_failed += 1
-        have, need = len(self.slots.live), self.slots.needed
-        text = f"a slot could not be started ({have} of {need} are there): {reason}"
-        if not self._has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
-            error = ClusterError(f"{text}. If Spark has too few cores, lower the parallelism or give it more")
-            self._fail_attempt(Failure(str(error), "", error, fatal=True))
-            return
-        self._warn(text)
-        self._effects.set_timer("slot-retry", SLOT_RETRY_S, self._request_slots_again)
-
-    def _request_slots_again(self) -> None:
-        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
-            self._request_slots()
 
     def _slot_connected(self, slot: int, register: m.Register) -> None:
         if self.phase is Phase.ENDING or not self.slots.connected(slot, register):
@@ -269,7 +208,7 @@ class Coordinator:
         else:
             self._fail_attempt(Failure(text, "", ClusterError(text)))
         if self.phase in (Phase.GATHERING, Phase.CANCELLING):
-            self._request_slots()
+            self.slots.gather()
 
     # ---- what slots say ----
 
@@ -306,7 +245,7 @@ class Coordinator:
             case m.TaskFinished(_, ref, committables):
                 self._check_owner(slot, ref)
                 attempt.advance(ref, TaskPhase.FINISHED)
-                self._prepared += [(0, ref, uid, items) for uid, items in committables]
+                self._committing.hold(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline(_, _, ref):
                 self._check_owner(slot, ref)
@@ -344,7 +283,7 @@ class Coordinator:
         if not self.checkpoints.settled:
             return False
         self._committing.abort(self.checkpoints.take_unsettled())
-        if self._effects.now_ms < self._ready_ms:
+        if self._delay is not None:
             return False
         if self._committing.stalled:
             self._committing.resume()
@@ -354,9 +293,8 @@ class Coordinator:
         return True
 
     def _deploy(self) -> None:
-        graph, config, restore = self.plan.graph, self.plan.config, self.checkpoints.newest
-        self._effects.cancel_timer(self._slot_timer)
-        self._slot_timer = None
+        graph, restore = self.plan.graph, self.checkpoints.newest
+        self.slots.gathered()
         if not self._sources_are_reset:
             self._reset_sources()
         state = assign_state(restore, graph, self.plan.allow_dropped_state) if restore else None
@@ -366,20 +304,7 @@ class Coordinator:
         self._attempts += 1
         self._attempt_had_checkpoint = False
         self.slots.rates.clear()
-        for slot in attempt.slots:
-            tasks = attempt.tasks_on(slot)
-            deploy = m.Deploy(
-                job_id=self.plan.job_id,
-                attempt=attempt.number,
-                config=self._config_bytes,
-                graph=self.plan.graph_bytes,
-                slots=attempt.slots,
-                tasks=tasks,
-                restore=tuple((ref, state.tasks[ref]) for ref in tasks if ref in state.tasks) if state else (),
-                finished=finished,
-                checkpoint_root=config.checkpoint_dir,
-                epoch=self.checkpoints.epoch,
-            )
+        for slot, deploy in deployments(self.plan, attempt, state, self.checkpoints.epoch):
             self._effects.send(slot, deploy)
         self.phase = Phase.DEPLOYING
 
@@ -408,13 +333,14 @@ class Coordinator:
         if not self.attempt.all_started:
             return False
         self.phase = Phase.RUNNING
-        self._has_run = True
+        self._has_run = self.slots.job_has_run = True
         self.restarts.running(self._effects.now_ms)
         self.checkpoints.running()
         return True
 
     def _run_on(self) -> bool:
         assert self.attempt is not None
+        self.checkpoints.retain(self._committing.oldest_holder)
         stop = self.requests.stop
         if stop is not None and stop.checkpoint is not None:
             if self._committing.idle:
@@ -422,13 +348,11 @@ class Coordinator:
                 return True
             return False
         if self.attempt.all_finished:
-            if self._prepared:
-                self._committing.add(0, self._take_prepared())
+            self._committing.commit_held()
             if self._committing.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
-        self.checkpoints.retain(self._committing.oldest_holder)
         self._trigger_when_due()
         return False
 
@@ -437,25 +361,9 @@ class Coordinator:
         assert attempt is not None
         if self.checkpoints.storage is None or self.checkpoints.pending is not None or attempt.ending:
             return
-        due_ms = self.checkpoints.due_ms(self.requests.wants_checkpoint or attempt.at_end_of_data)
-        if due_ms is None:
-            return
-        if self._effects.now_ms < due_ms:
-            self._wake_at(due_ms)
-            return
-        clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
-        self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop)
-
-    def _wake_at(self, at_ms: int) -> None:
-        if self._wake_timer is not None:
-            if self._wake_timer[0] == at_ms:
-                return
-            self._effects.cancel_timer(self._wake_timer[1])
-        delay_s = (at_ms - self._effects.now_ms) / 1000
-        self._wake_timer = at_ms, self._effects.set_timer("wake", delay_s, self._woken)
-
-    def _woken(self) -> None:
-        self._wake_timer = None
+        if self.checkpoints.is_due(wanted=self.requests.wants_checkpoint or attempt.at_end_of_data):
+            clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
+            self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop)
 
     # ---- checkpoints ----
 
@@ -507,17 +415,8 @@ class Coordinator:
         if self.outcome is not None:
             self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
             return
-        no_storage = self.plan.config.checkpoint_dir is None
-        match request:
-            case m.DoCheckpoint() if no_storage:
-                self.requests.refuse([client], f"the {NO_STORAGE}")
-            case m.DoStop(drain=False) if no_storage:
-                self.requests.refuse([client], f"the {NO_STORAGE}, or stop with drain, which needs no checkpoint")
-            case m.DoCheckpoint():
-                self.requests.ask_checkpoint(client)
-            case m.DoStop(drain):
-                if self.requests.ask_stop(client, drain) and drain:
-                    self._stop_sources()
+        if self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None):
+            self._stop_sources()
 
     def _stop_sources(self) -> None:
         """Drain. Before the tasks run there is nobody to tell; they are told when they start."""
@@ -551,14 +450,17 @@ class Coordinator:
         if delay_s is None:
             self._end("failed", self._last_word(failure), failure.summary)
             return
-        self._ready_ms = now_ms + round(delay_s * 1000)
-        self._effects.set_timer("restart", delay_s, lambda: None)
+        self._effects.cancel_timer(self._delay)
+        self._delay = self._effects.set_timer("restart", delay_s, self._delay_is_over)
         self._sources.pause()
         self._sources_are_reset = False
         if self.phase is Phase.GATHERING:
-            self._request_slots()
+            self.slots.gather()
             return
         self._cancel_attempt(failure.summary)
+
+    def _delay_is_over(self) -> None:
+        self._delay = None
 
     def _commit_is_final(self) -> bool:
         """A job without checkpoints that has committed in part must not begin again."""
@@ -567,7 +469,8 @@ class Coordinator:
     def _last_word(self, failure: Failure) -> MidstreamError:
         if not self.restarts.total:
             return failure.error
-        again = f"the job failed after {self.restarts.total} restarts: {failure.error}"
+        times = f"{self.restarts.total} restart{'s' if self.restarts.total > 1 else ''}"
+        again = f"the job failed after {times}: {failure.error}"
         error = type(failure.error)(again)
         error.__cause__ = failure.error.__cause__
         return error
@@ -580,14 +483,14 @@ class Coordinator:
         if stop is not None and not stop.drain and (stop.checkpoint or (pending and pending.is_stop)):
             self.requests.stop_failed(f"the job failed while it was stopping, and goes on: {why}")
         self.checkpoints.attempt_over(f"the job failed: {why}")
-        self._committing.abort(self._take_prepared())
+        self._committing.abort_held()
         attempt.awaited = set(attempt.slots) & self.slots.live.keys()
         for slot in sorted(attempt.awaited):
             self._effects.send(slot, m.Cancel(attempt.number))
         timeout_s = self.plan.config.heartbeat_timeout_s
         self._cancel_timer = self._effects.set_timer("cancel", timeout_s, self._cancel_timed_out)
         self.phase = Phase.CANCELLING
-        self._request_slots()
+        self.slots.gather()
 
     def _cancel_timed_out(self) -> None:
         """Whoever has not answered by now may go on writing: it is let go, and fenced by its attempt."""
@@ -598,11 +501,7 @@ class Coordinator:
             self.slots.lost(slot)
             self._warn(f"slot {slot} did not cancel its tasks in time and was given up")
         self.attempt.awaited.clear()
-        self._request_slots()
-
-    def _take_prepared(self) -> tuple[Committables, ...]:
-        prepared, self._prepared = self._prepared, []
-        return merged(prepared, names_of(self.plan.graph))
+        self.slots.gather()
 
     def _try_gather(self) -> bool:
         assert self.attempt is not None
@@ -615,7 +514,7 @@ class Coordinator:
 
     # ---- the end ----
 
-    def _end(self, state: EndState, error: MidstreamError | None, why: str) -> None:
+    def _end(self, state: ev.EndState, error: MidstreamError | None, why: str) -> None:
         """Let go of everything; `why` answers those who still wait for a checkpoint."""
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
@@ -628,9 +527,7 @@ class Coordinator:
         self._sources.pause()
         self._sources.stop()
         self._committing.give_up()
-        for slot in self.slots.ids():
-            self._effects.close_slot(slot, why)
-        self.slots.forget_requests()
+        self.slots.release(why)
         self._effects.set_timer("end", END_TIMEOUT_S, self._conclude)
 
     def _try_conclude(self) -> bool:
@@ -640,8 +537,7 @@ class Coordinator:
             self._conclude()
             return True
         self._closing = True
-        if self.outcome is not None and self.outcome[0] != "finished":
-            self._committing.abort(self._take_prepared())
+        self._committing.abort_held()
         self._committing.abort(self.checkpoints.take_unsettled())
         self._cleaning.run()
         self._sources.close()
@@ -659,10 +555,10 @@ class Coordinator:
         if self.checkpoints.pending is not None:
             self.requests.refuse(self.checkpoints.pending.clients, self._why)
         status = self.status(self._effects.now_ms)
-        self._effects.end(JobEnded(state, error, status, path, cause=self._effects.cause))
+        self._effects.end(ev.JobEnded(state, error, status, path, cause=self._effects.cause))
 
 
-def _brief(event: CoordinatorEvent) -> str:
+def _brief(event: ev.CoordinatorEvent) -> str:
     """For the story: short, whatever it carries."""
     text = repr(event)
     return text if len(text) <= 160 else f"{text[:157]}…"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from midstream.coordinator.effects import Effects
-from midstream.protocol.messages import Reply
+from midstream.protocol.messages import DoCheckpoint, DoStop, Reply
 
 NO_STORAGE = "job has no checkpoint_dir: pass checkpoint_dir=…"
 
@@ -40,20 +40,24 @@ class Requests:
         """With a checkpoint, which is still to be made."""
         return self.stop is not None and not self.stop.drain and self.stop.checkpoint is None
 
-    def ask_checkpoint(self, client: int) -> None:
-        self._checkpoint.append(client)
-
-    def ask_stop(self, client: int, drain: bool) -> bool:
-        """False: answered, because the job is stopping in the other way already."""
-        if self.stop is None:
-            self.stop = Stop(drain, [client])
-        elif self.stop.drain == drain:
-            self.stop.clients.append(client)
-        else:
-            how = "after draining" if self.stop.drain else "with a checkpoint"
-            self.refuse([client], f"the job is stopping already, {how}")
-            return False
-        return True
+    def asked(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> bool:
+        """True: the sources are to end now."""
+        match request:
+            case DoCheckpoint() if not has_storage:
+                self.refuse([client], f"the {NO_STORAGE}")
+            case DoStop(drain=False) if not has_storage:
+                self.refuse([client], f"the {NO_STORAGE}, or stop with drain, which needs no checkpoint")
+            case DoCheckpoint():
+                self._checkpoint.append(client)
+            case DoStop(drain) if self.stop is None:
+                self.stop = Stop(drain, [client])
+                return drain
+            case DoStop(drain) if self.stop.drain == drain:
+                self.stop.clients.append(client)
+            case DoStop():
+                how = "after draining" if self.stop.drain else "with a checkpoint"
+                self.refuse([client], f"the job is stopping already, {how}")
+        return False
 
     def take_checkpoint(self) -> tuple[int, ...]:
         """A checkpoint is triggered: whoever waits, waits for this one."""

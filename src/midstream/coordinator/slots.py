@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from midstream.coordinator.effects import Effects
+from midstream.coordinator.failures import Failure
+from midstream.core.errors import ClusterError
 from midstream.protocol.messages import Peer, Register, SlotStatus, TaskMetrics, TaskRef
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+RETRY_S: Final = 1.0
+FIRST_REQUESTS_FAILED_MAX: Final = 3
+"""So many slots may fail to start before the job has run for the first time."""
 
 
 @dataclass(slots=True)
@@ -30,34 +37,95 @@ class Slot:
 
 
 class Slots:
-    """Never more requests and slots together than the job needs."""
+    """Never more requests and slots together than the job needs.
 
-    def __init__(self, effects: Effects, needed: int) -> None:
+    `fail` is told when they do not come, `warn` of what has been tried again.
+    """
+
+    def __init__(
+        self,
+        effects: Effects,
+        needed: int,
+        timeout_s: float,
+        fail: Callable[[Failure], None],
+        warn: Callable[[str], None],
+    ) -> None:
         self.needed = needed
         self.live: dict[int, Slot] = {}
         self.rates: dict[TaskRef, Rate] = {}
         """Of the tasks of the current attempt."""
+        self.job_has_run = False
+        """It had all its slots once: the cluster has room for it."""
         self._effects = effects
+        self._timeout_s = timeout_s
+        self._fail = fail
+        self._warn = warn
         self._open: set[str] = set()
         self._requests = 0
+        self._requests_failed = 0
+        self._timer: str | None = None
+        self._is_gathering = False
 
     @property
     def complete(self) -> bool:
         return len(self.live) == self.needed
 
-    def request_missing(self) -> None:
+    # ---- asking for them ----
+
+    def gather(self) -> None:
+        """Ask for all that are missing, and see that they come in time."""
+        self._is_gathering = True
         while len(self.live) + len(self._open) < self.needed:
             request = f"slot-{self._requests}"
             self._requests += 1
             self._open.add(request)
             self._effects.request_slot(request)
+        if not self.complete and self._timer is None:
+            self._timer = self._effects.set_timer("slots", self._timeout_s, self._timed_out)
 
-    def request_failed(self, request: str) -> bool:
-        """False: nobody waits for it."""
+    def gathered(self) -> None:
+        """All are there and get to work."""
+        assert self.complete
+        self._is_gathering = False
+        self._effects.cancel_timer(self._timer)
+        self._timer = None
+
+    def release(self, why: str) -> None:
+        """The job ends: nobody is needed any more."""
+        self._is_gathering = False
+        self._open.clear()
+        for slot in self.ids():
+            self._effects.close_slot(slot, why)
+        self.live.clear()
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        self._open.clear()
+        error = ClusterError(
+            f"the job needs {self.needed} slots, and {len(self.live)} came within {self._timeout_s:g} s: too few cores "
+            f"are free. Lower the parallelism to {max(len(self.live), 1)}, give Spark more cores, or raise slot_timeout"
+        )
+        self._fail(Failure(str(error), "", error, fatal=not self.job_has_run))
+
+    def request_failed(self, request: str, reason: str) -> None:
+        """It will not lead to a slot. Once the job has run, only the time counts."""
         if request not in self._open:
-            return False
+            return
         self._open.discard(request)
-        return True
+        self._requests_failed += 1
+        text = f"a slot could not be started ({len(self.live)} of {self.needed} are there): {reason}"
+        if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
+            error = ClusterError(f"{text}. If Spark has too few cores, lower the parallelism or give it more")
+            self._fail(Failure(str(error), "", error, fatal=True))
+            return
+        self._warn(text)
+        self._effects.set_timer("slot-retry", RETRY_S, self._ask_again)
+
+    def _ask_again(self) -> None:
+        if self._is_gathering:
+            self.gather()
+
+    # ---- having them ----
 
     def connected(self, slot: int, register: Register) -> bool:
         """False: it was not asked for (any more)."""
@@ -66,10 +134,6 @@ class Slots:
         self._open.discard(register.request)
         self.live[slot] = Slot(slot, register)
         return True
-
-    def forget_requests(self) -> None:
-        """Whoever still comes is not needed."""
-        self._open.clear()
 
     def lost(self, slot: int) -> bool:
         return self.live.pop(slot, None) is not None

@@ -198,7 +198,7 @@ class Sources:
 
     def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
         state.busy = False
-        if generation != state.generation:
+        if generation != state.generation or not self._is_open:
             self._next_call(state)
             return
         if isinstance(outcome, Failed):
@@ -209,7 +209,7 @@ class Sources:
         state.pending.extend(_encoder.encode(split) for split in found.splits)
         state.position = found.position
         state.exhausted = found.exhausted
-        if not state.exhausted and self._is_open:
+        if not state.exhausted:
             again = partial(self._timer_fired, state)
             interval_s = state.spec.source.discovery_interval_s
             state.timer = self._effects.set_timer(f"discover:{state.spec.uid}", interval_s, again)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Final
 
 import polars as pl
 import pyarrow as pa
 
 from midstream.core.batches import canonical_schema, empty_batch, to_polars
 from midstream.core.errors import JobError, SchemaError
+
+EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
+"""What evaluating an expression can raise: a panic of polars is no Exception, and would pass for a shutdown."""
 
 
 def empty_frame(schema: pa.Schema) -> pl.DataFrame:

@@ -69,7 +69,7 @@ class ProcessOperator(Operator):
         self._rows: list[Row] = []
         self._origin: list[int] = []
         self._side_rows: dict[str, list[Row]] = {}
-        self._open: OperatorContext
+        self._runtime: OperatorContext
         self._out: Output
         self._form: KeyForm
         self._timers: Timers
@@ -90,7 +90,7 @@ class ProcessOperator(Operator):
     # ---- life ----
 
     def open(self, context: OperatorContext, out: Output) -> None:
-        self._open = context
+        self._runtime = context
         self._out = out
         self._form = KeyForm(self._key_fields, context.max_parallelism)
         for name, state in declared_states(type(self._function)).items():
@@ -141,7 +141,7 @@ class ProcessOperator(Operator):
         keys = self._keys(batch, spec)
         times = self._times[port]
         times_us: Sequence[int | None] = [None] * len(rows) if times is None else times.us(batch).tolist()
-        scope, context = self._scope, self._context
+        scope, context, made, origin = self._scope, self._context, self._rows, self._origin
         scope.is_set = keys is not None
         self._broadcast_scope.writable = spec.broadcast
         index = 0
@@ -150,7 +150,10 @@ class ProcessOperator(Operator):
                 scope.key = None if keys is None else keys[index]
                 context.time_us = times_us[index]
                 result = handler(row, context)
-                if result is not None:
+                if type(result) is dict:
+                    made.append(result)
+                    origin.append(index)
+                elif result is not None:
                     self._take(result, index, spec.method)
         except Exception as error:
             raise self._user_error(spec.method, error, row=index) from error
@@ -215,8 +218,8 @@ class ProcessOperator(Operator):
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
         """Fire what is due. False when the slice was used up first."""
         queue = self._timers.event if event_time else self._timers.processing
-        clock = self._open.clock
-        end_s = clock.monotonic_s() + self._open.slice_s
+        clock = self._runtime.clock
+        end_s = clock.monotonic_s() + self._runtime.slice_s
         fired = 0
         self._scope.is_set = True
         try:
@@ -250,7 +253,7 @@ class ProcessOperator(Operator):
         if self._wake is None or at_ms < self._wake_ms:
             self._disarm()
             self._wake_ms = at_ms
-            self._wake = self._open.call_at(at_ms, self._on_wake)
+            self._wake = self._runtime.call_at(at_ms, self._on_wake)
 
     def _disarm(self) -> None:
         if self._wake is not None:
@@ -261,7 +264,7 @@ class ProcessOperator(Operator):
         self._wake = None
         if not self._opened:
             return
-        self._fire(self._open.clock.now_ms() * 1000, event_time=False)
+        self._fire(self._runtime.clock.now_ms() * 1000, event_time=False)
         self._flush()
         self._arm()
 
@@ -269,7 +272,7 @@ class ProcessOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """References now, tables later: see state.keyed for why that is safe."""
-        ids, form, where = self._open.ids, self._form, self._where
+        ids, form, where = self._runtime.ids, self._form, self._where
         frozen = [(state, ids.new_id(), entries) for state in self._states.values() if (entries := state.freeze())]
         queues = {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
         timers = [(name, ids.new_id(), queue.freeze()) for name, queue in queues.items() if len(queue)]

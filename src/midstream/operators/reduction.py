@@ -14,7 +14,7 @@ from midstream.core.keys import key_type_supported
 from midstream.operators.accumulators import AccumulatorAggregate
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns
 from midstream.operators.event_time import EventTime
-from midstream.operators.expressions import empty_frame, frame_schema
+from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame, frame_schema
 from midstream.operators.rows import require_columns, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 
@@ -32,6 +32,7 @@ class Reduction:
     def __init__(
         self, name: str, keys: Sequence[str], event_time: str, aggregates: Mapping[str, AnyAggregate], schema: pa.Schema
     ) -> None:
+        self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema)
         self.where = f"operator {name!r}"
         self.input_schema = canonical_schema(schema)
         self.keys = tuple(keys)
@@ -50,6 +51,10 @@ class Reduction:
         self.columns = [name for name in self.input_schema.names if name in needed]
         """Input columns that are needed at all."""
         self.part_schema, self.schema = self._schemas()
+
+    def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
+        """Pickled as what it was made of: polars would give each expression a copy of its Python functions."""
+        return Reduction, self._arguments
 
     # ---- checks ----
 
@@ -166,7 +171,7 @@ class Reduction:
     def _guard(self, work: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         try:
             return work()
-        except Exception as error:  # the expressions may be the user's
+        except EXPRESSION_ERRORS as error:  # the expressions may be the user's
             for aggregate in self._aggregates.values():
                 if isinstance(aggregate, AccumulatorAggregate) and aggregate.failure is not None:
                     raise aggregate.failure from aggregate.failure.__cause__

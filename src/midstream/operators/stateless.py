@@ -15,7 +15,7 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, to_polars
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import Operator, OperatorContext, Output
-from midstream.operators.expressions import check_row_by_row, infer_schema, infer_type
+from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, infer_schema, infer_type
 from midstream.operators.rows import Row, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
@@ -62,7 +62,7 @@ class FilterOperator(Stateless):
         try:
             # with_columns, not select: it gives a literal as many rows as the batch has
             mask = to_polars(batch).with_columns(predicate.alias("__keep")).get_column("__keep")
-        except Exception as error:
+        except EXPRESSION_ERRORS as error:
             raise user_error(self._where, "the expression", error) from error
         if mask.all(ignore_nulls=False):
             return batch
@@ -95,7 +95,7 @@ class SelectOperator(Stateless):
         try:
             # with_columns first: select alone would turn a batch of literals into one row
             made = frame.with_columns(*self._exprs).select(self.schema.names)
-        except Exception as error:
+        except EXPRESSION_ERRORS as error:
             raise user_error(self._where, "an expression", error) from error
         self._out.emit(from_polars(made, self.schema, self._where))
 
@@ -112,7 +112,7 @@ class WithColumnsOperator(Stateless):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         try:
             made = to_polars(batch).with_columns(*self._exprs)
-        except Exception as error:
+        except EXPRESSION_ERRORS as error:
             raise user_error(self._where, "an expression", error) from error
         self._out.emit(from_polars(made, self.schema, self._where))
 

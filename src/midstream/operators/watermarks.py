@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.core.config import Duration, duration_us
-from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import ConfigError
 from midstream.core.seams import Timer
 from midstream.operators.base import Operator, OperatorContext, Output
@@ -83,6 +83,7 @@ class TimestampsOperator(Operator):
         self._stir()
         self._out.emit(batch)
         watermark_us = self._time.to_us(int(times.max())) - self._strategy.delay_us - 1
+        watermark_us = min(watermark_us, MAX_WATERMARK_US - 1)  # the very last one says that the stream has ended
         if watermark_us > self._watermark_us:
             self._watermark_us = watermark_us
             self._out.watermark(watermark_us)

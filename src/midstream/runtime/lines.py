@@ -192,7 +192,11 @@ class Lines:
         for slot, line in list(self._slots.items()):
             silent_s = now_s - line.channel.heard_s
             if silent_s > self.heartbeat_timeout_s:
-                self.ended(line, f"nothing was heard of it for {silent_s:.1f} s")
+                self.ended(
+                    line,
+                    f"nothing was heard of it for {silent_s:.1f} s (if a function of the job works so long on one "
+                    "batch, lower batch_rows or raise heartbeat_timeout)",
+                )
             elif slot in self._slots:
                 line.channel.send(Heartbeat())
         self.loop.call_later(self.heartbeat_interval_s, self._beat)

@@ -125,8 +125,11 @@ class _Child:
         self._on_failed = None
 
     def kill(self) -> None:
+        """With whatever processes its functions have started."""
         self.let_go()
-        self._process.kill()
+        if self.lives:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, wait_s: float) -> bool:
         self._thread.join(max(0.0, wait_s))

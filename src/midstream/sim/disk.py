@@ -26,6 +26,10 @@ class Disk:
         self.is_full = False
         self.failing_writes: set[int] = set()
         """Numbers of write operations that fail."""
+        self.failing_names: dict[str, int] = {}
+        """Base name: how many of the next writes of such files fail."""
+        self.before_write: dict[str, Callable[[], None]] = {}
+        """Base name: called once, when such a file is about to be written."""
         self.failures = 0
         self.writes = 0
         self.on_write: Callable[[str, bytes], None] | None = None
@@ -91,7 +95,13 @@ class Disk:
             self.torn[f"{directory}/{TEMPORARY}{base}"] = data[: world.below(len(data) + 1)]
             raise Killed
         self.writes += 1
-        if self.is_full or self.writes in self.failing_writes:
+        base = name.rpartition("/")[2]
+        if base in self.before_write:
+            self.before_write.pop(base)()
+        is_named = self.failing_names.get(base, 0) > 0
+        if is_named:
+            self.failing_names[base] -= 1
+        if self.is_full or is_named or self.writes in self.failing_writes:
             self.failures += 1
             why = "the disk is full" if self.is_full else "input/output error"
             world.note(("write of", name, "fails:", why))

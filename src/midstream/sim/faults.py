@@ -29,6 +29,10 @@ class Stage(Protocol):
     driver: Driver
     drained: bool
 
+    def give_up_driver(self) -> None:
+        """Believe that the driver is dead, and start the job again."""
+        ...
+
 
 Strike = Callable[[Stage, int], bool]
 
@@ -93,6 +97,38 @@ def _cut_control(stage: Stage, victim: int) -> bool:
 
 def _kill_driver(stage: Stage, victim: int) -> bool:
     stage.driver.process.crash()
+    return True
+
+
+def _stop_driver(stage: Stage, victim: int) -> bool:
+    """SIGSTOP: it is thought dead, the job is started again, and then it wakes up as a zombie."""
+    process = stage.driver.process
+    process.pause()
+    delay_us = 30_000 + victim % 3_000_000
+    stage.world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+    stage.give_up_driver()
+    return True
+
+
+def _publish_fails(stage: Stage, victim: int) -> bool:
+    stage.disk.failing_names["_metadata"] = 1 + victim % 3
+    return True
+
+
+def _crash_at_publish(stage: Stage, victim: int) -> bool:
+    """The driver, or a slot, dies around the moment at which the next checkpoint becomes complete."""
+    world = stage.world
+
+    def crash() -> None:
+        if victim % 3:
+            stage.driver.process.crash()
+        else:
+            _kill_slot(stage, victim)
+
+    def about_to_publish() -> None:
+        world.schedule(victim % 5 * (1 + victim % 997), None, Kind.FAULT, crash, "crash around a publication")
+
+    stage.disk.before_write["_metadata"] = about_to_publish
     return True
 
 
@@ -177,6 +213,9 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "cut_link": _cut_link,
     "cut_control": _cut_control,
     "kill_driver": _kill_driver,
+    "stop_driver": _stop_driver,
+    "publish_fails": _publish_fails,
+    "crash_at_publish": _crash_at_publish,
     "write_fails": _write_fails,
     "disk_full": _disk_full,
     "slow_storage": _slow_storage,

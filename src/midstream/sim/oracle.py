@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
 from midstream.checkpoint.state_files import read_parts
+from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
@@ -33,6 +34,8 @@ class Oracle:
         self.checkpoints = 0
         self.finished_in_checkpoint = 0
         """How many checkpoints held finished subtasks."""
+        self.lost = 0
+        self.doubled = 0
         self._sources = sources
         self._outside = outside
         self._storage = storage
@@ -44,7 +47,13 @@ class Oracle:
     def check_checkpoint(self, data: bytes) -> list[str]:
         """Complaints about a checkpoint whose metadata has just been written."""
         with self._outside.world.looking():
-            return list(self._check_checkpoint(data))
+            complaints = []
+            try:
+                for complaint in self._check_checkpoint(data):
+                    complaints.append(complaint)
+            except StorageError as error:
+                complaints.append(f"a completed checkpoint cannot be read: {error}")
+            return complaints
 
     def _check_checkpoint(self, data: bytes) -> Iterator[str]:
         metadata = decode_metadata(data, "oracle")
@@ -125,7 +134,7 @@ class Oracle:
                 yield f"{where}: {name} was never staged"
             else:
                 staged.append(self._outside.staged[name])
-        yield from _compare(where, expected.sinks, staged)
+        yield from self._compare(where, expected.sinks, staged)
 
     def _tables(self, subtask: OperatorSnapshot, part: str) -> Iterator[pa.Table]:
         handles = [handle for handle in subtask.parts if handle.name == part]
@@ -141,27 +150,28 @@ class Oracle:
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
             for uid, source in self._sources.items()
         }
-        yield from _compare("end", expectation(self.shape, everything).sinks, self._committed())
+        yield from self._compare("end", expectation(self.shape, everything).sinks, self._committed())
 
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
-            yield from _compare("stop", self._last.sinks, self._committed())
+            yield from self._compare("stop", self._last.sinks, self._committed())
 
     def _committed(self) -> list[Staged]:
         return [self._outside.staged[name] for name in self._outside.committed]
 
-
-def _compare(where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
-    found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}
-    for part in staged:
-        found[part.sink].update(row for row, _, _ in part.rows)
-    for uid, ids in expected.items():
-        lost, doubled = ids - found[uid], found[uid] - ids
-        if lost:
-            yield f"{where}: {uid} lost {sum(lost.values())} rows: {_some(sorted(lost))}"
-        if doubled:
-            yield f"{where}: {uid} has {sum(doubled.values())} rows too many: {_some(sorted(doubled))}"
+    def _compare(self, where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
+        found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}
+        for part in staged:
+            found[part.sink].update(row for row, _, _ in part.rows)
+        for uid, ids in expected.items():
+            lost, doubled = ids - found[uid], found[uid] - ids
+            self.lost += lost.total()
+            self.doubled += doubled.total()
+            if lost:
+                yield f"{where}: {uid} lost {lost.total()} rows: {_some(sorted(lost))}"
+            if doubled:
+                yield f"{where}: {uid} has {doubled.total()} rows too many: {_some(sorted(doubled))}"
 
 
 def _some(items: object) -> str:

@@ -256,6 +256,8 @@ class Count(Operator):
         self._counts: dict[int, tuple[int, int]] = {}
         self._next: dict[tuple[int, int], int] = {}
         self._broadcast: set[int] = set()
+        self._chunks: dict[str, Chunk] = {}
+        """Parts that have not changed since they were captured: the same chunk again, under its id."""
         self._out: Output
         self._context: OperatorContext
 
@@ -281,6 +283,7 @@ class Count(Operator):
         if self._outside.poison:
             self._outside.check_poison(ids)
         if port == self._broadcast_port:
+            self._chunks.pop("broadcast", None)
             for row in ids:
                 if row in self._broadcast:
                     self._bug(f"row {row} is broadcast twice")
@@ -290,6 +293,8 @@ class Count(Operator):
         for group in set(key_groups(batch, ("key",), self._context.max_parallelism).tolist()):
             self._check_owner(group)
         counted = []
+        self._chunks.pop("keys", None)
+        self._chunks.pop("order", None)
         for row, key in zip(ids, keys, strict=True):
             count, total = self._counts.get(key, (0, 0))
             self._counts[key] = (count + 1, total + row)
@@ -315,36 +320,34 @@ class Count(Operator):
         self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
-        ids = self._context.ids
         parts: dict[str, StatePart] = {}
         if self._counts:
-            keys = sorted(self._counts)
-            table = pa.table(
-                [
-                    self._groups(keys),
-                    keys,
-                    [self._counts[key][0] for key in keys],
-                    [self._counts[key][1] for key in keys],
-                ],
-                schema=_KEY_STATE,
-            )
-            parts["keys"] = StatePart(Redistribute.KEYED, (Chunk(ids.new_id(), table),))
+            parts["keys"] = self._part("keys", Redistribute.KEYED, self._count_table)
         if self._next:
-            places = sorted(self._next)
-            table = pa.table(
-                [
-                    self._groups([key for key, _ in places]),
-                    [key for key, _ in places],
-                    [origin for _, origin in places],
-                    [self._next[place] for place in places],
-                ],
-                schema=_ORDER_STATE,
-            )
-            parts["order"] = StatePart(Redistribute.KEYED, (Chunk(ids.new_id(), table),))
+            parts["order"] = self._part("order", Redistribute.KEYED, self._order_table)
         if self._broadcast:
-            table = pa.table([sorted(self._broadcast)], schema=_BROADCAST_STATE)
-            parts["broadcast"] = StatePart(Redistribute.BROADCAST, (Chunk(ids.new_id(), table),))
+            parts["broadcast"] = self._part("broadcast", Redistribute.BROADCAST, self._broadcast_table)
         return Snapshot(SnapshotResult(parts))
+
+    def _part(self, name: str, redistribute: Redistribute, table: Callable[[], pa.Table]) -> StatePart:
+        if name not in self._chunks:
+            self._chunks[name] = Chunk(self._context.ids.new_id(), table())
+        return StatePart(redistribute, (self._chunks[name],))
+
+    def _count_table(self) -> pa.Table:
+        keys = sorted(self._counts)
+        counts = [self._counts[key] for key in keys]
+        columns = [self._groups(keys), keys, [count for count, _ in counts], [total for _, total in counts]]
+        return pa.table(columns, schema=_KEY_STATE)
+
+    def _order_table(self) -> pa.Table:
+        places = sorted(self._next)
+        keys = [key for key, _ in places]
+        columns = [self._groups(keys), keys, [origin for _, origin in places], [self._next[place] for place in places]]
+        return pa.table(columns, schema=_ORDER_STATE)
+
+    def _broadcast_table(self) -> pa.Table:
+        return pa.table([sorted(self._broadcast)], schema=_BROADCAST_STATE)
 
     def _groups(self, keys: list[int]) -> list[int]:
         batch = pa.record_batch({"key": pa.array(keys, pa.int64())})

@@ -19,7 +19,7 @@ from midstream.sim.report import who_waits
 from midstream.sim.rows import LedgerSink, Outside, SimSource
 from midstream.sim.scenario import Scenario
 from midstream.sim.topologies import Shape, job_graph, uid_of
-from midstream.sim.trace import Trace
+from midstream.sim.trace import Kind, Trace
 from midstream.sim.world import World
 
 JOB: Final = "simulated"
@@ -27,6 +27,8 @@ ROOT: Final = "sim://checkpoints"
 STILL_STEPS: Final = 4_000
 STILL_MAX: Final = 10
 """Nothing has moved for `STILL_MAX` times `STILL_STEPS` steps: the run hangs."""
+KEEPER_US: Final = 20_000
+"""How long it takes until somebody starts a job again."""
 LAUNCHES_MAX: Final = 50
 
 
@@ -85,6 +87,8 @@ class Run:
         )
         self.cluster = Cluster(self.world, self.disk, network, make_coordinator, externals)
         self._is_over = False
+        self._launch_is_due = False
+        self._is_given_up = False
         self._still = 0
         self._last_progress: object = None
         self._next_look = STILL_STEPS
@@ -129,11 +133,13 @@ class Run:
         outcome.checkpoints = self._oracle.checkpoints
         outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
+        outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
         outcome.trace = world.trace
         return outcome
 
     def _launch(self, shape: Shape, restore: str | None) -> None:
         self.outcome.launches += 1
+        self._launch_is_due = self._is_given_up = False
         s = self.scenario
         graph = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
         config = JobConfig(
@@ -163,12 +169,15 @@ class Run:
             fault = self._faults_left.pop(0)
             if strike(self, fault):
                 self.outcome.faults[fault.kind] += 1
-        if self.driver.is_over:
+        if (self.driver.is_over or self._is_given_up) and not self._launch_is_due:
             self._after_end()
         if world.step_number >= self._next_look:
             self._next_look += STILL_STEPS
             self._look_for_progress()
         return self._is_over or self._still >= STILL_MAX
+
+    def give_up_driver(self) -> None:
+        self._is_given_up = True
 
     def _look_for_progress(self) -> None:
         rows = sum(
@@ -184,7 +193,7 @@ class Run:
 
     def _after_end(self) -> None:
         """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
-        ended = self.driver.outcome
+        ended = None if self._is_given_up else self.driver.outcome
         world = self.world
         if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
             world.bug(f"the job failed: {ended.error}")
@@ -201,18 +210,29 @@ class Run:
         if self.scenario.rescaled is not None and self.outcome.launches % 2:
             shape = self.scenario.rescaled
             self.outcome.rescaled_restores += 1
-        self._launch(shape, restore="latest")
+        self._launch_is_due = True
+        world.schedule(
+            KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore="latest"), "the job is started again"
+        )
 
     def _wind_up(self) -> None:
         """The output is judged; all slots end; nothing is left behind."""
         world = self.world
         self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
-        for slot in self.cluster.live_slots:
-            if slot.process.paused:
-                slot.process.resume()
-        world.run(lambda: not self.cluster.live_slots, world.step_number + 50_000)
+        for process in world.processes:
+            if process.alive and process.paused:
+                process.resume()
+        drivers = self.cluster.drivers
+        world.run(
+            lambda: not self.cluster.live_slots and all(driver.is_over for driver in drivers),
+            world.step_number + 50_000,
+        )
         for slot in self.cluster.live_slots:
             world.bug(f"{slot.process.name} lives on after the end of the job")
+        for driver in drivers:
+            if not driver.is_over:
+                world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
+        self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
 
     def _on_write(self, path: str, data: bytes) -> None:
         if path.endswith("/_metadata"):

@@ -21,6 +21,9 @@ FAULTS: Final = (
     "cut_link",
     "cut_control",
     "kill_driver",
+    "stop_driver",
+    "publish_fails",
+    "crash_at_publish",
     "write_fails",
     "disk_full",
     "user_error",
@@ -99,8 +102,9 @@ def draw(
     buffer_bytes = choice((4096, 4096, 8192, 32768))
     count = rows if rows is not None else choice((50, 200, 400, 800))
     drawn = draw_faults(Random(f"faults {seed}"), tuple(FAULTS if faults is None else faults), count)
-    if rescale_to is not None and not any(f.kind in ("stop", "kill_driver") for f in drawn):
-        drawn = tuple(sorted((*drawn, Fault(random.randrange(200, 900), "stop", 0)), key=lambda f: f.step))
+    if rescaled is not None and (faults is None or rescale_to is not None):
+        kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
+        drawn = tuple(sorted((*drawn, Fault(random.randrange(150, 1000), kind, 0)), key=lambda fault: fault.step))
     return Scenario(
         seed=seed,
         topology=topology,

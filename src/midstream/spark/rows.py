@@ -17,6 +17,7 @@ from pyspark.sql.types import Row, StructField, StructType
 from midstream.connectors.formats import check_columns
 from midstream.core.batches import conform, single_batch
 from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.spark.ddl import parse_ddl
 
 _CHUNK_ROWS: Final = 8192
 _IN_UTC: Final = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
@@ -38,11 +39,9 @@ def struct_of(data_source: DataSource, declared: StructType | str | None) -> Str
     where = f"data source {data_source.name()!r}"
     schema = declared if declared is not None else data_source.schema()
     try:
-        struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    except PySparkException as error:
-        raise SchemaError(
-            f"{where}: {schema!r} is not a schema that Spark can parse ({error}); text needs a running session, a StructType none"
-        ) from error
+        struct = parse_ddl(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise SchemaError(f"{where}: the schema {schema!r} cannot be parsed: {error}; give a StructType") from error
     if not isinstance(struct, StructType):
         raise SchemaError(f"{where}: its schema is {struct!r}; it must be a StructType or DDL text")
     return struct

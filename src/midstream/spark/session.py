@@ -8,11 +8,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from pyspark import SparkContext
@@ -92,18 +97,41 @@ def _create(master: str | None, name: str) -> SparkSession:
         # executors of local-cluster bind the machine's outside address otherwise, and may not reach it
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_log_settings()}"
+        # "default": options of the user come after it
+        settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_log_settings()}"
     for key, value in settings.items():
         builder = builder.config(key, value)
     on = f" on {master!r}" if master else ""
     try:
         with warnings.catch_warnings():  # what pyspark's own test module says of pandas
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
-            return builder.getOrCreate()
+            with _interrupts_waiting():
+                return builder.getOrCreate()
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
     except Exception as error:
         raise ClusterError(f"Spark does not start{on}: {first_line(error)}") from error
+
+
+@contextmanager
+def _interrupts_waiting() -> Iterator[None]:
+    """A Ctrl-C while the JVM is being launched would leave it behind for ever: it counts once Spark is up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:  # else Spark has put its own in place
+            signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def check_java() -> None:

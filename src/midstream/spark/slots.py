@@ -12,6 +12,7 @@ own authenticated channel, never through a file, a property, or a command line.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
@@ -144,7 +145,8 @@ class _SlotJob:
 def _be_a_slot(launch: SlotLaunch, _nothing: Iterable[int]) -> Iterator[int]:
     """The task, in a Python worker of Spark."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
     run_slot(launch)
     return iter(())
 

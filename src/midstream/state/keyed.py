@@ -103,23 +103,31 @@ class State:
 
 
 class _Single(State, Generic[T]):
-    """One value per key."""
+    """One value per key. Read for each row, so the way to a plain value is short."""
 
     def _get(self, default: T) -> T:
+        entries, scope = self._entries, self._scope
+        if entries is None or not scope.is_set:
+            self._here()
+        value = entries.get(scope.key, default)  # type: ignore[union-attr]
+        return cast(T, value) if type(value) in _FROZEN else self._own_copy(value)
+
+    def _own_copy(self, value: T) -> T:
+        """A value that may be changed in place, and that no snapshot refers to."""
         entries, key = self._here()
-        value = entries.get(key, default)
-        if type(value) in _FROZEN or key in self._own:
-            return cast(T, value)
-        value = copy.deepcopy(value)
-        entries[key] = value  # also a default: it may be changed in place
-        self._own.add(key)
-        return cast(T, value)
+        if key not in self._own:
+            value = copy.deepcopy(value)
+            entries[key] = value  # also a default: it may be changed in place
+            self._own.add(key)
+        return value
 
     def _set(self, value: T) -> None:
-        entries, key = self._here()
-        entries[key] = value
+        entries, scope = self._entries, self._scope
+        if entries is None or not scope.is_set:
+            self._here()
+        entries[scope.key] = value  # type: ignore[index]
         if type(value) not in _FROZEN:
-            self._own.add(key)
+            self._own.add(scope.key)
 
 
 class ValueState(_Single[T]):

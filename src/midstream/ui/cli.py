@@ -5,6 +5,7 @@ Exit status: 0 it went well, 1 the job or the request failed, 2 the input was ba
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ app = App(
     version_flags=["--version"],
     result_action="return_value",
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
 )
 
 
@@ -182,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     json = "--json" in arguments
     errors = Console(stderr=True, highlight=False)
+    _log_to_stderr()
     try:
         if not json:
             return _answer(arguments, json, sys.stdout, errors)
@@ -193,6 +196,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print_error(errors, "interrupted")
         return 128 + signal.SIGINT
+
+
+def _log_to_stderr() -> None:
+    """Warnings of ours, and nothing of what py4j has to say when a Ctrl-C interrupts it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:

@@ -1,0 +1,34 @@
+"""What each slot is told to build. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from midstream.checkpoint.assign import Assignment
+from midstream.coordinator.attempt import Attempt
+from midstream.coordinator.events import JobPlan
+from midstream.protocol.messages import Deploy
+
+
+def deployments(plan: JobPlan, attempt: Attempt, state: Assignment | None, epoch: int) -> Iterator[tuple[int, Deploy]]:
+    """For each slot of the attempt: its tasks, and of the state to restore what is theirs."""
+    config = msgspec.msgpack.encode(plan.config)
+    for slot in attempt.slots:
+        tasks = attempt.tasks_on(slot)
+        yield (
+            slot,
+            Deploy(
+                job_id=plan.job_id,
+                attempt=attempt.number,
+                config=config,
+                graph=plan.graph_bytes,
+                slots=attempt.slots,
+                tasks=tasks,
+                restore=tuple((ref, state.tasks[ref]) for ref in tasks if ref in state.tasks) if state else (),
+                finished=state.finished if state else (),
+                checkpoint_root=plan.config.checkpoint_dir,
+                epoch=epoch,
+            ),
+        )

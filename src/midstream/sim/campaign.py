@@ -1,0 +1,195 @@
+"""Many runs: all cores, progress while they work, one object at the end, and a failing run made small.
+
+Each worker process runs whole worlds; a run's outcome depends on its seed alone, so nothing here
+can change what is found, only how soon.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+
+from midstream.sim.run import Outcome, run
+from midstream.sim.scenario import Scenario, draw
+
+SHRINK_TRIES_MAX = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    topology: str = "random"
+    parallelism: int | None = None
+    rescale_to: int | None = None
+    faults: tuple[str, ...] | None = None
+    rows: int | None = None
+
+    def scenario(self, seed: int) -> Scenario:
+        return draw(
+            seed,
+            topology=self.topology,
+            parallelism=self.parallelism,
+            rescale_to=self.rescale_to,
+            faults=self.faults,
+            rows=self.rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is kept of one run."""
+
+    seed: int
+    failure: str
+    is_stuck: bool
+    lost: int
+    doubled: int
+    rows: int
+    steps: int
+    checkpoints: int
+    finished_in_checkpoint: int
+    launches: int
+    rescaled_restores: int
+    faults: Counter[str]
+
+
+@dataclass(slots=True)
+class Summary:
+    runs: int = 0
+    records_in: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    deadlocks: int = 0
+    failures: int = 0
+    """Runs that went wrong, in whatever way."""
+    checkpoints_completed: int = 0
+    checkpoints_during_recovery: int = 0
+    checkpoints_with_finished_tasks: int = 0
+    restarts_of_the_job: int = 0
+    rescaled_restores: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    first_failing_seed: int | None = None
+    failure: str = ""
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, result: Result) -> None:
+        self.runs += 1
+        self.records_in += result.rows
+        self.lost += result.lost
+        self.duplicated += result.doubled
+        self.deadlocks += result.is_stuck
+        self.checkpoints_completed += result.checkpoints
+        self.checkpoints_with_finished_tasks += result.finished_in_checkpoint
+        self.restarts_of_the_job += result.launches - 1
+        self.rescaled_restores += result.rescaled_restores
+        self.steps += result.steps
+        self.faults += result.faults
+        if result.failure:
+            self.failures += 1
+            if self.first_failing_seed is None or result.seed < self.first_failing_seed:
+                self.first_failing_seed = result.seed
+                self.failure = result.failure
+
+
+def run_seed(options: Options, seed: int) -> Result:
+    return _result(run(options.scenario(seed)))
+
+
+def _result(outcome: Outcome) -> Result:
+    return Result(
+        seed=outcome.scenario.seed,
+        failure=outcome.failures[0] if outcome.failures else "",
+        is_stuck=outcome.is_stuck,
+        lost=outcome.lost,
+        doubled=outcome.doubled,
+        rows=outcome.rows,
+        steps=outcome.steps,
+        checkpoints=outcome.checkpoints,
+        finished_in_checkpoint=outcome.finished_in_checkpoint,
+        launches=outcome.launches,
+        rescaled_restores=outcome.rescaled_restores,
+        faults=outcome.faults,
+    )
+
+
+def campaign(
+    options: Options,
+    seeds: Sequence[int],
+    *,
+    processes: int | None = None,
+    progress: Callable[[Summary], None] | None = None,
+    failures_max: int = 1,
+) -> Summary:
+    """Run all seeds, or until `failures_max` runs have failed."""
+    started_s = time.monotonic()
+    summary = Summary()
+    for result in _results(options, seeds, processes or os.cpu_count() or 1):
+        summary.add(result)
+        summary.seconds = time.monotonic() - started_s
+        if progress is not None:
+            progress(summary)
+        if summary.failures >= failures_max:
+            break
+    summary.seconds = time.monotonic() - started_s
+    return summary
+
+
+def _results(options: Options, seeds: Sequence[int], processes: int) -> Iterator[Result]:
+    work = partial(run_seed, options)
+    if processes == 1 or len(seeds) < 4:
+        yield from map(work, seeds)
+        return
+    with get_context("spawn").Pool(min(processes, len(seeds))) as pool:
+        yield from pool.imap(work, seeds, chunksize=4)
+
+
+def shrink(scenario: Scenario) -> tuple[Scenario, str]:
+    """A smaller scenario that still fails, and how: fewer faults, fewer rows, lower parallelism, calmer times."""
+    failure = (run(scenario).failures or ["passes"])[0]
+    tries = 0
+    shrunk = True
+    while shrunk:
+        shrunk = False
+        for smaller in _smaller(scenario):
+            tries += 1
+            if tries > SHRINK_TRIES_MAX:
+                return scenario, failure
+            failures = run(smaller).failures
+            if failures:
+                scenario, failure, shrunk = smaller, failures[0], True
+                break
+    return scenario, failure
+
+
+def _smaller(scenario: Scenario) -> Iterable[Scenario]:
+    faults = scenario.faults
+    if len(faults) > 1:
+        yield replace(scenario, faults=faults[: len(faults) // 2])
+        yield replace(scenario, faults=faults[len(faults) // 2 :])
+    for index in range(len(faults)):
+        yield replace(scenario, faults=faults[:index] + faults[index + 1 :])
+    if scenario.rows > 5:
+        yield replace(scenario, rows=scenario.rows // 2)
+    if scenario.rescaled is not None:
+        yield replace(scenario, rescaled=None)
+    if scenario.splits > 1:
+        yield replace(scenario, splits=1)
+    if scenario.keys > 1:
+        yield replace(scenario, keys=1)
+    if scenario.sink_rows:
+        yield replace(scenario, sink_rows=0)
+    if scenario.rounds > 1:
+        yield replace(scenario, rounds=1)
+    highest = max(node.parallelism for node in scenario.shape)
+    if highest > 1:
+        lower = tuple(replace(node, parallelism=min(node.parallelism, highest - 1)) for node in scenario.shape)
+        yield replace(scenario, shape=lower, rescaled=None)
+    if scenario.tempo.clock_tick_us:
+        yield replace(scenario, tempo=replace(scenario.tempo, clock_tick_us=0))
+    if scenario.tempo.interleave:
+        yield replace(scenario, tempo=replace(scenario.tempo, interleave=0.0))

@@ -1,0 +1,171 @@
+"""`midstream simulate`: what it takes, what it answers. Printing is the command line's business."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from midstream.core.errors import ConfigError
+from midstream.sim.campaign import Options, Summary, campaign, shrink
+from midstream.sim.run import Outcome, run
+from midstream.sim.scenario import FAULTS, Scenario
+from midstream.sim.topologies import SHAPES
+
+TOPOLOGIES = (*SHAPES, "random")
+PARALLELISM_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`data` for machines, `text` for people; `ok` is false if anything was lost, doubled, stuck or broken."""
+
+    data: dict[str, Any]
+    text: str
+    ok: bool
+
+
+def simulate(
+    *,
+    seeds: str = "0:100",
+    topology: str = "random",
+    parallelism: int | None = None,
+    rescale_to: int | None = None,
+    faults: str | None = None,
+    rows: int | None = None,
+    processes: int | None = None,
+    failures_max: int = 1,
+    make_small: bool = True,
+    progress: Callable[[Summary], None] | None = None,
+) -> Simulated:
+    """Run the seeds `A:B` (B not included). `faults`: comma-separated kinds, "none", or None for all.
+
+    Raises ConfigError for anything that does not exist.
+    """
+    options = _options(topology, parallelism, rescale_to, faults, rows)
+    summary = campaign(
+        options, parse_seeds(seeds), processes=processes, progress=progress, failures_max=max(1, failures_max)
+    )
+    data = asdict(summary)
+    data["faults"] = dict(sorted(summary.faults.items()))
+    data["runs_per_s"] = round(summary.runs / summary.seconds, 1) if summary.seconds else 0.0
+    data["replay"] = None
+    lines = [
+        f"{summary.runs} runs in {summary.seconds:.1f} s ({data['runs_per_s']} runs/s), {summary.records_in} rows in; "
+        f"{summary.checkpoints_completed} checkpoints, {summary.restarts_of_the_job} restarts of the job, "
+        f"{summary.rescaled_restores} of them at another parallelism",
+        "faults: " + (", ".join(f"{kind} {count}" for kind, count in data["faults"].items()) or "none"),
+        f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}",
+    ]
+    if summary.first_failing_seed is not None:
+        data["replay"] = replay_command(options, summary.first_failing_seed)
+        lines += [f"seed {summary.first_failing_seed}: {summary.failure}", f"replay: {data['replay']}"]
+        if make_small:
+            scenario, failure = shrink(options.scenario(summary.first_failing_seed))
+            data["shrunk"] = describe_scenario(scenario)
+            lines += ["made smaller, it still fails:", *(f"  {line}" for line in data["shrunk"]), failure]
+    return Simulated(data, "\n".join(lines), ok=summary.failures == 0)
+
+
+def replay(
+    seed: int,
+    *,
+    topology: str = "random",
+    parallelism: int | None = None,
+    rescale_to: int | None = None,
+    faults: str | None = None,
+    rows: int | None = None,
+    pattern: str | None = None,
+    tail: int | None = None,
+) -> Simulated:
+    """Run one seed again and show every event of it; `pattern` (a regular expression) filters the lines.
+
+    Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
+    """
+    options = _options(topology, parallelism, rescale_to, faults, rows)
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern: {pattern!r} is not a regular expression: {error}") from error
+    scenario = options.scenario(seed)
+    outcome = run(scenario, keep_trace=True)
+    assert outcome.trace is not None
+    shown = list(outcome.trace.lines(pattern, tail))
+    lines = [*describe_scenario(scenario), *shown, *_verdict(outcome)]
+    data = {
+        "seed": seed,
+        "hash": f"{outcome.hash:016x}",
+        "steps": outcome.steps,
+        "failures": outcome.failures,
+        "trace": shown,
+    }
+    return Simulated(data, "\n".join(lines), ok=not outcome.failures)
+
+
+def _verdict(outcome: Outcome) -> list[str]:
+    head = f"{outcome.steps} steps, {outcome.seconds:.3f} s of the world's time, hash {outcome.hash:016x}"
+    return [head, *(outcome.failures or ["all as it should be"])]
+
+
+def replay_command(options: Options, seed: int) -> str:
+    parts = [f"midstream simulate --seed {seed} --trace --topology {options.topology}"]
+    if options.parallelism is not None:
+        parts.append(f"--parallelism {options.parallelism}")
+    if options.rescale_to is not None:
+        parts.append(f"--rescale-to {options.rescale_to}")
+    if options.faults is not None:
+        parts.append(f"--faults {','.join(options.faults) or 'none'}")
+    if options.rows is not None:
+        parts.append(f"--rows {options.rows}")
+    return " ".join(parts)
+
+
+def describe_scenario(scenario: Scenario) -> list[str]:
+    lines = [f"seed {scenario.seed}, topology {scenario.topology}"]
+    for title, shape in (("", scenario.shape), ("after a restart: ", scenario.rescaled)):
+        for index, node in enumerate(shape or ()):
+            inputs = ", ".join(
+                f"{entry.partitioning.value} from {entry.node}"
+                + (f" ({entry.tag})" if entry.tag else "")
+                + (f" to port {entry.port}" if entry.port else "")
+                for entry in node.inputs
+            )
+            chain = " → ".join(node.chain)
+            lines.append(f"{title}v{index} {chain} ×{node.parallelism}{': ' + inputs if inputs else ''}")
+    skipped = {"seed", "topology", "shape", "rescaled", "faults"}
+    lines.append(", ".join(f"{f.name} {getattr(scenario, f.name)}" for f in fields(scenario) if f.name not in skipped))
+    lines += [f"fault: {fault.kind} ({fault.victim}) before step {fault.step}" for fault in scenario.faults]
+    return lines
+
+
+def parse_seeds(text: str) -> range:
+    """`A:B` or `N`."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    if match is None:
+        raise ConfigError(f"seeds: {text!r} is not A:B (B not included) or a single number")
+    first = int(match[1])
+    end = int(match[2]) if match[2] is not None else first + 1
+    if end <= first:
+        raise ConfigError(f"seeds: {text!r} is empty; the second number must be larger than the first")
+    return range(first, end)
+
+
+def _options(
+    topology: str, parallelism: int | None, rescale_to: int | None, faults: str | None, rows: int | None
+) -> Options:
+    if topology not in TOPOLOGIES:
+        raise ConfigError(f"topology: there is no {topology!r}; there are {', '.join(TOPOLOGIES)}")
+    for name, value in (("parallelism", parallelism), ("rescale-to", rescale_to)):
+        if value is not None and not 1 <= value <= PARALLELISM_MAX:
+            raise ConfigError(f"{name}: {value} is not between 1 and {PARALLELISM_MAX}")
+    if rows is not None and not 1 <= rows <= 9_000:
+        raise ConfigError(f"rows: {rows} is not between 1 and 9000")
+    kinds: tuple[str, ...] | None = None
+    if faults is not None:
+        kinds = () if faults == "none" else tuple(kind.strip() for kind in faults.split(","))
+        unknown = [kind for kind in kinds if kind not in FAULTS]
+        if unknown:
+            raise ConfigError(f"faults: there is no {unknown[0]!r}; there are {', '.join(FAULTS)}, or none")
+    return Options(topology, parallelism, rescale_to, kinds, rows)

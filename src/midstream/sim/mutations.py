@@ -1,0 +1,303 @@
+"""Known bugs, put back on purpose: how good the simulator is at finding them.
+
+Each mutation replaces a piece of the engine while it is applied; numbers are those of the list of
+mutations that the project keeps. A mutation that survives is a hole in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+from midstream.checkpoint import barriers, state_files, store
+from midstream.coordinator import checkpoints, completing, machine, sources
+from midstream.core.elements import EndOfPartition
+from midstream.exchange.channel import RemoteChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import Subpartition
+from midstream.sim.run import run
+from midstream.sim.scenario import draw
+from midstream.worker import snapshots, task
+from midstream.worker.source import SourceDriver
+
+Replacements = list[tuple[Any, str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    what: str
+    replacements: Callable[[], Replacements]
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, attribute, value in MUTATIONS[name].replacements():
+            stack.enter_context(patch.object(owner, attribute, value))
+        yield
+
+
+def killed_after(name: str, seeds_max: int, start: int = 0) -> tuple[int, str] | None:
+    """How many seeds it takes until a run fails under the mutation, and how; None if `seeds_max` all pass."""
+    with applied(name):
+        for index in range(seeds_max):
+            scenario = replace(draw(start + index, rows=100), steps_max=60_000)
+            failures = run(scenario).failures
+            if failures:
+                return index + 1, failures[0]
+    return None
+
+
+def _skip_alignment() -> Replacements:
+    def on_barrier(self: Any, channel: int, barrier: Any) -> list[Any]:
+        if barrier.checkpoint_id <= self._last_id:
+            return []
+        self._last_id = barrier.checkpoint_id
+        return [barriers.TakeSnapshot(barrier)]
+
+    return [(barriers.BarrierHandler, "_on_barrier", on_barrier)]
+
+
+def _end_is_no_barrier() -> Replacements:
+    def on_end(self: Any, channel: int) -> list[Any]:
+        self._open.discard(channel)
+        return []
+
+    return [(barriers.BarrierHandler, "_on_end", on_end)]
+
+
+def _barrier_after_snapshot_rows() -> Replacements:
+    """The channel that is resumed after an alignment is not looked at again."""
+
+    def resume(self: Any, channel: int) -> None:
+        self._blocked.discard(channel)
+
+    return [(InputGate, "resume", resume)]
+
+
+def _block_nothing() -> Replacements:
+    return [(InputGate, "block", lambda self, channel: self._blocked.add(channel)), (InputGate, "check", _nothing)]
+
+
+def _ack_before_write() -> Replacements:
+    original = snapshots.TaskSnapshots.take
+
+    def take(self: Any, checkpoint_id: int, captured: Any, storage: Any, file: str, **more: Any) -> None:
+        class Lazy:
+            def write(self, path: str, parts: Any) -> None: ...
+
+        original(self, checkpoint_id, captured, Lazy(), file, **more)  # type: ignore[arg-type]
+
+    return [(snapshots.TaskSnapshots, "take", take)]
+
+
+def _metadata_before_acks() -> Replacements:
+    """The checkpoint is published when one task has not answered yet."""
+    original = checkpoints.Checkpoints.acknowledge
+
+    def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
+        original(self, slot, ack, attempt)
+        pending = self.pending
+        if pending is not None and not pending.publishing and len(pending.missing) == 1 and len(pending.acks) > 1:
+            ref = next(iter(pending.missing))
+            pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
+            self._publish(pending)
+
+    return [(checkpoints.Checkpoints, "acknowledge", acknowledge)]
+
+
+def _commit_before_completion() -> Replacements:
+    original = checkpoints.Checkpoints._publish
+
+    def publish(self: Any, pending: Any) -> None:
+        own = completing.committables_of(pending.acks, self._names, self._newest_id)
+        owner = self._listener.completed.__self__
+        owner._committing._commits.extend(type("C", (), {"what": w, "holder": pending.checkpoint_id})() for w in own)
+        owner._committing._next()
+        original(self, pending)
+
+    return [(checkpoints.Checkpoints, "_publish", publish)]
+
+
+def _forget_committables_on_restore() -> Replacements:
+    original = machine.Coordinator._opened
+
+    def opened(self: Any, outcome: Any) -> None:
+        add = self._committing.add
+        self._committing.add = lambda holder, what: add(holder, ())
+        original(self, outcome)
+        self._committing.add = add
+
+    return [(machine.Coordinator, "_opened", opened)]
+
+
+def _forget_earlier_committables() -> Replacements:
+    def completed(self: Any, checkpoint_id: int) -> None:
+        self._unconfirmed.clear()
+
+    original = snapshots.TaskSnapshots._acknowledge
+
+    def acknowledge(self: Any, *arguments: Any) -> None:
+        self._unconfirmed.clear()
+        original(self, *arguments)
+
+    return [(snapshots.TaskSnapshots, "_acknowledge", acknowledge), (snapshots.TaskSnapshots, "completed", completed)]
+
+
+def _partition_ends_before_final_checkpoint() -> Replacements:
+    original = task.Task._finish
+
+    def finish(self: Any) -> None:
+        original(self)
+        if self.state is task.TaskState.FINISHING:
+            self._edges.broadcast(EndOfPartition())
+            self._end = lambda *_: task.Task._end(self)
+            self._edges.broadcast = lambda event: None
+
+    return [(task.Task, "_finish", finish)]
+
+
+def _leak_credit() -> Replacements:
+    def done(self: Any) -> None:
+        taken, self._taken = self._taken, 0
+        self._quota.give(taken - 1 if taken > 1 else taken)
+        self._held -= taken
+        self._top_up()
+
+    return [(RemoteChannel, "done", done)]
+
+
+def _grant_nothing_back() -> Replacements:
+    original = RemoteChannel._top_up
+
+    def top_up(self: Any) -> None:
+        if not self._sequence:
+            original(self)
+
+    return [(RemoteChannel, "_top_up", top_up)]
+
+
+def _drop_an_element() -> Replacements:
+    """A discarded batch of a blocked channel: in-flight data is forgotten at a barrier."""
+    original = InputGate.block
+
+    def block(self: Any, channel: int) -> None:
+        original(self, channel)
+        elements = getattr(self.channels[channel], "_elements", None)
+        if elements and hasattr(elements[0][0], "num_rows"):
+            self.channels[channel]._taken = elements.popleft()[1]
+            self.channels[channel].done()
+
+    return [(InputGate, "block", block)]
+
+
+def _shared_chunks_by_checkpoint() -> Replacements:
+    def split_retained(retained: Any, keep: int, in_use: Any = ()) -> Any:
+        ordered = tuple(sorted(retained, key=lambda r: r.checkpoint_id))
+        cut = max(len(ordered) - keep, 0)
+        dropped, kept = ordered[:cut], ordered[cut:]
+        return kept, dropped, frozenset().union(*(r.files for r in dropped))
+
+    return [(checkpoints, "split_retained", split_retained)]
+
+
+def _old_parallelism() -> Replacements:
+    return [(state_files, "_keyed_rows", lambda chunk, key_groups: state_files._ALL)]
+
+
+def _early_split() -> Replacements:
+    def add_split(self: Any, split: bytes) -> None:
+        if self._source is not None and self.is_live:
+            self._source.add_split(split)
+
+    return [(task.Task, "add_split", add_split)]
+
+
+def _offset_before_emit() -> Replacements:
+    """What was read ahead counts as emitted."""
+    original = SourceDriver.snapshot
+
+    def snapshot(self: Any, chunk_id: str) -> Any:
+        before = [current.split for current in self._open]
+        for current in self._open:
+            if current.ahead is not None:
+                current.split = msgspec.structs.replace(current.split, offset=current.ahead[1])
+        part = original(self, chunk_id)
+        for current, split in zip(self._open, before, strict=True):
+            current.split = split
+        return part
+
+    return [(SourceDriver, "snapshot", snapshot)]
+
+
+def _pending_splits_late() -> Replacements:
+    """The coordinator's splits are taken when the checkpoint completes, not when it is triggered."""
+    original = checkpoints.Checkpoints._publish
+    owner: dict[str, Any] = {}
+    trigger = machine.Coordinator._trigger_when_due
+
+    def trigger_when_due(self: Any) -> None:
+        owner["sources"] = self._sources
+        trigger(self)
+
+    def publish(self: Any, pending: Any) -> None:
+        pending.sources = owner["sources"].snapshot()
+        original(self, pending)
+
+    return [
+        (machine.Coordinator, "_trigger_when_due", trigger_when_due),
+        (checkpoints.Checkpoints, "_publish", publish),
+    ]
+
+
+def _no_fence() -> Replacements:
+    return [(store, "check_epoch", lambda storage, epoch: None)]
+
+
+def _finish_without_end_of_data() -> Replacements:
+    """The end of data overtakes what waits in the subpartition."""
+    original = Subpartition.add
+
+    def add(self: Any, element: Any) -> None:
+        original(self, element)
+        if type(element).__name__ == "EndOfData" and len(self._elements) > 1:
+            self._elements.rotate(1)
+
+    return [(Subpartition, "add", add)]
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "skip_alignment": Mutation("snapshot at the first barrier", _skip_alignment),
+    "end_is_no_barrier": Mutation("16: the end of a channel does not complete an alignment", _end_is_no_barrier),
+    "resume_forgets": Mutation("a resumed channel is not read again", _barrier_after_snapshot_rows),
+    "block_nothing": Mutation("a blocked channel is read on", _block_nothing),
+    "ack_before_write": Mutation("22: acknowledge without a file", _ack_before_write),
+    "metadata_before_acks": Mutation("publish while a task has not answered", _metadata_before_acks),
+    "commit_before_completion": Mutation("24: commit before the metadata is durable", _commit_before_completion),
+    "forget_committables_on_restore": Mutation("25: forget committables on restore", _forget_committables_on_restore),
+    "forget_earlier_committables": Mutation(
+        "forget what was prepared for a checkpoint that failed", _forget_earlier_committables
+    ),
+    "partition_ends_early": Mutation(
+        "20: EndOfPartition before the final checkpoint", _partition_ends_before_final_checkpoint
+    ),
+    "leak_credit": Mutation("26: a buffer of a large batch is never given back", _leak_credit),
+    "grant_nothing_back": Mutation("26: credit is granted once only", _grant_nothing_back),
+    "drop_an_element": Mutation("in-flight data is forgotten at a barrier", _drop_an_element),
+    "shared_chunks_by_checkpoint": Mutation("28: shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint),
+    "old_parallelism": Mutation("5: keyed state is not filtered", _old_parallelism),
+    "early_split": Mutation("a split that comes after the trigger is in the snapshot", _early_split),
+    "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
+    "pending_splits_late": Mutation("pending splits are those at completion", _pending_splits_late),
+    "no_fence": Mutation("a stale coordinator is not fenced", _no_fence),
+    "end_overtakes": Mutation("the end of data overtakes rows", _finish_without_end_of_data),
+}

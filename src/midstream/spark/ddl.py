@@ -1,0 +1,156 @@
+"""Schemas written as DDL text, without a JVM: a data source may be looked at before any session runs.
+
+The part of Spark's grammar that data sources use: `name type [NOT NULL] [COMMENT 'text'], …`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+_TOKEN: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:]))")
+_SIMPLE: Final[dict[str, Callable[[], DataType]]] = {
+    "boolean": BooleanType,
+    "tinyint": ByteType,
+    "byte": ByteType,
+    "smallint": ShortType,
+    "short": ShortType,
+    "int": IntegerType,
+    "integer": IntegerType,
+    "bigint": LongType,
+    "long": LongType,
+    "float": FloatType,
+    "real": FloatType,
+    "double": DoubleType,
+    "string": StringType,
+    "binary": BinaryType,
+    "date": DateType,
+    "timestamp": TimestampType,
+    "timestamp_ltz": TimestampType,
+    "timestamp_ntz": TimestampNTZType,
+    "void": NullType,
+}
+
+
+def parse_ddl(text: str) -> StructType:
+    """Raises ValueError saying what was expected where."""
+    parser = _Parser(text)
+    struct = StructType(parser.fields(""))
+    if not struct.fields:
+        raise ValueError("there is no column in it")
+    return struct
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens: list[tuple[str, bool]] = []
+        """Text, and whether it was quoted (and so is a name, whatever it looks like)."""
+        at = 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise ValueError(f"{text[at:].strip()!r} cannot be understood")
+            quoted, string, word, mark = match.groups()
+            self._tokens.append((quoted.replace("``", "`"), True) if quoted else (string or word or mark, False))
+            at = match.end()
+        self._at = 0
+
+    def fields(self, end: str) -> list[StructField]:
+        """Columns up to the token `end`, which is not consumed ("": the end of the text)."""
+        found: list[StructField] = []
+        while self._peek() != end:
+            if found:
+                self._expect(",")
+            found.append(self._field())
+        return found
+
+    def _field(self) -> StructField:
+        name, is_quoted = self._next()
+        if not is_quoted and not re.fullmatch(r"\w+", name):
+            raise ValueError(f"expected a column name before {name!r}")
+        if self._peek() == ":":
+            self._next()
+        kind = self._type()
+        nullable = True
+        metadata: dict[str, str] = {}
+        if self._peek().lower() == "not":
+            self._next()
+            self._expect("null")
+            nullable = False
+        if self._peek().lower() == "comment":
+            self._next()
+            metadata["comment"] = self._next()[0].strip("'")
+        return StructField(name, kind, nullable, metadata)
+
+    def _type(self) -> DataType:
+        name = self._next()[0].lower()
+        if name in _SIMPLE:
+            return _SIMPLE[name]()
+        if name in ("decimal", "dec", "numeric"):
+            precision, scale = ([*self._numbers(), 0] if self._peek() == "(" else [10, 0])[:2]
+            return DecimalType(precision, scale)
+        if name in ("char", "character", "varchar"):
+            (length,) = self._numbers()
+            return VarcharType(length) if name == "varchar" else CharType(length)
+        if name not in ("array", "map", "struct"):
+            raise ValueError(f"{name!r} is not a type")
+        self._expect("<")
+        kind: DataType
+        if name == "array":
+            kind = ArrayType(self._type())
+        elif name == "map":
+            key = self._type()
+            self._expect(",")
+            kind = MapType(key, self._type())
+        else:
+            kind = StructType(self.fields(">"))
+        self._expect(">")
+        return kind
+
+    def _numbers(self) -> list[int]:
+        self._expect("(")
+        numbers = [int(self._next()[0])]
+        while self._peek() == ",":
+            self._next()
+            numbers.append(int(self._next()[0]))
+        self._expect(")")
+        return numbers
+
+    def _peek(self) -> str:
+        return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
+
+    def _next(self) -> tuple[str, bool]:
+        if self._at == len(self._tokens):
+            raise ValueError("it ends too early")
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _expect(self, text: str) -> None:
+        found = self._next()[0]
+        if found.lower() != text:
+            raise ValueError(f"expected {text!r} before {found!r}")

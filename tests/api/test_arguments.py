@@ -1,0 +1,90 @@
+"""Schemas and durations as users write them, and the place a call came from."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, time, timedelta
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from midstream.api.arguments import as_schema, calling_file, calling_place, check_uid, raised_at
+from midstream.core.config import duration_s
+from midstream.core.errors import ConfigError, SchemaError
+
+
+def test_a_schema_may_be_written_with_python_arrow_and_polars_types():
+    written = {
+        "flag": bool,
+        "n": int,
+        "x": float,
+        "s": str,
+        "raw": bytes,
+        "at": datetime,
+        "day": date,
+        "clock": time,
+        "span": timedelta,
+        "small": pa.int8(),
+        "text": pa.string(),
+        "zoned": pl.Datetime("ms", "UTC"),
+        "list": pl.List(pl.Int32),
+        "float32": pl.Float32,
+    }
+    expected = {
+        "flag": pa.bool_(),
+        "n": pa.int64(),
+        "x": pa.float64(),
+        "s": pa.large_string(),
+        "raw": pa.large_binary(),
+        "at": pa.timestamp("us"),
+        "day": pa.date32(),
+        "clock": pa.time64("us"),
+        "span": pa.duration("us"),
+        "small": pa.int8(),
+        "text": pa.large_string(),
+        "zoned": pa.timestamp("ms", "UTC"),
+        "list": pa.large_list(pa.int32()),
+        "float32": pa.float32(),
+    }
+    assert as_schema(written, "here") == pa.schema(expected)
+
+
+def test_arrow_and_polars_schemas_are_taken_in_canonical_form():
+    assert as_schema(pa.schema({"s": pa.string()}), "here") == pa.schema({"s": pa.large_string()})
+    assert as_schema(pl.Schema({"s": pl.String}), "here") == pa.schema({"s": pa.large_string()})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({}, r"here: \{\} is not a schema; write for example"),
+        ("n int", "'n int' is not a schema"),
+        ({"n": "int"}, "column 'n': 'int' is not a type; use a pyarrow type, a polars type, or one of bool, int"),
+        ({"n": dict}, "column 'n': <class 'dict'> is not a type"),
+        ({1: int}, "1 is not a column name"),
+        ({"o": pl.Object}, "column 'o': the polars type Object has no Arrow form"),
+        (pa.schema([("n", pa.int64()), ("n", pa.int8())]), "column 'n' is declared twice"),
+    ],
+)
+def test_what_is_no_schema_is_refused_naming_the_column(written, message):
+    with pytest.raises(SchemaError, match=message):
+        as_schema(written, "here")
+
+
+def test_uids_are_plain_names():
+    for uid in ("a", "visits-per_minute", "v1.2:x", "9"):
+        check_uid(uid, "here")
+    for uid in ("", "a b", "-a", "ä", "x" * 129, 7):
+        with pytest.raises(ConfigError, match="cannot be one; use up to 128 letters"):
+            check_uid(uid, "here")
+
+
+def test_places_are_the_users_file_and_line():
+    assert calling_file() == __file__
+    name, line = calling_place().split(":")
+    assert name == Path(__file__).name
+    assert int(line) > 1
+    with pytest.raises(ConfigError) as caught:
+        duration_s("soon", "interval")
+    assert raised_at(caught.value).startswith(f"{name}:")

@@ -1,0 +1,111 @@
+"""A graph may go on from a checkpoint that it fits to, and is told clearly when it does not."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, chain, metadata_of, pipeline
+
+from midstream.checkpoint.assign import assign_state
+from midstream.core.errors import ConfigError
+from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
+from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle, TaskRef
+
+
+def state(uid: str, subtasks: int, rule: str = "union") -> tuple[OperatorSnapshot, ...]:
+    return tuple(
+        OperatorSnapshot(uid, (PartHandle("s", rule, (ChunkHandle(f"c{i}", "f", i, 1, 0, 1, 0, 15),)),))
+        for i in range(subtasks)
+    )
+
+
+def chunks(snapshot: OperatorSnapshot) -> list[str]:
+    return [chunk.id for part in snapshot.parts for chunk in part.chunks]
+
+
+def test_every_operator_of_a_chain_gets_its_state_back_and_sources_their_position() -> None:
+    graph = pipeline(uids=("count", "sum"))
+    found = assign_state(
+        metadata_of(graph, {"count": state("count", 2, "split"), "sum": state("sum", 2, "split")}), graph
+    )
+    assert [s.uid for s in found.tasks[TaskRef(1, 1)]] == ["count", "sum"]
+    assert [chunks(s) for s in found.tasks[TaskRef(1, 1)]] == [["c1"], ["c1"]]
+    assert found.sources["read"].position == b"5"
+    assert found.finished == ()
+
+
+def test_an_operator_may_move_to_another_vertex_and_new_ones_begin_empty() -> None:
+    old = pipeline(uids=("count",))
+    new = JobGraph(
+        (
+            Vertex(0, 2, SourceSpec("read", "Read", NoRows()), chain("extra")),
+            Vertex(1, 1, None, chain("fresh")),
+            Vertex(2, 3, None, chain("count")),
+        ),
+        (
+            Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA),
+            Edge(1, 1, 2, Partitioning.KEYED, SCHEMA, ("n",)),
+        ),
+        MAX_PARALLELISM,
+    )
+    found = assign_state(metadata_of(old, {"count": state("count", 2)}), new)
+    assert set(found.tasks) == {TaskRef(2, 0), TaskRef(2, 1), TaskRef(2, 2)}
+
+
+def test_another_max_parallelism_is_refused() -> None:
+    graph = pipeline()
+    with pytest.raises(ConfigError, match="max_parallelism 16, the job has 8"):
+        assign_state(metadata_of(graph), JobGraph(graph.vertices, graph.edges, 8))
+
+
+def test_state_that_would_be_dropped_is_refused_unless_allowed() -> None:
+    old, new = pipeline(uids=("count",)), pipeline(uids=("other",))
+    metadata = metadata_of(old, {"count": state("count", 2)})
+    with pytest.raises(ConfigError, match=r"state of 'count' \(Count\)"):
+        assign_state(metadata, new)
+    assert assign_state(metadata, new, allow_dropped_state=True).dropped == ("count",)
+
+
+def test_an_operator_without_state_may_go() -> None:
+    assert assign_state(metadata_of(pipeline(uids=("count",))), pipeline(uids=("other",))).dropped == ()
+
+
+def test_a_source_that_became_another_operator_is_refused() -> None:
+    old = pipeline(source="thing")
+    new = pipeline(uids=("thing",))
+    with pytest.raises(ConfigError, match="'thing' was a source"):
+        assign_state(metadata_of(old), new, allow_dropped_state=True)
+
+
+def test_finished_vertices_are_not_run_again() -> None:
+    graph = pipeline(uids=("count",))
+    found = assign_state(metadata_of(graph, {"count": state("count", 2)}, finished={"read": (0, 1)}), graph)
+    assert found.finished == (0,)
+    assert set(found.tasks) == {TaskRef(1, 0), TaskRef(1, 1)}
+
+
+def test_state_of_a_partly_finished_operator_comes_from_those_that_still_ran() -> None:
+    graph = pipeline(uids=("count",), keyed=False)
+    metadata = metadata_of(graph, {"count": state("count", 2, "broadcast")}, finished={"read": (0, 1), "count": (0,)})
+    found = assign_state(metadata, graph)
+    assert [chunks(s) for s in found.tasks[TaskRef(1, 0)]] == [["c1"]]
+    assert [chunks(s) for s in found.tasks[TaskRef(1, 1)]] == [["c1"]]
+
+
+def test_a_chain_of_which_only_some_had_finished_is_refused_naming_both() -> None:
+    graph = pipeline(uids=("count", "fresh"))
+    metadata = metadata_of(pipeline(uids=("count",)), finished={"read": (0, 1), "count": (0, 1)})
+    with pytest.raises(ConfigError, match="'count' and 'fresh'"):
+        assign_state(metadata, graph)
+
+
+def test_a_finished_operator_behind_a_new_source_is_refused_naming_both() -> None:
+    metadata = metadata_of(pipeline(), finished={"read": (0, 1), "count": (0, 1)})
+    with pytest.raises(ConfigError, match=r"'count' had fully finished.*'fresh'"):
+        assign_state(metadata, pipeline(source="fresh"), allow_dropped_state=True)
+
+
+def test_a_partly_finished_operator_needs_finished_producers_over_an_all_to_all_edge() -> None:
+    finished = {"read": (0,), "count": (0,)}
+    assign_state(metadata_of(pipeline(keyed=False), finished=finished), pipeline(keyed=False))
+    with pytest.raises(ConfigError, match=r"'count' had partly finished.*'read'.*had partly finished"):
+        assign_state(metadata_of(pipeline(keyed=True), finished=finished), pipeline(keyed=True))

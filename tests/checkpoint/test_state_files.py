@@ -1,0 +1,237 @@
+"""What is written is read back, by whoever owns it now; what is damaged is found before it is parsed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from checkpoint_samples import MAX_PARALLELISM, MemoryStorage, metadata_of, pipeline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.checkpoint.assign import assign_operator
+from midstream.checkpoint.state_files import (
+    StateFile,
+    encode_parts,
+    known_chunks,
+    read_parts,
+    state_file,
+    verify_chunks,
+)
+from midstream.core.errors import InvariantError, StorageError
+from midstream.core.keys import key_group_range
+from midstream.protocol.messages import OperatorSnapshot, PartHandle
+from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
+
+EVERYTHING = range(MAX_PARALLELISM)
+FILE = state_file(1, 0, 1, 1, 0)
+
+
+def table(groups: list[int], values: list[int]) -> pa.Table:
+    return pa.table({KEY_GROUP: pa.array(groups, pa.int32()), "v": pa.array(values, pa.int64())})
+
+
+def part(rule: Redistribute, *tables: pa.Table, prefix: str = "c") -> StatePart:
+    return StatePart(rule, tuple(Chunk(f"{prefix}{i}", t) for i, t in enumerate(tables)))
+
+
+def store(storage: MemoryStorage, parts: dict[str, StatePart], file: str = FILE) -> tuple[PartHandle, ...]:
+    pieces, handles = encode_parts(parts, {}, file)
+    if pieces:
+        storage.write(file, pieces)
+    return handles
+
+
+def values(parts: dict[str, StatePart], name: str = "s") -> list[int]:
+    return parts[name].table().column("v").to_pylist() if name in parts else []
+
+
+def test_names_of_state_files_say_who_wrote_them_and_nothing_else_is_one() -> None:
+    file = StateFile(epoch=7, attempt=2, checkpoint_id=17, vertex=3, subtask=0)
+    assert file.path == "shared/e7-a2-c17-v3-s0.state"
+    assert StateFile.parse(file.path) == file
+    for other in (
+        "shared/e07-a2-c17-v3-s0.state",
+        "e7-a2-c17-v3-s0.state",
+        "shared/x",
+        "../shared/e1-a1-c1-v1-s1.state",
+    ):
+        assert StateFile.parse(other) is None
+
+
+def test_chunks_that_are_stored_already_are_not_written_again() -> None:
+    storage = MemoryStorage()
+    first = {"s": part(Redistribute.KEYED, table([1], [10]))}
+    handles = store(storage, first)
+    known = known_chunks(handles, read_parts(storage, handles, EVERYTHING))
+    more = {"s": part(Redistribute.KEYED, table([1], [10]), table([2], [20]))}
+    pieces, again = encode_parts(more, known, state_file(1, 0, 2, 1, 0))
+    assert len(pieces) == 1
+    assert again[0].chunks[0].file == FILE
+    storage.write(state_file(1, 0, 2, 1, 0), pieces)
+    assert values(read_parts(storage, again, EVERYTHING)) == [10, 20]
+
+
+def test_a_chunk_of_which_only_some_rows_are_ours_gets_another_id_and_is_not_known() -> None:
+    storage = MemoryStorage()
+    handles = store(storage, {"s": part(Redistribute.KEYED, table([1, 9], [10, 90]))})
+    half = read_parts(storage, handles, range(8))
+    assert values(half) == [10]
+    assert half["s"].chunks[0].id != "c0"
+    assert known_chunks(handles, half) == {}
+
+
+def test_several_operators_share_one_file() -> None:
+    storage = MemoryStorage()
+    one, first = encode_parts({"s": part(Redistribute.UNION, table([0], [1]))}, {}, FILE)
+    two, second = encode_parts({"s": part(Redistribute.UNION, table([0], [2]))}, {}, FILE, sum(p.nbytes for p in one))
+    storage.write(FILE, [*one, *two])
+    assert values(read_parts(storage, first, EVERYTHING)) == [1]
+    assert values(read_parts(storage, second, EVERYTHING)) == [2]
+    assert verify_chunks(storage, [*first, *second], "test") == len(storage.files[FILE])
+
+
+def test_keyed_state_without_key_groups_is_a_bug() -> None:
+    with pytest.raises(InvariantError, match="no column"):
+        encode_parts({"s": part(Redistribute.KEYED, pa.table({"v": [1]}))}, {}, FILE)
+
+
+def test_large_chunks_are_compressed_and_come_back() -> None:
+    storage = MemoryStorage()
+    rows = 50_000
+    big = table([3] * rows, list(range(rows)))
+    handles = store(storage, {"s": part(Redistribute.KEYED, big)})
+    assert len(storage.files[FILE]) < big.nbytes
+    assert read_parts(storage, handles, EVERYTHING)["s"].table().equals(big)
+
+
+@pytest.mark.parametrize("damage", ["flip", "short", "missing", "replaced"])
+def test_damage_is_found_and_names_operator_and_file(damage: str) -> None:
+    storage = MemoryStorage()
+    handles = store(storage, {"s": part(Redistribute.KEYED, table([1, 2], [10, 20]))})
+    data = bytearray(storage.files[FILE])
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        storage.files[FILE] = bytes(data)
+    elif damage == "short":
+        storage.files[FILE] = bytes(data[:-1])
+    elif damage == "replaced":
+        storage.files[FILE] = b""
+    else:
+        del storage.files[FILE]
+    for read in (
+        lambda: read_parts(storage, handles, EVERYTHING, "operator 'x'"),
+        lambda: verify_chunks(storage, handles, "operator 'x'"),
+    ):
+        with pytest.raises(StorageError, match="operator 'x'") as caught:
+            read()
+        assert FILE in str(caught.value)
+
+
+def test_an_unknown_rule_is_an_error_and_so_are_two_rules_for_one_part() -> None:
+    storage = MemoryStorage()
+    handles = store(storage, {"s": part(Redistribute.UNION, table([0], [1]))})
+    odd = PartHandle("s", "magic", handles[0].chunks)
+    with pytest.raises(StorageError, match="unknown rule 'magic'"):
+        read_parts(storage, [odd], EVERYTHING)
+    with pytest.raises(StorageError, match="union in one subtask and split in another"):
+        read_parts(storage, [*handles, PartHandle("s", "split", handles[0].chunks)], EVERYTHING)
+
+
+# ---- through metadata and back at another parallelism ----------------------
+
+rows_of_subtask = st.lists(
+    st.lists(st.tuples(st.integers(0, MAX_PARALLELISM - 1), st.integers(0, 10**6)), max_size=8), max_size=3
+)
+
+
+def snapshots(
+    storage: MemoryStorage, rule: Redistribute, subtasks: list[list[list[tuple[int, int]]]]
+) -> tuple[OperatorSnapshot, ...]:
+    """Old subtask i holds these chunks of (key group, value)."""
+    out = []
+    for i, chunks in enumerate(subtasks):
+        tables = [table([g for g, _ in rows], [v for _, v in rows]) for rows in chunks]
+        handles = store(storage, {"s": part(rule, *tables, prefix=f"{i}-")}, state_file(1, 0, 1, 1, i))
+        out.append(OperatorSnapshot("count", handles))
+    return tuple(out)
+
+
+def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: int) -> list[list[tuple[int, int]]]:
+    """Rows of each new subtask."""
+    graph = pipeline(workers=len(snaps))
+    old = metadata_of(graph, {"count": snaps}).operators[1]
+    out = []
+    for j in range(new):
+        assigned = assign_operator(old, j, new, graph)
+        parts = read_parts(storage, assigned.parts, key_group_range(j, new, MAX_PARALLELISM))
+        found = parts["s"].table() if "s" in parts else table([], [])
+        out.append(list(zip(found.column(KEY_GROUP).to_pylist(), found.column("v").to_pylist(), strict=True)))
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
+def test_keyed_rows_reach_the_owner_of_their_key_group_once(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
+    old = len(rows)
+    for i, chunks in enumerate(rows):  # each old subtask holds only what it owned
+        owned = key_group_range(i, old, MAX_PARALLELISM)
+        rows[i] = [[(owned.start + g % len(owned), v) for g, v in chunk] for chunk in chunks]
+    storage = MemoryStorage()
+    after = restored(storage, snapshots(storage, Redistribute.KEYED, rows), new)
+    assert sorted(row for task in after for row in task) == sorted(r for task in rows for chunk in task for r in chunk)
+    for j, task in enumerate(after):
+        owned = key_group_range(j, new, MAX_PARALLELISM)
+        assert all(group in owned for group, _ in task)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
+def test_split_rows_are_dealt_out_evenly_and_once(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
+    storage = MemoryStorage()
+    after = restored(storage, snapshots(storage, Redistribute.SPLIT, rows), new)
+    assert sorted(row for task in after for row in task) == sorted(r for task in rows for chunk in task for r in chunk)
+    if new != len(rows):
+        sizes = [len(task) for task in after]
+        assert max(sizes) - min(sizes) <= 1
+    else:
+        assert [sorted(task) for task in after] == [sorted(r for chunk in task for r in chunk) for task in rows]
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
+def test_union_rows_reach_everybody(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
+    storage = MemoryStorage()
+    after = restored(storage, snapshots(storage, Redistribute.UNION, rows), new)
+    everything = sorted(r for task in rows for chunk in task for r in chunk)
+    assert all(sorted(task) == everything for task in after)
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 5])
+def test_broadcast_rows_reach_everybody_in_one_copy(new: int) -> None:
+    storage = MemoryStorage()
+    same = [[(0, 1), (0, 2)]]
+    after = restored(storage, snapshots(storage, Redistribute.BROADCAST, [same, same, same]), new)
+    assert after == [[(0, 1), (0, 2)]] * new
+
+
+def test_a_restore_of_a_restore_keeps_every_row() -> None:
+    storage = MemoryStorage()
+    rows = [[(g, g * 10 + i) for i in range(3)] for g in range(MAX_PARALLELISM)]
+    snaps = snapshots(storage, Redistribute.KEYED, [rows])
+    for step, new in enumerate((3, 2, 5, 1)):
+        graph = pipeline(workers=len(snaps))
+        old = metadata_of(graph, {"count": snaps}).operators[1]
+        following = []
+        for j in range(new):
+            handles = assign_operator(old, j, new, graph).parts
+            parts = read_parts(storage, handles, key_group_range(j, new, MAX_PARALLELISM))
+            file = state_file(1, step + 1, step + 2, 1, j)
+            pieces, written = encode_parts(parts, known_chunks(handles, parts), file)
+            if pieces:
+                storage.write(file, pieces)
+            following.append(OperatorSnapshot("count", written))
+        snaps = tuple(following)
+    (after,) = restored(storage, snaps, 1)
+    assert sorted(after) == sorted(row for chunk in rows for row in chunk)
+    assert np.unique([v for _, v in after]).size == len(after)

@@ -1,0 +1,245 @@
+"""The checkpoint directory: one head at a time, nothing torn is ever offered, nothing needed is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from checkpoint_samples import MemoryStorage, metadata_of, pipeline
+
+from midstream.checkpoint.state_files import state_file
+from midstream.checkpoint.store import (
+    FencedError,
+    Opened,
+    Retained,
+    UnknownOutcomeError,
+    check_below,
+    drop,
+    drop_attempts_before,
+    list_checkpoints,
+    load,
+    open_store,
+    publish,
+    split_retained,
+)
+from midstream.core.errors import ConfigError, StorageError
+
+ROOT = "/data/flights"
+
+
+def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> Opened:
+    return open_store(storage, ROOT, job, "id", restore)
+
+
+def made(storage: MemoryStorage, checkpoint_id: int, epoch: int = 1, files: tuple[str, ...] = ()) -> None:
+    for file in files:
+        storage.files.setdefault(file, b"state")
+    publish(storage, metadata_of(pipeline(), checkpoint_id=checkpoint_id, epoch=epoch, files=files))
+
+
+def test_epochs_only_grow_and_checkpoint_ids_go_on() -> None:
+    storage = MemoryStorage()
+    first = opened(storage)
+    assert (first.epoch, first.next_checkpoint_id, first.restore) == (1, 1, None)
+    made(storage, 1)
+    second = opened(storage)
+    assert (second.epoch, second.next_checkpoint_id) == (2, 2)
+    assert second.retained == (Retained(1, frozenset()),)
+
+
+def test_a_superseded_coordinator_can_neither_publish_nor_delete() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    opened(storage)
+    before = dict(storage.files)
+    with pytest.raises(FencedError, match="another coordinator has taken over"):
+        made(storage, 2)
+    with pytest.raises(FencedError):
+        drop(storage, 1, [1], [])
+    assert storage.files == before
+
+
+def test_a_checkpoint_that_slips_in_while_another_takes_over_is_never_offered() -> None:
+    class SlowStorage(MemoryStorage):
+        def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+            if path.endswith("/_metadata") and not self.taken_over:
+                self.taken_over = True
+                opened(self)
+            super().write(path, parts)
+
+        taken_over = False
+
+    storage = SlowStorage()
+    opened(storage)
+    with pytest.raises(FencedError):
+        made(storage, 1, epoch=1)
+    assert storage.exists("chk-1/_metadata")
+    assert list_checkpoints(storage) == []
+    made(storage, 2, epoch=2)
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]
+    third = opened(storage, "latest")
+    assert third.restore is not None and third.restore.checkpoint_id == 2
+    assert not storage.exists("chk-1")
+
+
+def test_a_checkpoint_without_metadata_is_no_checkpoint_and_is_cleaned_up() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1, files=(state_file(1, 0, 1, 0, 0),))
+    storage.files["chk-2/_owner"] = b"1"
+    storage.files[state_file(1, 0, 2, 0, 0)] = b"half"
+    storage.files["plans/read/1"] = b"belongs to a source"
+    again = opened(storage, "latest")
+    assert again.restore is not None and again.restore.checkpoint_id == 1
+    assert again.next_checkpoint_id == 3
+    assert sorted(f for f in storage.files if f.startswith(("chk", "shared", "plans"))) == [
+        "chk-1/_metadata",
+        "chk-1/_owner",
+        "plans/read/1",
+        state_file(1, 0, 1, 0, 0),
+    ]
+
+
+def test_while_any_metadata_cannot_be_read_nothing_is_deleted() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    made(storage, 2)
+    storage.files["chk-2/_metadata"] = b"MIDSTRM"
+    storage.files[state_file(1, 0, 2, 0, 0)] = b"state"
+    again = opened(storage, "latest")
+    assert again.restore is not None and again.restore.checkpoint_id == 1
+    assert storage.exists(state_file(1, 0, 2, 0, 0))
+    assert any("checkpoint 2 cannot be used and is skipped" in warning for warning in again.warnings)
+    assert any("not cleaned up" in warning for warning in again.warnings)
+
+
+def test_a_checkpoint_whose_state_file_is_missing_is_not_offered() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    file = state_file(1, 0, 2, 0, 0)
+    made(storage, 1)
+    made(storage, 2, files=(file,))
+    storage.delete(file)
+    metadata, warnings = load(storage, "job", "latest")
+    assert metadata.checkpoint_id == 1
+    assert "state file" in warnings[0] and "is missing" in warnings[0]
+    with pytest.raises(StorageError, match=f"{file} is missing"):
+        load(storage, "job", "2")
+
+
+def test_when_no_checkpoint_can_be_used_latest_is_an_error_and_not_a_fresh_start() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    storage.files["chk-1/_metadata"] = b""
+    with pytest.raises(StorageError, match="no checkpoint can be used"):
+        opened(storage, "latest")
+
+
+def test_latest_where_nothing_was_ever_completed_is_a_fresh_start() -> None:
+    storage = MemoryStorage()
+    assert opened(storage, "latest").restore is None
+    with pytest.raises(StorageError, match="no checkpoint has been completed"):
+        load(storage, None, "latest")
+
+
+@pytest.mark.parametrize(
+    "which", ["1", "chk-1", "/data/flights/chk-1", "flights/chk-1/", "file:///data/flights/chk-1/_metadata"]
+)
+def test_a_checkpoint_has_many_names(which: str) -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    made(storage, 2)
+    found = opened(storage, which).restore
+    assert found is not None and found.checkpoint_id == 1
+
+
+def test_a_path_elsewhere_is_refused_and_so_is_nonsense() -> None:
+    with pytest.raises(ConfigError, match="lies outside"):
+        check_below("/other/place/chk-1", ROOT)
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    for which in ("yesterday", "chk-", "-1", "../chk-x"):
+        with pytest.raises((StorageError, ConfigError)):
+            opened(storage, which)
+
+
+def test_the_directory_belongs_to_one_job() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    with pytest.raises(StorageError, match="of 'job', not of 'other'"):
+        opened(storage, job="other")
+
+
+def test_metadata_that_was_copied_to_another_id_is_refused() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    storage.files["chk-5/_metadata"] = storage.files["chk-1/_metadata"]
+    with pytest.raises(StorageError, match="copied by hand"):
+        load(storage, "job", "5")
+
+
+def test_publishing_undoes_what_it_cannot_finish_and_says_when_it_cannot_undo() -> None:
+    class Failing(MemoryStorage):
+        deletes = True
+
+        def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+            if path.endswith("/_metadata"):
+                raise StorageError("the disk is full")
+            super().write(path, parts)
+
+        def delete(self, path: str) -> None:
+            if not self.deletes:
+                raise StorageError("the disk is away")
+            super().delete(path)
+
+    storage = Failing()
+    opened(storage)
+    with pytest.raises(StorageError, match="the disk is full"):
+        made(storage, 1)
+    assert not storage.exists("chk-1")
+    storage.deletes = False
+    with pytest.raises(UnknownOutcomeError, match=r"the disk is full.*the disk is away"):
+        made(storage, 2)
+
+
+def test_an_id_that_is_taken_is_not_overwritten() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    before = storage.files["chk-1/_metadata"]
+    with pytest.raises(StorageError, match="exists already"):
+        made(storage, 1)
+    assert storage.files["chk-1/_metadata"] == before
+
+
+def test_files_are_kept_as_long_as_anybody_references_them() -> None:
+    retained = tuple(Retained(n, frozenset(files)) for n, files in ((1, "ab"), (2, "bc"), (3, "cd")))
+    kept, dropped, files = split_retained(retained, keep=1, in_use=["a"])
+    assert [r.checkpoint_id for r in kept] == [3]
+    assert [r.checkpoint_id for r in dropped] == [1, 2]
+    assert files == {"b"}
+
+
+def test_only_state_files_are_ever_deleted() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    for path in ("_job", "../outside", "shared/notes.txt"):
+        with pytest.raises(StorageError, match="refusing to delete"):
+            drop(storage, 1, (), [path])
+
+
+def test_leavings_of_earlier_attempts_go_but_not_those_referenced_or_of_other_epochs() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    kept = [state_file(1, 0, 1, 0, 0), state_file(1, 1, 3, 0, 0), state_file(2, 0, 1, 0, 0)]
+    gone = state_file(1, 0, 2, 0, 0)
+    for file in (*kept, gone):
+        storage.files[file] = b""
+    drop_attempts_before(storage, 1, 1, {kept[0]})
+    assert [file for file in (*kept, gone) if storage.exists(file)] == kept

@@ -1,0 +1,109 @@
+"""Files in, files out, in real jobs on plain processes: killed, stopped, restored, and every row there once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from midstream import ConfigError, Environment, JobError
+from midstream.connectors.files import FileSource
+from midstream.runtime.processes import ProcessSlots
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def add_file(inputs: Path, name: str, numbers: range) -> None:
+    half_written = inputs / f".{name}"
+    pl.DataFrame({"n": list(numbers)}, schema={"n": pl.Int64}).write_parquet(half_written, row_group_size=500)
+    half_written.rename(inputs / name)
+
+
+def committed(out: Path) -> list[int]:
+    return sorted(pl.read_parquet(out)["n"].to_list()) if out.exists() and any(out.iterdir()) else []
+
+
+def pending(out: Path) -> list[Path]:
+    return [p for p in (out.parent / f".{out.name}.midstream").rglob("*") if p.is_file() and p.name != "committed"]
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def copying(tmp_path: Path, inputs: Path, *, watch: bool, rows_per_s: float | None = None) -> Environment:
+    env = Environment("copy", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
+    stream = env.source(FileSource(inputs, watch=watch, interval="50 ms", rows_per_s=rows_per_s)).uid("in")
+    stream.write_parquet(tmp_path / "out").uid("out")
+    return env
+
+
+def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, inputs):
+    for part in range(4):
+        add_file(inputs, f"{part}.parquet", range(part * 5000, part * 5000 + 5000))
+    job = copying(tmp_path, inputs, watch=False, rows_per_s=10_000).start(slots=ProcessSlots())
+    out = tmp_path / "out"
+    eventually(lambda: len(committed(out)) > 0, "something committed")
+    os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
+    status = job.wait(60)
+    assert status.restarts >= 1
+    assert committed(out) == list(range(20_000))
+    assert pending(out) == []
+
+
+def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came_meanwhile(tmp_path, inputs):
+    out = tmp_path / "out"
+    add_file(inputs, "5.parquet", range(5000))
+    job = copying(tmp_path, inputs, watch=True, rows_per_s=20_000).start(slots=ProcessSlots())
+    eventually(lambda: len(committed(out)) > 0, "something committed")
+    job.stop(timeout_s=60)
+    first = committed(out)
+    assert first == sorted(set(first))
+    assert pending(out) == []
+    add_file(inputs, "1.parquet", range(5000, 6000))
+    os.utime(inputs / "1.parquet", (0, 0))
+    with pytest.raises(ConfigError, match="is not empty"):
+        copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots())
+    job = copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots(), restore_from="latest", parallelism=2)
+    eventually(lambda: len(committed(out)) >= 6000, "all files read")
+    add_file(inputs, "9.parquet", range(6000, 6500))
+    eventually(lambda: len(committed(out)) >= 6500, "the last file read")
+    job.stop(drain=True, timeout_s=60)
+    assert committed(out) == list(range(6500))
+    assert pending(out) == []
+
+
+def test_a_damaged_file_fails_the_job_with_its_name_and_nothing_of_it_is_committed(tmp_path, inputs):
+    (inputs / "1.csv").write_text("n\n1\n2\n")
+    (inputs / "2.csv").write_text("n\n3\nx\n")
+    env = Environment("damaged", checkpoint_dir=tmp_path / "checkpoints")
+    env.read_files(inputs).write_jsonl(tmp_path / "out")
+    with pytest.raises(JobError, match=r"2\.csv, line 3: column 'n': CSV conversion error to int64: invalid value 'x'"):
+        env.execute(slots=ProcessSlots())
+    assert not (tmp_path / "out").exists()
+    assert pending(tmp_path / "out") == []
+
+
+def test_the_print_sink_needs_no_checkpoints_and_json_lines_are_read_back(tmp_path, inputs):
+    add_file(inputs, "1.parquet", range(100))
+    env = Environment("through", parallelism=2)
+    env.read_files(inputs).write_jsonl(tmp_path / "out")
+    assert env.execute(slots=ProcessSlots()).state == "finished"
+    again = Environment("back")
+    stream = again.read_files(tmp_path / "out")
+    stream.print(limit=2)
+    rows = stream.collect()
+    assert again.execute(slots=ProcessSlots()).state == "finished"
+    assert sorted(row["n"] for row in rows.rows()) == list(range(100))

@@ -1,0 +1,251 @@
+"""Filters, projections, functions per row and per batch; event time; sinks."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_world import World
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.operators.base import Operator
+from midstream.operators.rows import python_values
+from midstream.operators.sink import Sink, SinkWriter, WriterContext
+from midstream.operators.sinks import SinkOperator
+from midstream.operators.stateless import (
+    FilterOperator,
+    FlatMapOperator,
+    MapBatchesOperator,
+    MapOperator,
+    SelectOperator,
+    WithColumnsOperator,
+)
+from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
+EPOCH = datetime(1970, 1, 1)
+
+
+def rows(*values: tuple[int | None, str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"n": n, "s": s} for n, s in values], schema=SCHEMA)
+
+
+def run(operator: Operator, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    world = World(operator)
+    world.process(batch)
+    assert all(out.schema == operator.schema for _, out in world.out.batches)  # type: ignore[attr-defined]
+    return world.out.rows()
+
+
+values = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from(["a", "b"])), max_size=20)
+
+
+@settings(deadline=None)
+@given(values)
+def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[int | None, str | None]]) -> None:
+    batch = rows(*given_rows)
+    kept = [{"n": n, "s": s} for n, s in given_rows if n is not None and n > 1]
+    assert run(FilterOperator("f", pl.col("n") > 1, SCHEMA), batch) == kept
+    assert run(FilterOperator("f", lambda row: row["n"] is not None and row["n"] > 1, SCHEMA), batch) == kept
+    doubled = [{"m": None if n is None else n * 2, "one": 1} for n, _ in given_rows]
+    assert run(SelectOperator("s", [(pl.col("n") * 2).alias("m"), pl.lit(1).alias("one")], SCHEMA), batch) == doubled
+    wider = [{"n": n, "s": "x", "m": None if n is None else -n} for n, _ in given_rows]
+    exprs = [pl.lit("x").alias("s"), (-pl.col("n")).alias("m")]
+    assert run(WithColumnsOperator("w", exprs, SCHEMA), batch) == wider
+    assert run(MapOperator("m", lambda row: {**row, "s": str(row["n"])}, SCHEMA), batch) == [
+        {"n": n, "s": str(n)} for n, _ in given_rows
+    ]
+    assert run(FlatMapOperator("m", lambda row: [row] * (row["n"] or 0), SCHEMA), batch) == [
+        {"n": n, "s": s} for n, s in given_rows for _ in range(n or 0)
+    ]
+    assert run(MapBatchesOperator("b", lambda frame: frame.filter(pl.col("n") > 1), SCHEMA), batch) == kept
+    assert run(MapBatchesOperator("b", lambda arrow: arrow, SCHEMA, "arrow"), batch) == batch.to_pylist()
+
+
+def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
+    with pytest.raises(SchemaError, match=r"operator 'f': column 'x' is not in the stream's schema \(n, s\)"):
+        FilterOperator("f", pl.col("x") > 1, SCHEMA)
+    with pytest.raises(SchemaError, match="must be boolean, this one is int64"):
+        FilterOperator("f", pl.col("n"), SCHEMA)
+    with pytest.raises(JobError, match="does not work row by row"):
+        SelectOperator("s", [pl.col("n").sum()], SCHEMA)
+    with pytest.raises(JobError, match="is not a polars expression"):
+        WithColumnsOperator("w", ["n"], SCHEMA)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda row: 1 // row["n"], r"operator 'm': the function raised ZeroDivisionError on row 1 of the batch"),
+        (lambda row: None, r"the result for row 0 of the batch is None; return a dict with the columns n, s"),
+        (lambda row: {"n": 1}, r"row 0 of the batch has no column 's'"),
+        (lambda row: {**row, "x": 1}, r"row 0 of the batch has column 'x', which is not declared \(n, s\)"),
+        (lambda row: {**row, "n": "one" if row["n"] == 0 else 1}, r"row 1 .* column 'n' is 'one', declared as int64"),
+    ],
+)
+def test_a_function_that_fails_names_the_operator_and_the_row(function: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        run(MapOperator("m", function, SCHEMA), rows((1, "a"), (0, "b")))
+
+
+def test_errors_of_other_functions_name_the_row_or_what_came_back() -> None:
+    batch = rows((1, "a"), (0, "b"))
+    with pytest.raises(JobError, match=r"ZeroDivisionError on row 1") as e:
+        run(FilterOperator("f", lambda row: 1 // row["n"], SCHEMA), batch)
+    text = "".join(traceback.format_exception(e.value))
+    assert text.index("ZeroDivisionError") < text.index("JobError")
+    with pytest.raises(JobError, match=r"returned a dict for row 0"):
+        run(FlatMapOperator("f", lambda row: row, SCHEMA), batch)
+    with pytest.raises(JobError, match=r"ValueError on row 1"):
+
+        def generator(row: dict[str, Any]) -> Any:
+            yield row
+            if row["n"] == 0:
+                raise ValueError("no")
+
+        run(FlatMapOperator("f", generator, SCHEMA), batch)
+    with pytest.raises(JobError, match="returned a list"):
+        run(MapBatchesOperator("b", lambda frame: [1], SCHEMA), batch)
+    with pytest.raises(SchemaError, match=r"column 's' is missing"):
+        run(MapBatchesOperator("b", lambda frame: frame.select("n"), SCHEMA), batch)
+
+
+# ---- event time ----
+
+TIMED = pa.schema([("t", pa.timestamp("ms"))])
+
+
+def timed(*millis: int | None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(list(millis), pa.timestamp("ms"))], schema=TIMED)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(-1000, 1000), max_size=5), max_size=10), st.integers(0, 50))
+def test_no_row_within_the_bound_is_behind_the_watermark(batches: list[list[int]], delay_ms: int) -> None:
+    world = World(TimestampsOperator("t", "t", WatermarkStrategy.bounded(delay_ms / 1000), TIMED))
+    latest = None
+    for batch in batches:
+        world.process(timed(*batch))
+        latest = max([*batch, *([latest] if latest is not None else [])], default=None)
+    assert world.out.watermarks == sorted(set(world.out.watermarks))
+    assert (world.out.watermarks or [None])[-1] == (None if latest is None else (latest - delay_ms) * 1000 - 1)
+
+
+def test_watermarks_follow_their_rows() -> None:
+    world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(), TIMED))
+    world.process(timed(5, 3))
+    assert world.out.batches[0][1].num_rows == 2
+    assert world.out.watermarks == [4_999]
+    world.process(timed(2**62))
+    assert world.out.watermarks[-1] == MAX_WATERMARK_US - 1
+
+
+def test_a_silent_stream_becomes_idle_once_and_active_with_its_next_row() -> None:
+    world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(idle_after="1 s"), TIMED))
+    world.advance_clock(1_000_600)
+    world.process(timed(1))
+    world.advance_clock(1_001_599)
+    assert world.out.idles == []
+    world.advance_clock(1_005_000)
+    assert world.out.idles == [True]
+    world.process(timed(2))
+    assert world.out.idles == [True, False]
+    world.operator.end_input(0)
+    world.advance_clock(1_100_000)
+    assert world.out.idles == [True, False]
+
+
+def test_bad_event_times_are_refused() -> None:
+    with pytest.raises(SchemaError, match="'n' is int64, not a timestamp"):
+        TimestampsOperator("t", "n", WatermarkStrategy.monotonous(), SCHEMA)
+    with pytest.raises(JobError, match=r"operator 't': event-time column 't' is null in row 1"):
+        run(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(), TIMED), timed(1, None))
+    with pytest.raises(ConfigError, match="at least 1 ms"):
+        WatermarkStrategy.monotonous(idle_after=0)
+
+
+# ---- sinks ----
+
+
+class Recorder(SinkWriter):
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.full = False
+        self.wake: Callable[[], None] | None = None
+        self.closed = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.rows.extend(batch.column("n").to_pylist())
+
+    def ready(self) -> bool:
+        return not self.full
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        taken, self.rows = self.rows, []
+        return (lambda: [str(taken).encode()]) if taken else None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class RecorderSink(Sink):
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return Recorder()
+
+
+def test_a_sink_hands_what_its_writer_prepared_to_the_checkpoint() -> None:
+    world = World(SinkOperator("s", RecorderSink(), SCHEMA))
+    world.process(rows((1, "a"), (2, "b")))
+    snapshot = world.operator.snapshot(1)
+    world.process(rows((3, "c")))
+    assert snapshot.complete().committables == (b"[1, 2]",)
+    assert world.operator.snapshot(2).complete().committables == (b"[3]",)
+    assert world.operator.snapshot(3).complete().committables == ()
+
+
+def test_a_full_writer_makes_the_task_wait_until_it_wakes_it() -> None:
+    world = World(SinkOperator("s", RecorderSink(), SCHEMA))
+    writer: Recorder = world.operator._writer  # type: ignore[attr-defined]
+    woken: list[bool] = []
+    assert world.operator.ready(lambda: woken.append(True))
+    writer.full = True
+    assert not world.operator.ready(lambda: woken.append(True))
+    assert writer.wake is not None
+    writer.wake()
+    assert woken == [True]
+
+
+def test_a_sink_is_closed_once_and_also_when_it_never_opened() -> None:
+    SinkOperator("s", RecorderSink(), SCHEMA).close()
+    world = World(SinkOperator("s", RecorderSink(), SCHEMA))
+    writer: Recorder = world.operator._writer  # type: ignore[attr-defined]
+    world.operator.close()
+    world.operator.close()
+    assert writer.closed == 1
+
+
+def test_rows_give_nanoseconds_as_microseconds() -> None:
+    schema = pa.schema([("t", pa.timestamp("ns"))])
+    batch = pa.RecordBatch.from_arrays([pa.array([1_999], pa.timestamp("ns"))], schema=schema)
+    out = pa.schema([("t", pa.timestamp("us"))])
+    assert run(MapOperator("m", lambda row: row, out), batch) == [{"t": EPOCH + timedelta(microseconds=1)}]
+
+
+def test_times_in_rows_are_datetimes_nulls_none_and_times_beyond_year_9999_an_error() -> None:
+    for unit, factor in (("ms", 1), ("us", 1000), ("ns", 10**6)):
+        column = pa.array([-1 * factor, None, 5 * factor], pa.timestamp(unit))
+        assert python_values(column) == [EPOCH - timedelta(milliseconds=1), None, EPOCH + timedelta(milliseconds=5)]
+    assert python_values(pa.array([None], pa.timestamp("us"))) == [None]
+    with pytest.raises((ValueError, OverflowError)):
+        python_values(pa.array([2**60], pa.timestamp("ms")))

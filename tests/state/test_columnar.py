@@ -1,0 +1,72 @@
+"""Logs of parts: bounded by what they merge to, in order, and stored chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.keys import key_groups
+from midstream.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateForm, freeze
+from midstream.state.parts import KEY_GROUP
+
+SCHEMA = pa.schema([("k", pa.int64()), ("first", pa.int64()), ("n", pa.int64())])
+
+
+class CountingIds:
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def new_id(self) -> str:
+        return str(next(self._numbers))
+
+
+def merge(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat(parts).group_by("k", maintain_order=True).agg(pl.col("first").first(), pl.col("n").sum())
+
+
+def part(keys: range, number: int) -> pl.DataFrame:
+    return pl.DataFrame(
+        {"k": keys, "first": [number] * len(keys), "n": [1] * len(keys)},
+        schema=dict.fromkeys("k", pl.Int64) | {"first": pl.Int64, "n": pl.Int64},
+    )
+
+
+def test_a_log_is_at_most_twice_its_merged_size_and_a_bit_and_keeps_the_order() -> None:
+    log = PartLog(merge)
+    for number in range(300):
+        log.append(part(range(1000), number))
+        assert log.rows <= 1000 + STAGED_ROWS
+        assert len(log.runs) <= STAGED_RUNS
+    merged = log.merged()
+    assert merged.height == 1000
+    assert merged["n"].to_list() == [300] * 1000
+    assert merged["first"].to_list() == [0] * 1000
+
+
+def test_many_small_parts_do_not_pile_up() -> None:
+    log = PartLog(merge)
+    for number in range(1000):
+        log.append(part(range(1), number))
+        assert len(log.runs) <= STAGED_RUNS
+
+
+def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts() -> None:
+    form = StateForm(SCHEMA, ("k",), 16)
+    log = PartLog(merge)
+    for number, keys in enumerate((range(3), range(OWN_CHUNK_ROWS), range(2))):
+        log.append(part(keys, number))
+    chunks = freeze([(("__pane", pa.scalar(7)), log)], form, CountingIds())()
+    assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
+    for chunk in chunks:
+        keys = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
+        assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()
+        assert set(chunk.table.column("__pane").to_pylist()) == {7}
+    restored = PartLog(merge)
+    for chunk in chunks:
+        frame = pl.from_arrow(chunk.table.select(SCHEMA.names))
+        assert isinstance(frame, pl.DataFrame)
+        restored.restore(frame)
+    assert restored.merged().sort("k").equals(log.merged().sort("k"))

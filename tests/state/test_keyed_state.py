@@ -1,0 +1,160 @@
+"""Declared states on their own: what they hold, and that what a snapshot holds never changes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from midstream.core.errors import JobError, StorageError
+from midstream.state.heap import KeyForm, state_rows, state_table
+from midstream.state.keyed import KeyScope, ListState, MapState, ReducingState, State, ValueState
+from midstream.state.timers import TimerQueue
+
+KEYS = st.sampled_from(["a", "b", "c"])
+FORM = KeyForm([pa.field("k", pa.large_string())], 8)
+
+
+class States(RuleBasedStateMachine):
+    """Random use, in place too, beside plain dicts; every snapshot must stay as it was when taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scope = KeyScope(is_set=True)
+        self.value: ValueState[list[int]] = ValueState(default=[]).bound("value", self.scope)
+        self.list: ListState[list[int]] = ListState().bound("list", self.scope)
+        self.map: MapState[int, list[int]] = MapState().bound("map", self.scope)
+        self.sum: ReducingState[list[int]] = ReducingState(lambda a, b: a + b).bound("sum", self.scope)
+        self.plain: dict[str, dict[str, Any]] = {"value": {}, "list": {}, "map": {}, "sum": {}}
+        self.snapshots: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    @property
+    def states(self) -> list[State]:
+        return [self.value, self.list, self.map, self.sum]
+
+    @rule(key=KEYS, number=st.integers(0, 3))
+    def change_in_place(self, key: str, number: int) -> None:
+        self.scope.key = key
+        self.value.value.append(number)
+        self.plain["value"].setdefault(key, []).append(number)
+
+    @rule(key=KEYS, number=st.integers(0, 3))
+    def append(self, key: str, number: int) -> None:
+        self.scope.key = key
+        self.list.append([number])
+        self.plain["list"].setdefault(key, []).append([number])
+        for inner, other in zip(self.list, self.plain["list"][key], strict=True):
+            inner.append(number)
+            other.append(number)
+
+    @rule(key=KEYS, name=st.integers(0, 2), number=st.integers(0, 3))
+    def put(self, key: str, name: int, number: int) -> None:
+        self.scope.key = key
+        self.map.setdefault(name, []).append(number)
+        self.plain["map"].setdefault(key, {}).setdefault(name, []).append(number)
+
+    @rule(key=KEYS, name=st.integers(0, 2))
+    def remove(self, key: str, name: int) -> None:
+        self.scope.key = key
+        mine = self.plain["map"].get(key, {})
+        assert self.map.pop(name, None) == mine.pop(name, None)
+
+    @rule(key=KEYS, number=st.integers(0, 3))
+    def add(self, key: str, number: int) -> None:
+        self.scope.key = key
+        self.sum.add([number])
+        self.plain["sum"][key] = self.plain["sum"].get(key, []) + [number]
+
+    @rule(key=KEYS, which=st.sampled_from(["value", "list", "map", "sum"]))
+    def clear(self, key: str, which: str) -> None:
+        self.scope.key = key
+        getattr(self, which).clear()
+        self.plain[which].pop(key, None)
+
+    @rule()
+    def snapshot(self) -> None:
+        self.snapshots.append(({s.name: s.freeze() for s in self.states}, copy.deepcopy(self.plain)))
+
+    @rule()
+    def restore(self) -> None:
+        for state in self.states:
+            table = state_table(state, state.freeze(), FORM, "test")
+            bound = type(state).bound(state, state.name, self.scope)
+            bound.thaw(state_rows(bound, table, FORM, "test"))
+            setattr(self, state.name, bound)
+
+    @invariant()
+    def snapshots_stay_as_they_were(self) -> None:
+        for frozen, plain in [*self.snapshots, ({s.name: s._entries for s in self.states}, self.plain)]:
+            assert {n: _without_empty(entries) for n, entries in frozen.items()} == {
+                n: _without_empty(entries) for n, entries in plain.items()
+            }
+
+
+def _without_empty(entries: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if value}
+
+
+TestStates = States.TestCase
+TestStates.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
+    with pytest.raises(JobError, match="only inside a process function"):
+        _ = ValueState(default=0).value
+    with pytest.raises(JobError, match="no current key"):
+        _ = ValueState(default=0).bound("n", KeyScope()).value
+
+
+def test_typed_state_is_stored_in_its_type_and_other_types_are_refused_on_restore() -> None:
+    state = ValueState(pa.int32(), default=0).bound("n", KeyScope("a", is_set=True))
+    state.value = 5
+    table = state_table(state, state.freeze(), FORM, "operator 'x'")
+    assert table.schema.field("value").type == pa.int32()
+    assert table.column("key").to_pylist() == ["a"]
+    now = ValueState(pa.int64(), default=0).bound("n", KeyScope())
+    with pytest.raises(StorageError, match=r"operator 'x': state 'n': stored as int32, declared as int64 now"):
+        list(state_rows(now, table, FORM, "operator 'x'"))
+    with pytest.raises(StorageError, match="keys in the checkpoint are large_string"):
+        list(state_rows(state, table, KeyForm([pa.field("k", pa.int64())], 8), "operator 'x'"))
+
+
+def test_a_value_that_cannot_be_pickled_is_named() -> None:
+    state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
+    state.value = (i for i in range(3))
+    with pytest.raises(JobError, match="a value of state 'n' cannot be pickled"):
+        state_table(state, state.freeze(), FORM, "operator 'x'")
+
+
+# ---- timers ----
+
+
+def test_timers_come_in_order_of_time_and_each_once() -> None:
+    queue = TimerQueue()
+    for time_us, key in ((5, "a"), (3, "b"), (5, "a"), (3, "a"), (-7, "a"), (4, "x")):
+        queue.add(time_us, key)
+    queue.delete(4, "x")
+    queue.delete(4, "nobody")
+    frozen = queue.freeze()
+    order = []
+    while queue.next_us() is not None:
+        order.append(queue.pop())
+    assert order == [(-7, "a"), (3, "b"), (3, "a"), (5, "a")]
+    restored = TimerQueue()
+    restored.thaw(frozen)
+    assert [restored.pop() for _ in range(len(restored)) if restored.next_us() is not None] == order
+
+
+def test_timers_that_are_moved_again_and_again_do_not_pile_up() -> None:
+    queue = TimerQueue()
+    for time_us in range(10_000):
+        queue.delete(time_us - 1, "a")
+        queue.add(time_us, "a")
+    assert len(queue) == 1
+    assert len(queue._heap) < 200
+    assert queue.next_us() == 9_999
