@@ -308,6 +308,16 @@ def test_io_that_hangs_does_not_keep_the_job_from_ending() -> None:
     assert bench.ended is not None and bench.ended.state == "stopped"
 
 
+def test_io_that_comes_to_its_end_after_the_job_leads_to_nothing() -> None:
+    bench = Bench(held=("publish",)).run()
+    bench.checkpoint()
+    bench.feed(CancelRequested("Ctrl-C"))
+    bench.advance(11)
+    assert bench.ended is not None
+    bench.release("publish")
+    assert not bench.sink.committed
+
+
 def test_questions_after_the_end_are_answered() -> None:
     bench = Bench().run()
     bench.feed(CancelRequested("Ctrl-C"))

@@ -463,3 +463,25 @@ def test_composite_keys_of_all_types_come_back() -> None:
     restored = World(counting(), parts=world.snapshot())
     restored.process(rows)
     assert [row["n"] for row in restored.out.rows()] == [2, 2, 2, 2]
+
+
+def test_an_error_in_close_is_reported_but_does_not_take_the_place_of_an_earlier_one() -> None:
+    class Half(KeyedProcessFunction):
+        def open(self, context: Any) -> None:
+            raise OSError("no database")
+
+        def close(self) -> None:
+            self.connection.close()  # type: ignore[attr-defined]
+
+    operator = operator_of(Half())
+    with pytest.raises(JobError, match="operator 'visits': open raised OSError: no database"):
+        World(operator)
+
+    class Closing(KeyedProcessFunction):
+        def close(self) -> None:
+            raise OSError("too late")
+
+    world = World(operator_of(Closing()))
+    world.operator.close()
+    world.operator.close()
+    assert [str(error) for error in world.failures] == ["operator 'visits': close raised OSError: too late"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from midstream.coordinator.events import CoordinatorEvent, Instruction, JobPlan, Started
+from midstream.coordinator.events import ClientAsked, CloseSlot, CoordinatorEvent, Instruction, JobPlan, Started
 from midstream.core.errors import ClusterError, InvariantError, JobError
 from midstream.protocol.framing import MESSAGE, ProtocolViolation, frame
 from midstream.protocol.handshake import Dialer, Identity, Refused, Role
@@ -100,6 +100,35 @@ def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> No
     with pytest.raises(ClusterError, match="needs 3 slots, there are 2"):
         Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)
     assert list_jobs() == []
+
+
+class LetsGo(Scripted):
+    """Releases slot 0 when it is asked for its status."""
+
+    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
+        instructions = super().handle(event, now_ms)
+        if isinstance(event, ClientAsked) and self.slots.pop(0, None) is not None:
+            instructions.append(CloseSlot(0, "not needed"))
+        return instructions
+
+
+def test_a_released_slot_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstream.runtime.driver.RELEASE_WAIT_S", 0.3)
+    made: list[LetsGo] = []
+
+    def make(plan: JobPlan, now_ms: int) -> LetsGo:
+        made.append(LetsGo(plan, now_ms))
+        return made[0]
+
+    driver = Driver(plan(slots=1), ProcessSlots(), make)
+    driver.start()
+    job = Job(driver)
+    until("the slot", lambda: made and made[0].slots)
+    pid = made[0].slots[0]
+    os.kill(pid, signal.SIGSTOP)
+    job.status()
+    until("the end of its process", lambda: not alive(pid), 10)
+    job.cancel("the test is over", 20)
 
 
 class Broken(Scripted):

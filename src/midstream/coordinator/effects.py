@@ -12,13 +12,16 @@ from typing import TypeVar, cast
 from midstream.coordinator.events import (
     CancelTimer,
     CloseSlot,
+    CoordinatorEvent,
     Instruction,
+    IoDone,
     JobEnded,
     ReplyTo,
     RequestSlot,
     RunIo,
     Send,
     SetTimer,
+    SlotMessage,
 )
 from midstream.core.seams import Done, Failed
 from midstream.protocol.messages import Reply, ToSlot
@@ -98,3 +101,15 @@ class Effects:
     def take(self) -> list[Instruction]:
         out, self._out = self._out, []
         return out
+
+
+def brief(event: CoordinatorEvent) -> str:
+    """For the story of a machine: short, and cheap however much the event carries."""
+    match event:
+        case SlotMessage(slot, message):
+            parts = [getattr(message, name) for name in ("attempt", "checkpoint_id", "task") if hasattr(message, name)]
+            return f"slot {slot} says {type(message).__name__}({', '.join(map(str, parts))})"
+        case IoDone(token, outcome):
+            return f"{token} failed: {outcome.error!r:.200}" if isinstance(outcome, Failed) else f"{token} done"
+        case _:
+            return repr(event)

@@ -69,3 +69,12 @@ class Restarts:
         self._recent += 1
         self.total += 1
         return delay_s
+
+    def last_word(self, failure: Failure) -> MidstreamError:
+        """What the user gets to see of a job that is not restarted any more."""
+        if not self.total:
+            return failure.error
+        times = f"{self.total} restart{'s' if self.total > 1 else ''}"
+        error = type(failure.error)(f"the job failed after {times}: {failure.error}")
+        error.__cause__ = failure.error.__cause__
+        return error

@@ -29,7 +29,7 @@ from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, L
 from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.deploying import deployments
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code
 from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
 from midstream.coordinator.phase import Phase
@@ -99,7 +99,7 @@ class Coordinator:
         self._events += 1
         self._effects.cause, self._effects.now_ms = self._events, now_ms
         if not (isinstance(event, ev.SlotMessage) and isinstance(event.message, m.SlotStatus)):
-            self._story.append(f"{self._events} {self.phase.name}: {_brief(event)}")
+            self._story.append(f"{self._events} {self.phase.name}: {brief(event)}")
         try:
             self._on(event)
             while self._step():
@@ -126,6 +126,8 @@ class Coordinator:
     # ---- events ----
 
     def _on(self, event: ev.CoordinatorEvent) -> None:
+        if self.phase is Phase.ENDED and not isinstance(event, ev.ClientAsked):
+            return  # I/O that hung until nobody waited for it any more, slots that are gone
         match event:
             case ev.Started():
                 self._start()
@@ -448,7 +450,7 @@ class Coordinator:
             return
         delay_s = None if failure.fatal or self._commit_is_final() else self.restarts.after_failure(now_ms)
         if delay_s is None:
-            self._end("failed", self._last_word(failure), failure.summary)
+            self._end("failed", self.restarts.last_word(failure), failure.summary)
             return
         self._effects.cancel_timer(self._delay)
         self._delay = self._effects.set_timer("restart", delay_s, self._delay_is_over)
@@ -465,15 +467,6 @@ class Coordinator:
     def _commit_is_final(self) -> bool:
         """A job without checkpoints that has committed in part must not begin again."""
         return self._committing.stalled and self.checkpoints.storage is None
-
-    def _last_word(self, failure: Failure) -> MidstreamError:
-        if not self.restarts.total:
-            return failure.error
-        times = f"{self.restarts.total} restart{'s' if self.restarts.total > 1 else ''}"
-        again = f"the job failed after {times}: {failure.error}"
-        error = type(failure.error)(again)
-        error.__cause__ = failure.error.__cause__
-        return error
 
     def _cancel_attempt(self, why: str) -> None:
         attempt = self.attempt
@@ -556,9 +549,3 @@ class Coordinator:
             self.requests.refuse(self.checkpoints.pending.clients, self._why)
         status = self.status(self._effects.now_ms)
         self._effects.end(ev.JobEnded(state, error, status, path, cause=self._effects.cause))
-
-
-def _brief(event: ev.CoordinatorEvent) -> str:
-    """For the story: short, whatever it carries."""
-    text = repr(event)
-    return text if len(text) <= 160 else f"{text[:157]}…"

@@ -130,7 +130,12 @@ class ProcessOperator(Operator):
         self._disarm()
         if self._opened:
             self._opened = False
-            self._function.close()
+            try:
+                self._function.close()
+            except Exception as error:
+                failure = self._user_error("close", error)
+                failure.__cause__ = error
+                self._runtime.fail(failure)  # a task that has failed already keeps its first error
 
     # ---- rows ----
 

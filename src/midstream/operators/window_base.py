@@ -19,7 +19,7 @@ from midstream.core.errors import ConfigError, JobError
 from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.event_time import EventTime, Int64s
-from midstream.operators.progress import Int32s, Progress
+from midstream.operators.progress import Progress
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START
 from midstream.state.columnar import StateForm
@@ -233,9 +233,6 @@ class WindowOperator(Operator):
         frame = pl.from_arrow(table.select(self._form.schema.names))
         assert isinstance(frame, pl.DataFrame)
         return frame
-
-    def _groups_of(self, frame: pl.DataFrame) -> Int32s:
-        return self._form.groups(frame)
 
 
 def native_units(time_us: int, time: EventTime, what: str) -> int:

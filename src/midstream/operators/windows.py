@@ -55,8 +55,10 @@ def window_operator(
     rows, and then the operator must run with parallelism 1. `schema` is that of the rows coming in.
 
     A window is emitted when the watermark reaches its end. A row that comes later, but within
-    `allowed_lateness`, makes its windows be emitted again, updated. A row later still goes to the
-    side output LATE unchanged.
+    `allowed_lateness`, makes its windows be emitted again, updated, once per batch that changed them.
+    A row later still goes to the side output LATE unchanged; a late row of a session only if the
+    session that it would join is late as a whole. After a restore the watermark counts from where
+    it was, so what was late stays late, and nothing fires twice.
 
     Raises, at once: SchemaError for missing columns, keys of a type that cannot be one, an
     event-time column that is no timestamp, aggregates that do not fit their column; ConfigError

@@ -118,7 +118,7 @@ def draw(
         blocking=random.random() < 0.5,
         rounds=choice((1, 1, 2, 3)),
         readers=choice((1, 1, 2)),
-        key_groups=choice((4, 7, 16, 128)),
+        key_groups=max(choice((4, 7, 16, 128)), limit, rescale_to or 1),
         buffer_bytes=buffer_bytes,
         pool_buffers=choice((0, 0, 16, 1024)),
         batch_rows=choice((1, 3, 10, 50)),

@@ -1,0 +1,22 @@
+"""Known bugs, put back, must be found soon: this measures the simulator, not the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.sim.mutations import MUTATIONS, killed_after
+from midstream.sim.run import run
+from midstream.sim.scenario import draw
+
+SEEDS_MAX = 400
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_simulator_finds(name: str) -> None:
+    killed = killed_after(name, SEEDS_MAX)
+    assert killed is not None, f"{MUTATIONS[name].what}: survived {SEEDS_MAX} seeds"
+
+
+def test_a_mutation_ends_with_its_context() -> None:
+    killed_after("skip_alignment", 1)
+    assert not run(draw(0, rows=100)).failures

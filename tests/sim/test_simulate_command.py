@@ -1,0 +1,74 @@
+"""`midstream simulate`: what it answers, how a failing seed is replayed, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.errors import ConfigError
+from midstream.sim.campaign import Options, shrink
+from midstream.sim.command import parse_seeds, replay, simulate
+from midstream.sim.mutations import applied
+from midstream.sim.run import run
+
+
+def test_good_seeds_are_summed_up() -> None:
+    seen = []
+    result = simulate(seeds="0:6", topology="keyed", rows=40, processes=1, progress=lambda s: seen.append(s.runs))
+    assert result.ok
+    assert result.data["runs"] == 6
+    assert result.data["lost"] == result.data["duplicated"] == result.data["deadlocks"] == result.data["failures"] == 0
+    assert result.data["records_in"] >= 6 * 39
+    assert result.data["first_failing_seed"] is None
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    one = simulate(seeds="0:8", topology="keyed", rows=40, processes=1).data
+    two = simulate(seeds="0:8", topology="keyed", rows=40, processes=2).data
+    assert {k: v for k, v in one.items() if "seconds" not in k and "per_s" not in k} == {
+        k: v for k, v in two.items() if "seconds" not in k and "per_s" not in k
+    }
+
+
+def test_a_failing_seed_is_named_made_smaller_and_replayed() -> None:
+    with applied("block_nothing"):
+        result = simulate(seeds="0:60", topology="union", rows=100, processes=1)
+        assert not result.ok
+        seed = result.data["first_failing_seed"]
+        assert f"midstream simulate --seed {seed} --trace --topology union --rows 100" in result.text
+        small, failure = shrink(Options("union", rows=100).scenario(seed))
+        assert failure != "passes"
+        assert run(small).failures
+        assert len(small.faults) <= len(Options("union", rows=100).scenario(seed).faults)
+        again = replay(seed, topology="union", rows=100)
+        assert not again.ok
+        assert again.data["failures"]
+    assert replay(seed, topology="union", rows=100, tail=5).ok
+
+
+def test_a_replay_is_filtered_by_a_pattern() -> None:
+    result = replay(1, topology="keyed", faults="none", rows=30, pattern=r"CheckpointAck|job ended")
+    assert result.data["trace"]
+    assert all("CheckpointAck" in line or "job ended" in line for line in result.data["trace"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"topology": "ring"}, "topology: there is no 'ring'"),
+        ({"faults": "flood"}, "faults: there is no 'flood'"),
+        ({"seeds": "5:5"}, "is empty"),
+        ({"seeds": "a:b"}, "is not A:B"),
+        ({"parallelism": 0}, "parallelism: 0 is not between"),
+        ({"rescale_to": 999}, "rescale-to: 999"),
+        ({"rows": 0}, "rows: 0"),
+    ],
+)
+def test_what_does_not_exist_is_refused(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        simulate(**arguments)  # type: ignore[arg-type]
+
+
+def test_seeds_are_a_range_or_one() -> None:
+    assert parse_seeds("3:6") == range(3, 6)
+    assert parse_seeds("7") == range(7, 8)

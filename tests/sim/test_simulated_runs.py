@@ -1,0 +1,107 @@
+"""The whole engine in one thread: jobs come to their exact end through every kind of fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from midstream.sim.run import run
+from midstream.sim.scenario import FAULTS, Fault, draw
+from midstream.sim.topologies import SHAPES
+
+
+@pytest.mark.parametrize("topology", [*SHAPES, "random"])
+def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(topology: str) -> None:
+    checkpoints = 0
+    for seed in range(6):
+        outcome = run(draw(seed, topology=topology, faults=(), rows=60))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        assert outcome.launches == 1
+        checkpoints += outcome.checkpoints
+    assert checkpoints > 0
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_nothing_is_lost_or_doubled_through_a_fault_of_one_kind(kind: str) -> None:
+    struck = 0
+    for seed in range(100, 112):
+        outcome = run(draw(seed, topology="keyed", faults=(kind,), rows=80))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        struck += outcome.faults[kind]
+    assert struck > 0, "the fault never happened"
+
+
+def test_nothing_is_lost_or_doubled_through_all_faults_at_once() -> None:
+    seen: Counter[str] = Counter()
+    rescaled = finished = 0
+    for seed in range(500, 540):
+        outcome = run(draw(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        seen += outcome.faults
+        rescaled += outcome.rescaled_restores
+        finished += outcome.finished_in_checkpoint
+    assert len(seen) >= len(FAULTS) - 3, f"only {sorted(seen)} have happened"
+    assert rescaled > 0
+    assert finished > 0
+
+
+@pytest.mark.parametrize(("parallelism", "rescale_to"), [(1, 2), (2, 1), (2, 3), (3, 2), (7, 2)])
+def test_a_job_that_was_stopped_goes_on_at_another_parallelism(parallelism: int, rescale_to: int) -> None:
+    rescaled = 0
+    for seed in range(4):
+        scenario = draw(
+            seed, topology="keyed_broadcast", parallelism=parallelism, rescale_to=rescale_to, faults=(), rows=200
+        )
+        outcome = run(scenario)
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        rescaled += outcome.rescaled_restores
+    assert rescaled > 0
+
+
+def test_a_job_that_can_never_get_on_is_reported_with_who_waits_for_whom() -> None:
+    stalled = draw(3, topology="keyed", faults=(), rows=50)
+    stalled = replace(stalled, sink_rows=1, sink_pause_s=1e9, interval_s=0.002, timeout_s=0.2)
+    outcome = run(stalled)
+    assert outcome.is_stuck
+    report = outcome.failures[0]
+    assert "the job is stuck" in report
+    assert "waits for" in report
+    assert "still to come:" in report
+
+
+def test_the_same_seed_is_the_same_run_in_two_processes_with_different_hash_seeds() -> None:
+    program = (
+        "import json\n"
+        "from midstream.sim.run import run\n"
+        "from midstream.sim.scenario import draw\n"
+        "print(json.dumps([[o.hash, o.steps] for o in (run(draw(seed)) for seed in range(20, 26))]))\n"
+    )
+    found = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    here = [run(draw(seed), keep_trace=True) for seed in range(20, 26)]
+    assert [[outcome.hash, outcome.steps] for outcome in here] == found[0], "keeping the trace changes the run"
+
+
+def test_a_trace_names_channels_checkpoints_and_causes() -> None:
+    scenario = replace(
+        draw(0, topology="keyed", parallelism=2, faults=(), rows=60), interval_s=0.002, faults=(Fault(200, "kill_slot", 1),)
+    )
+    outcome = run(scenario, keep_trace=True)
+    assert not outcome.failures
+    assert outcome.trace is not None
+    assert any("CheckpointAck" in line for line in outcome.trace.lines(r"chk 1\b"))
+    assert any("EndOfData" in line for line in outcome.trace.lines(r"e0:0>1"))
+    assert len(list(outcome.trace.lines(tail=10))) == 10
+    assert all("← #" in line for line in outcome.trace.lines(tail=50))
