@@ -56,6 +56,25 @@ def test_timers_fire_in_the_order_of_their_times_never_early_and_not_when_cancel
     assert fired[1][1] >= 0.02 and fired[2][1] >= 0.10
 
 
+def test_a_timer_that_is_due_does_not_fire_if_the_mail_before_it_cancels_it(loop: EventLoop) -> None:
+    fired: list[str] = []
+
+    def first() -> None:
+        fired.append("first")
+        second.cancel()
+
+    def start() -> None:
+        nonlocal second
+        loop.call_later(0.0, first)
+        second = loop.call_later(0.0, lambda: fired.append("second"))
+        loop.call_later(0.05, loop.stop)
+
+    second = loop.call_later(3600, lambda: None)
+    loop.post(start)
+    loop.run()
+    assert fired == ["first"]
+
+
 def test_cancelled_timers_do_not_pile_up(loop: EventLoop) -> None:
     def begin() -> None:
         for _ in range(20_000):

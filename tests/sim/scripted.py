@@ -286,9 +286,7 @@ class ScriptedCoordinator:
         for vertex in graph.vertices:
             uids = [*([vertex.source.uid] if vertex.source else []), *(op.uid for op in vertex.operators)]
             for uid in uids:
-                subtasks = tuple(
-                    by_uid.get(uid, {}).get(i, m.OperatorSnapshot(uid)) for i in range(vertex.parallelism)
-                )
+                subtasks = tuple(by_uid.get(uid, {}).get(i, m.OperatorSnapshot(uid)) for i in range(vertex.parallelism))
                 operators.append(
                     OperatorState(
                         uid, names[uid], vertex.id, vertex.parallelism, subtasks, tuple(sorted(done.get(vertex.id, ())))

@@ -96,7 +96,9 @@ def test_the_same_seed_is_the_same_run_in_two_processes_with_different_hash_seed
 
 def test_a_trace_names_channels_checkpoints_and_causes() -> None:
     scenario = replace(
-        draw(0, topology="keyed", parallelism=2, faults=(), rows=60), interval_s=0.002, faults=(Fault(200, "kill_slot", 1),)
+        draw(0, topology="keyed", parallelism=2, faults=(), rows=60),
+        interval_s=0.002,
+        faults=(Fault(200, "kill_slot", 1),),
     )
     outcome = run(scenario, keep_trace=True)
     assert not outcome.failures

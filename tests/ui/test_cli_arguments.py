@@ -10,7 +10,7 @@ import pytest
 
 from midstream.ui.cli import main
 
-COMMANDS = ("run", "list", "status", "checkpoint", "stop", "inspect", "bench")
+COMMANDS = ("run", "list", "status", "checkpoint", "stop", "inspect", "bench", "simulate")
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,9 @@ COMMANDS = ("run", "list", "status", "checkpoint", "stop", "inspect", "bench")
         (["run"], ["JOB requires an argument", "midstream run --help"]),
         (["run", "a.py", "b.py"], ["midstream run takes no further argument: b.py"]),
         (["stop", "--drian"], ["Did you mean --drain?"]),
+        (["simulate", "--trace"], ["--trace shows one run: name it with --seed N"]),
+        (["simulate", "--topology", "ring"], ["there is no 'ring'; there are"]),
+        (["simulate", "--seeds", "9:3"], ["seeds: '9:3' is empty"]),
         (["inspect"], ["CHECKPOINT requires an argument"]),
     ],
 )

@@ -117,8 +117,7 @@ class Coordinator:
         self.checkpoints.check()
         self._committing.check()
         running = self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
-        assert not running or self.slots.complete, self.phase
-        assert not running or self.attempt is not None
+        assert not running or (self.slots.complete and self.attempt is not None), self.phase
         pending = self.checkpoints.pending
         assert pending is None or pending.publishing or self.phase is Phase.RUNNING, (self.phase, pending)
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)

@@ -132,7 +132,7 @@ class ProcessOperator(Operator):
             self._opened = False
             try:
                 self._function.close()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - any user code may raise anything
                 failure = self._user_error("close", error)
                 failure.__cause__ = error
                 self._runtime.fail(failure)  # a task that has failed already keeps its first error

@@ -52,6 +52,12 @@ class LoopTimer:
     def cancel(self) -> None:
         self.mail = None
 
+    def fire(self) -> None:
+        """Between being due and this, an earlier mail may have cancelled it."""
+        mail, self.mail = self.mail, None
+        if mail is not None:
+            mail()
+
 
 class EventLoop:
     """Clock and Executor (see core.seams) of one process.
@@ -197,9 +203,9 @@ class EventLoop:
     def _fire_timers(self) -> None:
         timers, now_s = self._timers, time.monotonic()
         while timers and (timers[0][2].mail is None or timers[0][0] <= now_s):
-            mail = heapq.heappop(timers)[2].mail
-            if mail is not None:
-                self._mails.append(mail)
+            timer = heapq.heappop(timers)[2]
+            if timer.mail is not None:
+                self._mails.append(timer.fire)
 
     def _do(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         """On an I/O thread. Every end of `work`, good or bad, is a mail."""

@@ -39,7 +39,6 @@ from midstream.coordinator.events import (
     TimerFired,
 )
 from midstream.coordinator.slots import PYTHON
-from midstream.coordinator.slots import PYTHON
 from midstream.core.seams import Done, Failed, Storage, Timer
 from midstream.protocol import messages as m
 from midstream.sim.network import SIM, Network, Pipe, SimTransport

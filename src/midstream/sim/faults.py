@@ -101,7 +101,12 @@ def _kill_driver(stage: Stage, victim: int) -> bool:
 
 
 def _stop_driver(stage: Stage, victim: int) -> bool:
-    """SIGSTOP: it is thought dead, the job is started again, and then it wakes up as a zombie."""
+    """SIGSTOP: it is thought dead, the job is started again, and then it wakes up as a zombie.
+
+    Only once it has become the job's head: before, it would become that when it wakes up, rightly.
+    """
+    if not stage.driver.connections or stage.driver.process.paused:
+        return False
     process = stage.driver.process
     process.pause()
     delay_us = 30_000 + victim % 3_000_000

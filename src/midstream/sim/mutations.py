@@ -293,7 +293,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "leak_credit": Mutation("26: a buffer of a large batch is never given back", _leak_credit),
     "grant_nothing_back": Mutation("26: credit is granted once only", _grant_nothing_back),
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", _drop_an_element),
-    "shared_chunks_by_checkpoint": Mutation("28: shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint),
+    "shared_chunks_by_checkpoint": Mutation(
+        "28: shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint
+    ),
     "old_parallelism": Mutation("5: keyed state is not filtered", _old_parallelism),
     "early_split": Mutation("a split that comes after the trigger is in the snapshot", _early_split),
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),

@@ -152,7 +152,12 @@ class SimLink:
     # ---- DataLink
 
     def wake(self) -> None:
-        if self._is_up and not self._pump_is_due and not self._is_cut and self._wire_bytes < self._network.wire_bytes_max:
+        if (
+            self._is_up
+            and not self._pump_is_due
+            and not self._is_cut
+            and self._wire_bytes < self._network.wire_bytes_max
+        ):
             self._pump_is_due = True
             world = self._world
             delay = 1 + int(world.chance() * self.process.mail_us)

@@ -39,6 +39,8 @@ class Oracle:
         self._sources = sources
         self._outside = outside
         self._storage = storage
+        self._ended: dict[str, dict[int, int]] = {}
+        """Rows of the sources that were at their end in the newest completed checkpoint."""
         self._last: Expectation | None = None
         """What the newest completed checkpoint must hold."""
 
@@ -61,7 +63,18 @@ class Oracle:
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
         operators = {op.uid: op for op in metadata.operators}
-        expected = expectation(self.shape, {uid: self._emitted(uid, metadata) for uid in self._sources})
+        emitted = {}
+        for uid in self._sources:
+            ended = uid in operators and operators[uid].fully_finished
+            # Of a source that had ended before, perhaps by a drain, later checkpoints no longer say where.
+            emitted[uid] = self._ended.get(uid) if ended else None
+            if emitted[uid] is None:
+                emitted[uid] = self._emitted(uid, metadata)
+            if ended:
+                self._ended[uid] = emitted[uid]
+            else:
+                self._ended.pop(uid, None)
+        expected = expectation(self.shape, emitted)
         self._last = expected
         for uid, counts in expected.counts.items():
             if uid in operators and not operators[uid].finished:
@@ -88,14 +101,12 @@ class Oracle:
         seen: set[str] = set()
         for split in open_splits:
             if split.id in seen:
-                self._outside.world.bug(f"checkpoint {metadata.checkpoint_id}: split {split.id} of {uid} is in it twice")
+                self._outside.world.bug(
+                    f"checkpoint {metadata.checkpoint_id}: split {split.id} of {uid} is in it twice"
+                )
             seen.add(split.id)
             rows[split.id] = split.offset
-        return {
-            row: key
-            for name, count in rows.items()
-            for row, key in source.rows_of(int(name.split("-")[1]), count)
-        }
+        return {row: key for name, count in rows.items() for row, key in source.rows_of(int(name.split("-")[1]), count)}
 
     def _check_counts(
         self, where: str, operator: OperatorState, expected: Mapping[int, tuple[int, int]]

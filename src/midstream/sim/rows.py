@@ -235,7 +235,9 @@ class Pass(Operator):
         self._out.emit(batch.filter(pa.array(aside)), self._side)
 
 
-_KEY_STATE: Final = pa.schema([(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64())])
+_KEY_STATE: Final = pa.schema(
+    [(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64())]
+)
 _ORDER_STATE: Final = pa.schema(
     [(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("origin", pa.int64()), ("next", pa.int64())]
 )

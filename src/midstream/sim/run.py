@@ -195,7 +195,7 @@ class Run:
         """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
         ended = None if self._is_given_up else self.driver.outcome
         world = self.world
-        if ended is not None and ended.state == "failed" and not self._may_fail_with(str(ended.error)):
+        if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
             world.bug(f"the job failed: {ended.error}")
             return
         if ended is not None and ended.state in ("finished", "stopped"):
@@ -214,10 +214,6 @@ class Run:
         world.schedule(
             KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore="latest"), "the job is started again"
         )
-
-    def _may_fail_with(self, error: str) -> bool:
-        """What a fault brought about; or a zombie that woke up before it had opened the directory, and is its head now."""
-        return SIM in error or ("taken over" in error and self.outcome.faults["stop_driver"] > 0)
 
     def _wind_up(self) -> None:
         """The output is judged; all slots end; nothing is left behind."""

@@ -149,10 +149,7 @@ def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Faul
     count = random.choice((1, 2, 3, 5, 8, 13))
     return tuple(
         sorted(
-            (
-                Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20))
-                for _ in range(count)
-            ),
+            (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count)),
             key=lambda fault: fault.step,
         )
     )

@@ -267,16 +267,16 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "side":
                 is_ordered = False
             operators.append(
-                OperatorSpec(uid, uid, _operator(kind, uid, outside, sink, is_ordered), sink if kind == "sink" else None)
+                OperatorSpec(
+                    uid, uid, _operator(kind, uid, outside, sink, is_ordered), sink if kind == "sink" else None
+                )
             )
         ordered.append(is_ordered)
         roots.append(root)
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         for entry in node.inputs:
             keys = ("key",) if entry.partitioning is KEYED else ()
-            edges.append(
-                Edge(len(edges), entry.node, index, entry.partitioning, SCHEMA, keys, entry.port, entry.tag)
-            )
+            edges.append(Edge(len(edges), entry.node, index, entry.partitioning, SCHEMA, keys, entry.port, entry.tag))
     return JobGraph(tuple(vertices), tuple(edges), groups)
 
 

@@ -203,7 +203,12 @@ class World:
             io.operations_left -= 1
             if io.operations_left < 0:
                 raise Killed
-        if self.tempo.interleave and io.operations_left is None and self._nesting < NESTING_MAX and self.chance() < self.tempo.interleave:
+        if (
+            self.tempo.interleave
+            and io.operations_left is None
+            and self._nesting < NESTING_MAX
+            and self.chance() < self.tempo.interleave
+        ):
             self._let_others_on(io)
 
     @contextmanager

@@ -179,6 +179,55 @@ def bench(
     return run_bench(name, events, slots, json)
 
 
+@app.command
+def simulate(
+    *,
+    topology: str = "random",
+    seeds: str = "0:100",
+    seed: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    trace: Annotated[bool, Parameter(negative=())] = False,
+    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    rescale_to: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    faults: str | None = None,
+    rows: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    json: Json = False,
+) -> Answer:
+    """Run whole jobs in the simulator, with faults, and count what is lost, doubled or stuck.
+
+    Parameters
+    ----------
+    topology
+        The shape of the job; "random" makes another one for every seed.
+    seeds
+        A:B, B not included; each seed is one run.
+    seed
+        Just this one.
+    trace
+        Show every event of the run of --seed.
+    parallelism
+        Subtasks per operator; by default the seed decides.
+    rescale_to
+        The parallelism after a restart; by default the seed decides.
+    faults
+        Kinds of faults, separated by commas, or none; by default all.
+    rows
+        How many rows a run has; by default the seed decides.
+    """
+    from midstream.ui.simulating import run_simulation
+
+    return run_simulation(
+        topology=topology,
+        seeds=seeds,
+        seed=seed,
+        trace=trace,
+        parallelism=parallelism,
+        rescale_to=rescale_to,
+        faults=faults,
+        rows=rows,
+        silent=json,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)

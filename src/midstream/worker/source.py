@@ -20,7 +20,7 @@ from midstream.state.parts import Chunk, Redistribute, StatePart
 
 SPLITS = "splits"
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
-FIRST_ROWS = 4096
+FIRST_ROWS = 256
 """Of the first batches, while it is not known how long the chain takes for a row."""
 SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""

@@ -62,7 +62,7 @@ from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
 from midstream.worker.snapshots import TaskSnapshots
-from midstream.worker.source import SPLITS, Progress, SourceDriver
+from midstream.worker.source import FIRST_ROWS, SPLITS, Progress, SourceDriver
 from midstream.worker.valve import WatermarkValve
 
 _log = logging.getLogger(__name__)
@@ -464,7 +464,7 @@ class Task:
             budget = max(1, int(self._rows_per_s * SLICE_S))
             rows = rest if rest <= 2 * budget else budget
         else:
-            rows = min(rest, 1024)
+            rows = min(rest, FIRST_ROWS)
         part = current.batch if rows == current.batch.num_rows else current.batch.slice(current.next_row, rows)
         started_s = clock.monotonic_s()
         self._chain.process(part, current.port)
