@@ -15,7 +15,7 @@ from unittest.mock import patch
 import msgspec
 
 from midstream.checkpoint import barriers, state_files, store
-from midstream.coordinator import checkpoints, completing, machine, sources
+from midstream.coordinator import checkpoints, completing, machine
 from midstream.core.elements import EndOfPartition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate

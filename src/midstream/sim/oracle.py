@@ -63,13 +63,12 @@ class Oracle:
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
         operators = {op.uid: op for op in metadata.operators}
-        emitted = {}
+        emitted: dict[str, dict[int, int]] = {}
         for uid in self._sources:
             ended = uid in operators and operators[uid].fully_finished
             # Of a source that had ended before, perhaps by a drain, later checkpoints no longer say where.
-            emitted[uid] = self._ended.get(uid) if ended else None
-            if emitted[uid] is None:
-                emitted[uid] = self._emitted(uid, metadata)
+            before = self._ended.get(uid) if ended else None
+            emitted[uid] = self._emitted(uid, metadata) if before is None else before
             if ended:
                 self._ended[uid] = emitted[uid]
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,7 +76,7 @@ class Run:
         self.outside = Outside(self.world)
         self.disk = Disk(self.world)
         self.disk.on_write = self._on_write
-        self.sources = self._make_sources(scenario.shape)
+        self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
         self.drained = False
         self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk)
         self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)

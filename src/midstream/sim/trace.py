@@ -125,9 +125,7 @@ def describe_message(message: msgspec.Struct) -> str:
         value = getattr(message, name)
         if name == "checkpoint_id":
             parts.append(f"chk {value}")
-        elif name in ("details", "config"):
-            continue
-        elif value in ((), None, ""):
+        elif name in ("details", "config") or value in ((), None, ""):
             continue
         else:
             parts.append(f"{name}={_field(value)}")

@@ -12,7 +12,7 @@ string, an object's address, a clock, or the environment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -54,7 +54,7 @@ class Bug(Exception):
 class World:
     """Time, chance, and the queue of what happens next."""
 
-    def __init__(self, seed: int, tempo: Tempo = Tempo(), *, keep_trace: bool = False) -> None:  # noqa: B008
+    def __init__(self, seed: int, tempo: Tempo = Tempo(), *, keep_trace: bool = False) -> None:
         self.seed = seed
         self.tempo = tempo
         self._random = Random(seed)
@@ -430,13 +430,3 @@ class Process:
     def resume(self) -> None:
         self.paused = False
         self.world.requeue(self)
-
-
-def draw(world: World, weights: Mapping[str, float]) -> str:
-    """A name, with a probability in proportion to its weight."""
-    x = world.chance() * sum(weights.values())
-    for name, weight in weights.items():
-        x -= weight
-        if x < 0:
-            return name
-    return next(reversed(weights))
