@@ -200,7 +200,7 @@ def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
             assert called not in OUTSIDE_CALLS, f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
 
 
-LINES_MAX = 550
+LINES_MAX = 600
 """A file is one idea; past some 500 lines look for the second one."""
 
 LINES_MAX_OF = {"worker/task.py": 650}

@@ -243,3 +243,32 @@ def test_leavings_of_earlier_attempts_go_but_not_those_referenced_or_of_other_ep
         storage.files[file] = b""
     drop_attempts_before(storage, 1, 1, {kept[0]})
     assert [file for file in (*kept, gone) if storage.exists(file)] == kept
+
+
+def test_metadata_that_cannot_be_read_now_is_not_taken_for_damaged() -> None:
+    class Unreachable(MemoryStorage):
+        def read(self, path: str) -> bytes:
+            if path == "chk-2/_metadata":
+                raise StorageError("the network is down")
+            return super().read(path)
+
+    storage = Unreachable()
+    opened(storage)
+    made(storage, 1)
+    made(storage, 2)
+    with pytest.raises(StorageError, match="the network is down"):
+        opened(storage, "latest")
+
+
+def test_a_checkpoint_that_is_dropped_while_somebody_looks_is_not_listed() -> None:
+    class Dropping(MemoryStorage):
+        def read(self, path: str) -> bytes:
+            if path == "chk-1/_metadata":
+                self.files.pop(path, None)
+            return super().read(path)
+
+    storage = Dropping()
+    opened(storage)
+    made(storage, 1)
+    made(storage, 2)
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]

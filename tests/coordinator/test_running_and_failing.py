@@ -371,3 +371,29 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     assert read.watermark_us == 5_000
     assert bench.status.slot_memory_bytes == (1000, 1001)
     assert bench.status.edges == ((0, 1, "keyed"),)
+
+
+def symptom(bench: Bench) -> None:
+    message = m.TaskFailed(bench.attempt, READ0, "the connection to slot 1 is lost", "", symptom=True)
+    bench.say(READ0, message)
+
+
+def test_a_lost_connection_waits_for_the_cause_which_is_what_is_reported() -> None:
+    bench = Bench().run()
+    symptom(bench)
+    assert bench.state == "running"
+    assert bench.messages(m.Cancel) == []
+    bench.lose(bench.slots[1])
+    assert bench.state == "restarting"
+    assert [failure.summary.split(" (")[0] for failure in bench.status.failures] == [f"slot {bench.slots[1]}"]
+    bench.advance(5)
+    assert bench.status.restarts == 1
+
+
+def test_a_lost_connection_that_nothing_explains_is_a_failure_itself() -> None:
+    bench = Bench().run()
+    symptom(bench)
+    bench.advance(1.1)
+    bench.advance(5)
+    assert bench.status.restarts == 1
+    assert bench.status.failures[0].summary == "the connection to slot 1 is lost"

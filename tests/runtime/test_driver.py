@@ -25,7 +25,7 @@ from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.slot import run_slot
-from scripted import Scripted, alive, plan, until
+from scripted_coordinator import Scripted, alive, plan, until
 
 Start = Callable[[JobPlan], tuple[Driver, Scripted]]
 

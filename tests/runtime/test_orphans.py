@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstream.runtime.client import list_jobs
-from scripted import alive, until
+from scripted_coordinator import alive, until
 
 Started = tuple["subprocess.Popen[str]", list[int]]
 

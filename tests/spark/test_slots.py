@@ -19,7 +19,7 @@ from midstream.runtime.job import Job
 from midstream.runtime.provider import SlotLaunch
 from midstream.spark.session import active_session, check_java, get_session, is_local
 from midstream.spark.slots import SparkSlots, explain
-from scripted import Scripted, alive, plan, until
+from scripted_coordinator import Scripted, alive, plan, until
 
 pytestmark = pytest.mark.spark
 

@@ -172,7 +172,13 @@ def list_checkpoints(storage: Storage) -> list[Listed]:
         if not storage.exists(path):
             continue
         try:
-            metadata = decode_metadata(storage.read(path), path)
+            data = storage.read(path)
+        except StorageError:
+            if not storage.exists(path):
+                continue  # dropped meanwhile by the job that is running
+            raise  # not to be read now is not damaged: going on from an older one would double what was committed since
+        try:
+            metadata = decode_metadata(data, path)
             if metadata.checkpoint_id != checkpoint_id:
                 raise StorageError(f"{path}: holds checkpoint {metadata.checkpoint_id}; was it copied by hand?")
         except StorageError as error:

@@ -42,6 +42,8 @@ from midstream.protocol import messages as m
 
 END_TIMEOUT_S: Final = 10.0
 """How long I/O that is still under way may keep the job from ending."""
+CAUSE_WAIT_S: Final = 1.0
+"""A slot's death is seen by its peers and by the driver, in any order."""
 STORY_MAX: Final = 30
 REMEMBERED_MAX: Final = 20
 
@@ -88,6 +90,8 @@ class Coordinator:
         self._delay: str | None = None
         """Timer before whose end the next attempt is not deployed."""
         self._cancel_timer: str | None = None
+        self._symptom: str | None = None
+        """Timer: the attempt fails when nothing else has explained by then what one of its tasks says."""
         self._attempt_had_checkpoint = False
         self._closing = False
         """While ENDING: nothing is left but closing the sources and cleaning up."""
@@ -228,9 +232,9 @@ class Coordinator:
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled() if cancelling:
                 attempt.awaited.discard(slot)
-            case m.TaskFailed(_, ref, summary, details, fatal):
+            case m.TaskFailed(_, ref, summary, details, fatal, symptom):
                 self._check_owner(slot, ref)
-                self._fail_attempt(failure_of_user_code(summary, details, fatal))
+                self._task_failed(failure_of_user_code(summary, details, fatal), symptom)
             case m.DeployFailed(_, summary, details, fatal):
                 self._fail_to_start(failure_of_user_code(summary, details, fatal))
             case _ if cancelling:
@@ -438,6 +442,13 @@ class Coordinator:
             failure = Failure(failure.summary, failure.details, failure.error, fatal=True)
         self._fail_attempt(failure)
 
+    def _task_failed(self, failure: Failure, symptom: bool) -> None:
+        """A symptom (a peer is gone) waits a moment for its cause, which is what people want to read."""
+        if not symptom or self.phase not in (Phase.STARTING, Phase.RUNNING):
+            self._fail_attempt(failure)
+        elif self._symptom is None:
+            self._symptom = self._effects.set_timer("symptom", CAUSE_WAIT_S, partial(self._fail_attempt, failure))
+
     def _fail_attempt(self, failure: Failure) -> None:
         """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
         now_ms = self._effects.now_ms
@@ -479,6 +490,8 @@ class Coordinator:
         attempt.awaited = set(attempt.slots) & self.slots.live.keys()
         for slot in sorted(attempt.awaited):
             self._effects.send(slot, m.Cancel(attempt.number))
+        self._effects.cancel_timer(self._symptom)
+        self._symptom = None
         timeout_s = self.plan.config.heartbeat_timeout_s
         self._cancel_timer = self._effects.set_timer("cancel", timeout_s, self._cancel_timed_out)
         self.phase = Phase.CANCELLING

@@ -249,7 +249,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag="finished"):
 class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     """`summary` is one line with the operator's name; `details` the traceback, user frames first.
 
-    `fatal`: restarting cannot help (a schema or configuration error).
+    `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is
+    elsewhere, and most likely somebody is about to report it (the connection to a peer is gone).
     """
 
     attempt: int
@@ -257,6 +258,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     summary: str
     details: str
     fatal: bool = False
+    symptom: bool = False
 
 
 class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):

@@ -51,10 +51,12 @@ def simulate(
     data["faults"] = dict(sorted(summary.faults.items()))
     data["runs_per_s"] = round(summary.runs / summary.seconds, 1) if summary.seconds else 0.0
     data["replay"] = None
+    restarts = (
+        f"{summary.restarts_of_the_job} restarts of the job, {summary.rescaled_restores} of them at another parallelism"
+    )
     lines = [
-        f"{summary.runs} runs in {summary.seconds:.1f} s ({data['runs_per_s']} runs/s), {summary.records_in} rows in; "
-        f"{summary.checkpoints_completed} checkpoints, {summary.restarts_of_the_job} restarts of the job, "
-        f"{summary.rescaled_restores} of them at another parallelism",
+        f"{summary.runs} runs in {summary.seconds:.1f} s ({data['runs_per_s']} runs/s), {summary.records_in} rows in",
+        f"{summary.checkpoints_completed} checkpoints, {restarts}",
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in data["faults"].items()) or "none"),
         f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}",
     ]

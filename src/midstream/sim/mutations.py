@@ -210,6 +210,19 @@ def _old_parallelism() -> Replacements:
     return [(state_files, "_keyed_rows", lambda chunk, key_groups: state_files._ALL)]
 
 
+def _failure_discards() -> Replacements:
+    """A failed task drops its channels while its peers still use them."""
+    original = task.Task.fail
+
+    def fail(self: Any, error: BaseException) -> None:
+        was_live = self.is_live
+        original(self, error)
+        if was_live:
+            self.close()
+
+    return [(task.Task, "fail", fail)]
+
+
 def _early_split() -> Replacements:
     def add_split(self: Any, split: bytes) -> None:
         if self._source is not None and self.is_live:
@@ -297,6 +310,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "28: shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint
     ),
     "old_parallelism": Mutation("5: keyed state is not filtered", _old_parallelism),
+    "failure_discards": Mutation("a failed task drops channels that peers still use", _failure_discards),
     "early_split": Mutation("a split that comes after the trigger is in the snapshot", _early_split),
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
     "pending_splits_late": Mutation("pending splits are those at completion", _pending_splits_late),

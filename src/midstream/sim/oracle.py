@@ -19,7 +19,7 @@ from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
-from midstream.sim.rows import Outside, SimSource, Staged
+from midstream.sim.rows import COUNT_LIMIT, Outside, SimSource, Staged
 from midstream.sim.topologies import Expectation, Shape, expectation
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
@@ -160,12 +160,31 @@ class Oracle:
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
             for uid, source in self._sources.items()
         }
-        yield from self._compare("end", expectation(self.shape, everything).sinks, self._committed())
+        expected = expectation(self.shape, everything)
+        yield from self._compare("end", expected.sinks, self._committed())
+        yield from self._check_windows("end", expected)
 
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.sinks, self._committed())
+
+    def _check_windows(self, where: str, expected: Expectation) -> Iterator[str]:
+        """Each row is in one window or late; no window is emitted twice."""
+        for window, ids in expected.windowed.items():
+            count = total = 0
+            seen: set[tuple[str, int]] = set()
+            for staged in self._committed():
+                if expected.window_sinks.get(staged.sink) != window:
+                    continue
+                for row, _, n in staged.rows:
+                    if (staged.sink, row) in seen:
+                        yield f"{where}: {staged.sink} has row or window {row} twice"
+                    seen.add((staged.sink, row))
+                    count += n % COUNT_LIMIT if n else 1
+                    total += n // COUNT_LIMIT if n else row
+            if (count, total) != (ids.total(), sum(row * n for row, n in ids.items())):
+                yield f"{where}: windows of {window} and late rows hold {count} rows, not {ids.total()}"
 
     def _committed(self) -> list[Staged]:
         return [self._outside.staged[name] for name in self._outside.committed]
@@ -173,6 +192,8 @@ class Oracle:
     def _compare(self, where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
         found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}
         for part in staged:
+            if part.sink not in found:
+                continue
             found[part.sink].update(row for row, _, _ in part.rows)
         for uid, ids in expected.items():
             lost, doubled = ids - found[uid], found[uid] - ids

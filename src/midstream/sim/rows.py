@@ -28,6 +28,7 @@ from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000
 SOURCE_IDS: Final = 10_000_000
+COUNT_LIMIT: Final = 100_000
 SCHEMA: Final = pa.schema(
     [
         ("id", pa.int64()),
@@ -233,6 +234,29 @@ class Pass(Operator):
         aside = ids % 3 == 0
         self._out.emit(batch.filter(pa.array(~aside)))
         self._out.emit(batch.filter(pa.array(aside)), self._side)
+
+
+class Pack(Operator):
+    """Windows as rows: `id` is key and start, `n` the sum of the ids in it times `COUNT_LIMIT`, plus their count."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        start_ms = batch.column("window_start").cast(pa.int64()).to_numpy() // 1000
+        keys = batch.column("key").to_numpy()
+        counts = batch.column("count").to_numpy().astype(np.int64)
+        sums = batch.column("sum").to_numpy().astype(np.int64)
+        size = batch.num_rows
+        columns = [
+            pa.array(start_ms * 1000 + keys),
+            pa.array(keys),
+            pa.array(np.zeros(size, dtype=np.int64)),
+            batch.column("window_start"),
+            pa.array(sums * COUNT_LIMIT + counts),
+            pa.array([""] * size, pa.large_string()),
+        ]
+        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
 
 _KEY_STATE: Final = pa.schema(

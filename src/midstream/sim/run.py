@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobPlan
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.graph.job_graph import JobGraph
@@ -55,15 +56,9 @@ class Outcome:
     trace: Trace | None = None
 
 
-def production_coordinator() -> MakeCoordinator:
-    from midstream.coordinator import Coordinator
-
-    return lambda plan, now_ms, open_storage: Coordinator(plan, now_ms, open_storage)
-
-
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
-    return Run(scenario, keep_trace, make_coordinator or production_coordinator()).go()
+    return Run(scenario, keep_trace, make_coordinator or Coordinator).go()
 
 
 class Run:

@@ -14,8 +14,12 @@ from typing import Final
 
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator
+from midstream.operators.aggregates import Count as CountRows
+from midstream.operators.aggregates import Sum
 from midstream.operators.sinks import SinkOperator
-from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource
+from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.operators.windows import LATE, tumbling, window_operator
+from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pack, Pass, SimSource
 
 SIDE: Final = "side"
 FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
@@ -38,7 +42,8 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
-    "share" (keyed on port 0, broadcast state of port 1), "sink"."""
+    "share" (keyed on port 0, broadcast state of port 1), "times" (watermarks), "window" (tumbling, rows that are late
+    to a side output) with "pack" (windows as rows), "sink"."""
 
     chain: tuple[str, ...]
     inputs: tuple[Input, ...] = ()
@@ -103,6 +108,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("pass sink", Input(4, FORWARD)),
         _node("sink", Input(0, FORWARD), Input(1, REBALANCE)),
     ),
+    "window": (
+        _source("times"),
+        _source("times", rows_share=0.5),
+        _node("window pack", Input(0, KEYED), Input(1, KEYED)),
+        _node("sink", Input(2, FORWARD)),
+        _node("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
     "finishing": (
         _source(rows_share=0.05),
         _source(),
@@ -158,34 +170,16 @@ def _without_doubled_broadcast(shape: Shape) -> Shape:
 
 
 def with_parallelism(shape: Shape, limit: int, random: Random, same: bool) -> Shape:
-    """Each node from 1 to `limit` (all `limit` if `same`); forward edges join equals."""
-    nodes: list[Node] = []
-    for node in shape:
-        parallelism = limit if same else random.randint(1, limit)
+    """Each node from 1 to `limit` (all `limit` if `same`, at least one in any case); forward edges join equals."""
+    group = list(range(len(shape)))
+    for index, node in enumerate(shape):
         for entry in node.inputs:
             if entry.partitioning is FORWARD:
-                parallelism = nodes[entry.node].parallelism
-        nodes.append(replace(node, parallelism=parallelism))
-    if max(node.parallelism for node in nodes) < limit:
-        nodes[0] = replace(nodes[0], parallelism=limit)
-        return with_forward_equal(tuple(nodes))
-    return with_forward_equal(tuple(nodes))
-
-
-def with_forward_equal(shape: Shape) -> Shape:
-    """Where a forward edge joins nodes of different parallelism it becomes a rebalance."""
-    return tuple(
-        replace(
-            node,
-            inputs=tuple(
-                replace(i, partitioning=REBALANCE)
-                if i.partitioning is FORWARD and shape[i.node].parallelism != node.parallelism
-                else i
-                for i in node.inputs
-            ),
-        )
-        for node in shape
-    )
+                joined, kept = group[entry.node], group[index]
+                group = [kept if g == joined else g for g in group]
+    drawn = {g: limit if same else random.randint(1, limit) for g in dict.fromkeys(group)}
+    drawn[group[random.randrange(len(shape))]] = limit
+    return tuple(replace(node, parallelism=drawn[group[index]]) for index, node in enumerate(shape))
 
 
 # ---- expectation -----------------------------------------------------------
@@ -200,6 +194,10 @@ class Expectation:
     broadcast: Mapping[str, frozenset[int]]
     sinks: Mapping[str, Counter[int]]
     """Row ids, each as often as the sink must hold it."""
+    windowed: Mapping[str, Counter[int]]
+    """By window operator: the ids of its rows. Each must be in one window, or late."""
+    window_sinks: Mapping[str, str]
+    """Sinks behind a window operator, by uid: the operator."""
 
 
 def uid_of(node: int, position: int, kind: str) -> str:
@@ -212,7 +210,11 @@ def expectation(shape: Shape, rows: Mapping[str, Mapping[int, int]]) -> Expectat
     counts: dict[str, dict[int, tuple[int, int]]] = {}
     broadcast: dict[str, frozenset[int]] = {}
     sinks: dict[str, Counter[int]] = {}
+    windowed: dict[str, Counter[int]] = {}
+    window_sinks: dict[str, str] = {}
     outputs: list[dict[str | None, Counter[int]]] = []
+    behind: dict[int, str] = {}
+    """Nodes that get what a window operator emits."""
     for index, node in enumerate(shape):
         by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
         for entry in node.inputs:
@@ -236,10 +238,17 @@ def expectation(shape: Shape, rows: Mapping[str, Mapping[int, int]]) -> Expectat
                         count, total = per_key.get(key_of[row], (0, 0))
                         per_key[key_of[row]] = (count + n, total + n * row)
                     counts[uid] = per_key
+                case "window":
+                    windowed[uid] = stream
+                    behind[index] = uid
                 case "sink":
-                    sinks[uid] = stream
+                    windows = {behind[entry.node] for entry in node.inputs if entry.node in behind}
+                    if windows:
+                        window_sinks[uid] = windows.pop()
+                    else:
+                        sinks[uid] = stream
         outputs.append({None: stream, SIDE: side})
-    return Expectation(counts, broadcast, sinks)
+    return Expectation(counts, broadcast, sinks, windowed, window_sinks)
 
 
 # ---- job graph -------------------------------------------------------------
@@ -290,6 +299,19 @@ def _operator(kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordere
             return Count(outside, is_ordered=is_ordered)
         case "share":
             return Count(outside, is_ordered=is_ordered, broadcast_port=1)
+        case "times":
+            return TimestampsOperator(uid, "ts", WatermarkStrategy.bounded("5 s"), SCHEMA)
+        case "window":
+            return window_operator(
+                uid,
+                window=tumbling("40 ms"),
+                keys=["key"],
+                event_time="ts",
+                aggregates={"count": CountRows(), "sum": Sum("id")},
+                schema=SCHEMA,
+            )
+        case "pack":
+            return Pack()
         case "sink":
             return SinkOperator(uid, sink, SCHEMA)
         case _:

@@ -374,7 +374,7 @@ class SlotMachine:
         edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
         for task in self.tasks.values():
             if task.is_live and edges & task.edge_ids:
-                task.fail(error)
+                task.fail(error, symptom=True)
                 return
 
     # ---- running -----------------------------------------------------------------

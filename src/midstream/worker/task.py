@@ -253,8 +253,8 @@ class Task:
         for partition in self.partitions:
             partition.discard()
 
-    def fail(self, error: BaseException) -> None:
-        """The task cannot go on. Says so once, with the cause.
+    def fail(self, error: BaseException, *, symptom: bool = False) -> None:
+        """The task cannot go on. Says so once, with the cause; `symptom`: it is hardly the root of it.
 
         Its channels stay as they are until the attempt is cancelled: peers that know nothing of it
         yet still send with the credit they have, and work on what they have taken by reference.
@@ -263,7 +263,7 @@ class Task:
             return
         self.state = TaskState.CLOSED
         self._let_go()
-        self._seams.send(describe_failure(self._attempt, self._ref, self.vertex.name, error))
+        self._seams.send(describe_failure(self._attempt, self._ref, self.vertex.name, error, symptom))
 
     def _let_go(self) -> None:
         for timer in self._timers:
@@ -361,7 +361,9 @@ class Task:
             self._backpressured_since = None
         try:
             return self._step(started_s)
-        except Exception as error:  # noqa: BLE001 - the border to user code: any failure is the task's
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the border to user code, where a panic is no Exception
             self.fail(error)
             return False
         finally:
@@ -633,7 +635,10 @@ class Task:
             gate.check()
 
 
-def describe_failure(attempt: int, ref: m.TaskRef, name: str, error: BaseException) -> m.TaskFailed:
+def describe_failure(
+    attempt: int, ref: m.TaskRef, name: str, error: BaseException, symptom: bool = False
+) -> m.TaskFailed:
     summary = f"{name} (subtask {ref.subtask}): {type(error).__name__}: {error}"
     details = "".join(traceback.format_exception(error))
-    return m.TaskFailed(attempt, ref, summary, details, fatal=isinstance(error, (SchemaError, ConfigError)))
+    fatal = isinstance(error, (SchemaError, ConfigError))
+    return m.TaskFailed(attempt, ref, summary, details, fatal, symptom)
