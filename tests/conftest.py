@@ -35,3 +35,17 @@ def no_job_ends_badly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     for record in caplog.get_records("call"):
         assert "ending went wrong" not in record.getMessage(), record.exc_text or record.exc_info
+
+
+@pytest.fixture(autouse=True)
+def only_own_modules_travel() -> Iterator[None]:
+    """A program has cloudpickle take its modules along for as long as it runs; a test is not one program."""
+    import sys
+    import types
+
+    import cloudpickle.cloudpickle as registry
+
+    before = registry.list_registry_pickle_by_value()
+    yield
+    for name in registry.list_registry_pickle_by_value() - before:
+        registry.unregister_pickle_by_value(sys.modules.get(name) or types.ModuleType(name))

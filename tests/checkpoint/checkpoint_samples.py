@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of, names_of
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of
 from midstream.core.errors import StorageError
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator
@@ -88,14 +88,14 @@ def metadata_of(
     files: tuple[str, ...] = (),
 ) -> CheckpointMetadata:
     """A completed checkpoint of `graph` with this state by uid."""
-    names = names_of(graph)
     operators = []
     for vertex in graph.vertices:
-        uids = [vertex.source.uid] if vertex.source else []
-        for uid in [*uids, *(op.uid for op in vertex.operators)]:
-            subtasks = (states or {}).get(uid) or tuple(OperatorSnapshot(uid) for _ in range(vertex.parallelism))
-            ended = (finished or {}).get(uid, ())
-            operators.append(OperatorState(uid, names[uid], vertex.id, vertex.parallelism, subtasks, ended))
+        for spec in vertex.specs:
+            subtasks = (states or {}).get(spec.uid) or tuple(
+                OperatorSnapshot(spec.uid) for _ in range(vertex.parallelism)
+            )
+            ended = (finished or {}).get(spec.uid, ())
+            operators.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended))
     vertices, edges = layout_of(graph)
     return CheckpointMetadata(
         job_name=job_name,

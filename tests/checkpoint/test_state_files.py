@@ -63,19 +63,19 @@ def test_chunks_that_are_stored_already_are_not_written_again() -> None:
     storage = MemoryStorage()
     first = {"s": part(Redistribute.KEYED, table([1], [10]))}
     handles = store(storage, first)
-    known = known_chunks(handles, read_parts(storage, handles, EVERYTHING))
+    known = known_chunks(handles, read_parts(storage, handles, EVERYTHING, "operator 'x'"))
     more = {"s": part(Redistribute.KEYED, table([1], [10]), table([2], [20]))}
     pieces, again = encode_parts(more, known, state_file(1, 0, 2, 1, 0))
     assert len(pieces) == 1
     assert again[0].chunks[0].file == FILE
     storage.write(state_file(1, 0, 2, 1, 0), pieces)
-    assert values(read_parts(storage, again, EVERYTHING)) == [10, 20]
+    assert values(read_parts(storage, again, EVERYTHING, "operator 'x'")) == [10, 20]
 
 
 def test_a_chunk_of_which_only_some_rows_are_ours_gets_another_id_and_is_not_known() -> None:
     storage = MemoryStorage()
     handles = store(storage, {"s": part(Redistribute.KEYED, table([1, 9], [10, 90]))})
-    half = read_parts(storage, handles, range(8))
+    half = read_parts(storage, handles, range(8), "operator 'x'")
     assert values(half) == [10]
     assert half["s"].chunks[0].id != "c0"
     assert known_chunks(handles, half) == {}
@@ -86,8 +86,8 @@ def test_several_operators_share_one_file() -> None:
     one, first = encode_parts({"s": part(Redistribute.UNION, table([0], [1]))}, {}, FILE)
     two, second = encode_parts({"s": part(Redistribute.UNION, table([0], [2]))}, {}, FILE, sum(p.nbytes for p in one))
     storage.write(FILE, [*one, *two])
-    assert values(read_parts(storage, first, EVERYTHING)) == [1]
-    assert values(read_parts(storage, second, EVERYTHING)) == [2]
+    assert values(read_parts(storage, first, EVERYTHING, "operator 'x'")) == [1]
+    assert values(read_parts(storage, second, EVERYTHING, "operator 'x'")) == [2]
     assert verify_chunks(storage, [*first, *second], "test") == len(storage.files[FILE])
 
 
@@ -102,7 +102,7 @@ def test_large_chunks_are_compressed_and_come_back() -> None:
     big = table([3] * rows, list(range(rows)))
     handles = store(storage, {"s": part(Redistribute.KEYED, big)})
     assert len(storage.files[FILE]) < big.nbytes
-    assert read_parts(storage, handles, EVERYTHING)["s"].table().equals(big)
+    assert read_parts(storage, handles, EVERYTHING, "operator 'x'")["s"].table().equals(big)
 
 
 @pytest.mark.parametrize("damage", ["flip", "short", "missing", "replaced"])
@@ -133,9 +133,9 @@ def test_an_unknown_rule_is_an_error_and_so_are_two_rules_for_one_part() -> None
     handles = store(storage, {"s": part(Redistribute.UNION, table([0], [1]))})
     odd = PartHandle("s", "magic", handles[0].chunks)
     with pytest.raises(StorageError, match="unknown rule 'magic'"):
-        read_parts(storage, [odd], EVERYTHING)
+        read_parts(storage, [odd], EVERYTHING, "operator 'x'")
     with pytest.raises(StorageError, match="union in one subtask and split in another"):
-        read_parts(storage, [*handles, PartHandle("s", "split", handles[0].chunks)], EVERYTHING)
+        read_parts(storage, [*handles, PartHandle("s", "split", handles[0].chunks)], EVERYTHING, "operator 'x'")
 
 
 # ---- through metadata and back at another parallelism ----------------------
@@ -164,7 +164,7 @@ def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: i
     out = []
     for j in range(new):
         assigned = assign_operator(old, j, new, graph)
-        parts = read_parts(storage, assigned.parts, key_group_range(j, new, MAX_PARALLELISM))
+        parts = read_parts(storage, assigned.parts, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
         found = parts["s"].table() if "s" in parts else table([], [])
         out.append(list(zip(found.column(KEY_GROUP).to_pylist(), found.column("v").to_pylist(), strict=True)))
     return out
@@ -225,7 +225,7 @@ def test_a_restore_of_a_restore_keeps_every_row() -> None:
         following = []
         for j in range(new):
             handles = assign_operator(old, j, new, graph).parts
-            parts = read_parts(storage, handles, key_group_range(j, new, MAX_PARALLELISM))
+            parts = read_parts(storage, handles, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
             file = state_file(1, step + 1, step + 2, 1, j)
             pieces, written = encode_parts(parts, known_chunks(handles, parts), file)
             if pieces:

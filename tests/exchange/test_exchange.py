@@ -54,7 +54,7 @@ class TwoSlots:
         self.left = PeerLink(1, buffer_bytes, 10_000, pytest.fail)
         self.right = PeerLink(0, buffer_bytes, 10_000, pytest.fail)
         self.gate = InputGate(edge, 0, lambda: None)
-        quota = self.receiving_pool.quota("in", window, window)
+        quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
             SCHEMA,
@@ -283,15 +283,15 @@ def test_rebalance_reaches_every_consumer(rows: int) -> None:
 
 def test_a_pool_that_is_too_small_says_how_much_is_needed() -> None:
     pool = BufferPool(10 * 4096, 4096)
-    pool.quota("a", 8, 8)
-    pool.quota("b", 4, 4)
+    pool.quota("a", 8)
+    pool.quota("b", 4)
     with pytest.raises(ConfigError, match=r"at least 12 buffers of 4096 bytes \(49152 bytes\), the pool has 10"):
         pool.check_capacity()
 
 
 def test_reserved_buffers_stay_free_for_their_owner_whatever_others_take() -> None:
     pool = BufferPool(100, 10)
-    greedy, modest = pool.quota("greedy", 1, 100), pool.quota("modest", 3, 3)
+    greedy, modest = pool.quota("greedy", 1), pool.quota("modest", 3)
     greedy.take(20)  # an overdraft
     pool.check()
     assert greedy.available() <= 0

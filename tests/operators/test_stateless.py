@@ -25,8 +25,7 @@ from midstream.operators.stateless import (
     FlatMapOperator,
     MapBatchesOperator,
     MapOperator,
-    SelectOperator,
-    WithColumnsOperator,
+    ProjectOperator,
 )
 from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
@@ -56,10 +55,13 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
     assert run(FilterOperator("f", pl.col("n") > 1, SCHEMA), batch) == kept
     assert run(FilterOperator("f", lambda row: row["n"] is not None and row["n"] > 1, SCHEMA), batch) == kept
     doubled = [{"m": None if n is None else n * 2, "one": 1} for n, _ in given_rows]
-    assert run(SelectOperator("s", [(pl.col("n") * 2).alias("m"), pl.lit(1).alias("one")], SCHEMA), batch) == doubled
+    assert (
+        run(ProjectOperator("s", [(pl.col("n") * 2).alias("m"), pl.lit(1).alias("one")], SCHEMA, keep=False), batch)
+        == doubled
+    )
     wider = [{"n": n, "s": "x", "m": None if n is None else -n} for n, _ in given_rows]
     exprs = [pl.lit("x").alias("s"), (-pl.col("n")).alias("m")]
-    assert run(WithColumnsOperator("w", exprs, SCHEMA), batch) == wider
+    assert run(ProjectOperator("w", exprs, SCHEMA, keep=True), batch) == wider
     assert run(MapOperator("m", lambda row: {**row, "s": str(row["n"])}, SCHEMA), batch) == [
         {"n": n, "s": str(n)} for n, _ in given_rows
     ]
@@ -76,9 +78,9 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
     with pytest.raises(SchemaError, match="must be boolean, this one is int64"):
         FilterOperator("f", pl.col("n"), SCHEMA)
     with pytest.raises(JobError, match="does not work row by row"):
-        SelectOperator("s", [pl.col("n").sum()], SCHEMA)
+        ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)
     with pytest.raises(JobError, match="is not a polars expression"):
-        WithColumnsOperator("w", ["n"], SCHEMA)  # type: ignore[list-item]
+        ProjectOperator("w", ["n"], SCHEMA, keep=True)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

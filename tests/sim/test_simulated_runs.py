@@ -19,7 +19,7 @@ from midstream.sim.topologies import SHAPES
 @pytest.mark.parametrize("topology", [*SHAPES, "random"])
 def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(topology: str) -> None:
     checkpoints = 0
-    for seed in range(6):
+    for seed in range(4):
         outcome = run(draw(seed, topology=topology, faults=(), rows=60))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         assert outcome.launches == 1
@@ -30,7 +30,7 @@ def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(
 @pytest.mark.parametrize("kind", FAULTS)
 def test_nothing_is_lost_or_doubled_through_a_fault_of_one_kind(kind: str) -> None:
     struck = 0
-    for seed in range(100, 112):
+    for seed in range(100, 106):
         outcome = run(draw(seed, topology="keyed", faults=(kind,), rows=80))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         struck += outcome.faults[kind]
@@ -40,7 +40,7 @@ def test_nothing_is_lost_or_doubled_through_a_fault_of_one_kind(kind: str) -> No
 def test_nothing_is_lost_or_doubled_through_all_faults_at_once() -> None:
     seen: Counter[str] = Counter()
     rescaled = finished = 0
-    for seed in range(500, 540):
+    for seed in range(500, 530):
         outcome = run(draw(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         seen += outcome.faults
@@ -49,6 +49,18 @@ def test_nothing_is_lost_or_doubled_through_all_faults_at_once() -> None:
     assert len(seen) >= len(FAULTS) - 3, f"only {sorted(seen)} have happened"
     assert rescaled > 0
     assert finished > 0
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        3198,  # a checkpoint between the end of one drained source and that of the next, then a dead driver
+        3371,  # a zombie driver whose state files its successor has deleted
+    ],
+)
+def test_a_seed_that_has_once_failed(seed: int) -> None:
+    outcome = run(draw(seed))
+    assert not outcome.failures, outcome.failures[0]
 
 
 @pytest.mark.parametrize(("parallelism", "rescale_to"), [(1, 2), (2, 1), (2, 3), (3, 2), (7, 2)])

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import pyarrow as pa
 
 from midstream.api.arguments import calling_place, check_name, check_uid
+from midstream.core.config import is_whole
 from midstream.core.errors import ConfigError, JobError, MidstreamError
 from midstream.graph.logical import Input, LogicalGraph, Node
 from midstream.operators.base import Operator
@@ -88,7 +89,7 @@ class Program:
 
     def widen(self, node_id: int, parallelism: int) -> None:
         node = self.graph.nodes[node_id]
-        if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        if not is_whole(parallelism, 1):
             raise ConfigError(f"{node.label}: parallelism {parallelism!r} is not a positive whole number")
         if node.kind == "window_all" and parallelism != 1:
             raise JobError(f"{node.label}: one window over all rows runs in one subtask; use key_by() for more")

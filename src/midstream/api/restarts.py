@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.config import Duration, RestartStrategy, duration_s
+from midstream.core.config import Duration, RestartStrategy, duration_s, is_whole
 from midstream.core.errors import ConfigError
 
 
@@ -36,6 +36,6 @@ def exponential_restarts(
 
 
 def _attempts(attempts: int, least: int) -> int:
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < least:
+    if not is_whole(attempts, least):
         raise ConfigError(f"restart: attempts {attempts!r} is not a whole number of at least {least}")
     return attempts

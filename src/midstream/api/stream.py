@@ -31,8 +31,7 @@ from midstream.operators.stateless import (
     FlatMapOperator,
     MapBatchesOperator,
     MapOperator,
-    SelectOperator,
-    WithColumnsOperator,
+    ProjectOperator,
 )
 from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.operators.windows import Window
@@ -103,13 +102,13 @@ class DataStream(Handle):
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> DataStream:
         """Just these columns: names, polars expressions, and `new_name=expression`; all work row by row."""
         exprs = _expressions("select", columns, named)
-        return self._then("select", lambda name: SelectOperator(name, exprs, self.schema))
+        return self._then("select", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
 
     @located
     def with_columns(self, *columns: pl.Expr, **named: pl.Expr) -> DataStream:
         """All columns, with those that the expressions give added or replaced."""
         exprs = _expressions("with_columns", columns, named)
-        return self._then("with_columns", lambda name: WithColumnsOperator(name, exprs, self.schema))
+        return self._then("with_columns", lambda name: ProjectOperator(name, exprs, self.schema, keep=True))
 
     @located
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None) -> DataStream:

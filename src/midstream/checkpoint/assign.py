@@ -1,8 +1,8 @@
 """Who gets which state back: a checkpoint's state dealt out to the subtasks of a graph.
 
-The graph walked is the new one, vertex by vertex and operator by operator, stateless ones too
-(trap 22): what is found decides, not what happens to have state. Pure functions; only handles are
-moved, so this costs no I/O whatever the size of the state.
+The graph walked is the new one, vertex by vertex and operator by operator, stateless ones too: they
+may have finished all the same. Pure functions; only handles are moved, so this costs no I/O
+whatever the size of the state.
 
     rule        new subtask j of q gets, from old subtasks 0..p-1
     keyed       the chunks whose key groups intersect its own; the reader filters their rows
@@ -10,7 +10,7 @@ moved, so this costs no I/O whatever the size of the state.
     union       everything
     broadcast   with p == q its own copy, else that of the first old subtask that was still running
 
-Only subtasks that had not finished have state to give (trap 13).
+Only subtasks that had not finished have state to give.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
-from midstream.checkpoint.state_files import intersects
+from midstream.checkpoint.state_files import intersects, rule_of
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Vertex
@@ -73,24 +73,20 @@ def _assign_tasks(
         for subtask in range(vertex.parallelism):
             snapshots = tuple(
                 snapshot
-                for uid in uids_of(vertex)
-                if uid in old and (snapshot := assign_operator(old[uid], subtask, vertex.parallelism, graph)).parts
+                for spec in vertex.specs
+                if (op := old.get(spec.uid))
+                and (snapshot := assign_operator(op, subtask, vertex.parallelism, graph)).parts
             )
             if snapshots:
                 tasks[TaskRef(vertex.id, subtask)] = snapshots
     return tasks
 
 
-def uids_of(vertex: Vertex) -> tuple[str, ...]:
-    """Operators of a vertex in chain order, its source first."""
-    return (*([vertex.source.uid] if vertex.source else []), *(op.uid for op in vertex.operators))
-
-
 def assign_operator(old: OperatorState, subtask: int, parallelism: int, graph: JobGraph) -> OperatorSnapshot:
     """The state of new subtask `subtask` of `parallelism`."""
     names: dict[str, Redistribute] = {}
     for _, part in _parts(old):
-        rule = _rule(old, part)
+        rule = rule_of(part, f"operator {old.uid!r}")
         if names.setdefault(part.name, rule) is not rule:
             raise StorageError(f"operator {old.uid!r}: state {part.name!r} has two different rules in one checkpoint")
     key_groups = key_group_range(subtask, parallelism, graph.max_parallelism)
@@ -110,15 +106,6 @@ def _parts(old: OperatorState) -> Iterator[tuple[int, PartHandle]]:
     for i in old.running:
         for part in old.subtasks[i].parts:
             yield i, part
-
-
-def _rule(old: OperatorState, part: PartHandle) -> Redistribute:
-    try:
-        return Redistribute(part.redistribute)
-    except ValueError as error:
-        raise StorageError(
-            f"operator {old.uid!r}: state {part.name!r} has the unknown rule {part.redistribute!r}"
-        ) from error
 
 
 def _assign_part(
@@ -150,7 +137,7 @@ def _assign_part(
 
 def _dropped(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) -> tuple[str, ...]:
     """uids with state that the graph does not have. Raises ConfigError unless that is allowed."""
-    there = {uid for vertex in graph.vertices for uid in uids_of(vertex)}
+    there = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
     sources = {vertex.source.uid for vertex in graph.vertices if vertex.source}
     names = {op.uid: op.name for op in metadata.operators}
     with_state = {op.uid for op in metadata.operators if any(s.parts for s in op.subtasks)}
@@ -181,12 +168,12 @@ def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tupl
     share = {vertex.id: _finished_share(old, vertex) for vertex in graph.vertices}
     for vertex in graph.vertices:
         for predecessor, edges in _predecessors(graph, vertex.id).items():
-            _check_predecessor(graph, share, vertex, graph.vertices[predecessor], edges)
+            _check_predecessor(share, vertex, graph.vertices[predecessor], edges)
     return tuple(vertex.id for vertex in graph.vertices if share[vertex.id] == "fully")
 
 
 def _finished_share(old: Mapping[str, OperatorState], vertex: Vertex) -> str:
-    first, *rest = [(uid, _share(old.get(uid))) for uid in uids_of(vertex)]
+    first, *rest = [(spec.uid, _share(old.get(spec.uid))) for spec in vertex.specs]
     for uid, share in rest:
         if share != first[1]:
             raise ConfigError(
@@ -210,16 +197,14 @@ def _predecessors(graph: JobGraph, vertex: int) -> dict[int, list[Edge]]:
     return edges
 
 
-def _check_predecessor(
-    graph: JobGraph, share: Mapping[int, str], vertex: Vertex, predecessor: Vertex, edges: list[Edge]
-) -> None:
+def _check_predecessor(share: Mapping[int, str], vertex: Vertex, predecessor: Vertex, edges: list[Edge]) -> None:
     """Several edges from one predecessor: the strictest, all-to-all, decides."""
     all_to_all = any(edge.partitioning.all_to_all for edge in edges)
     needs = {"fully": ("fully",), "partly": ("fully",) if all_to_all else ("fully", "partly"), "not": ()}
     allowed = needs[share[vertex.id]]
     if allowed and share[predecessor.id] not in allowed:
         raise ConfigError(
-            f"operator {uids_of(vertex)[0]!r} had {share[vertex.id]} finished in the checkpoint, but "
-            f"{uids_of(predecessor)[-1]!r}, which feeds it now, had {share[predecessor.id]} finished: its rows would "
+            f"operator {vertex.specs[0].uid!r} had {share[vertex.id]} finished in the checkpoint, but "
+            f"{predecessor.specs[-1].uid!r}, which feeds it now, had {share[predecessor.id]} finished: its rows would "
             "go nowhere. Give the fed operator a new uid, or start from an older checkpoint"
         )

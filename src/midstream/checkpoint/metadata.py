@@ -120,7 +120,7 @@ def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayo
             id=vertex.id,
             name=vertex.name,
             parallelism=vertex.parallelism,
-            uids=(*([vertex.source.uid] if vertex.source else []), *(op.uid for op in vertex.operators)),
+            uids=tuple(spec.uid for spec in vertex.specs),
             source=vertex.source.uid if vertex.source else None,
         )
         for vertex in graph.vertices
@@ -134,12 +134,7 @@ def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayo
 
 def names_of(graph: JobGraph) -> dict[str, str]:
     """The name of each operator by uid, sources included, in the order of the graph."""
-    names = {}
-    for vertex in graph.vertices:
-        if vertex.source is not None:
-            names[vertex.source.uid] = vertex.source.name
-        names.update((op.uid, op.name) for op in vertex.operators)
-    return names
+    return {spec.uid: spec.name for vertex in graph.vertices for spec in vertex.specs}
 
 
 def files_of(operators: Iterable[OperatorSnapshot]) -> set[str]:

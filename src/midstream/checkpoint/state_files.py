@@ -32,7 +32,7 @@ _NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.state")
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """Who wrote a state file: no two writers ever share a name (trap 16)."""
+    """Who wrote a state file: no two writers ever share a name."""
 
     epoch: int
     attempt: int
@@ -126,9 +126,7 @@ def _handle(chunk: Chunk, redistribute: Redistribute, file: str, offset: int, pi
 # ---- reading ---------------------------------------------------------------
 
 
-def read_parts(
-    storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str = "restore"
-) -> dict[str, StatePart]:
+def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str) -> dict[str, StatePart]:
     """The rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
 
     Handles with the same name and rule are joined. A part that has no row for this subtask is left
@@ -140,7 +138,7 @@ def read_parts(
     """
     parts: dict[str, tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]] = {}
     for handle in handles:
-        rule = _rule(handle, where)
+        rule = rule_of(handle, where)
         first_rule, wanted = parts.setdefault(handle.name, (rule, []))
         if rule is not first_rule:
             raise StorageError(
@@ -191,7 +189,8 @@ class _Owned:
 _ALL = _Owned()
 
 
-def _rule(handle: PartHandle, where: str) -> Redistribute:
+def rule_of(handle: PartHandle, where: str) -> Redistribute:
+    """Raises StorageError for one that this version does not know."""
     try:
         return Redistribute(handle.redistribute)
     except ValueError as error:

@@ -339,7 +339,7 @@ def split_retained(
 ) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
     """Keep the newest `keep`: those kept, those to drop, and the files that nobody references then.
 
-    Files are counted by reference, not by the checkpoint that wrote them (trap 17); `in_use` are
+    Files are counted by reference, not by the checkpoint that wrote them; `in_use` are
     files that something else, such as a checkpoint in progress, references.
     """
     ordered = tuple(sorted(retained, key=lambda r: r.checkpoint_id))

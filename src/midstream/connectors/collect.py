@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from midstream.core.batches import batch_bytes
+from midstream.core.batches import batch_bytes, to_polars
 from midstream.core.errors import ConfigError, JobError
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
@@ -60,9 +60,7 @@ class CollectSink(Sink):
         return pa.Table.from_batches(batches, schema=schema)
 
     def frame(self) -> pl.DataFrame:
-        frame = pl.from_arrow(self.table())
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return to_polars(self.table())
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         self._schema = schema

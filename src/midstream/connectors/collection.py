@@ -10,10 +10,10 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.connectors.cursor import BatchCursor
-from midstream.connectors.generator import IndexRange, check_rate, check_splits, index_splits
-from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.connectors.generator import IndexRange, check_splits, index_splits
+from midstream.core.batches import canonical_schema, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
 
 
 class CollectionSource(Source):
@@ -96,4 +96,4 @@ def from_polars(frame: pl.DataFrame, *, splits: int | None = None, rows_per_s: f
     """A source of a polars frame."""
     if not isinstance(frame, pl.DataFrame):
         raise SchemaError(f"from_polars: {type(frame).__name__} is not a polars DataFrame; collect() a lazy one first")
-    return CollectionSource(frame.to_arrow(compat_level=pl.CompatLevel.oldest()), splits=splits, rows_per_s=rows_per_s)
+    return CollectionSource(to_arrow(frame), splits=splits, rows_per_s=rows_per_s)

@@ -24,13 +24,12 @@ import xxhash
 from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.filesystem import file_info, find_files, glob_base, resolve
 from midstream.connectors.formats import Format, check_columns, compression_of, explained, format_of
-from midstream.connectors.generator import check_rate
 from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
 from midstream.connectors.text import CsvOptions, TextReader, check_types, infer_schema
 from midstream.core.batches import canonical_schema
-from midstream.core.config import Duration, duration_s
+from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
 
 __all__ = ["CsvOptions", "FileSource", "Format"]
 
@@ -95,9 +94,7 @@ class FileSource(Source):
         if any(not found.equals(resolved[0][0]) for found, _ in resolved):
             raise ConfigError("FileSource: paths on different filesystems; make one source of each and union them")
         self.bounded = not watch
-        self.discovery_interval_s = duration_s(interval, "interval")
-        if self.discovery_interval_s <= 0:
-            raise ConfigError("interval: 0 is not an interval; give a time such as '1 s'")
+        self.discovery_interval_s = interval_s(interval, "interval")
         self.rows_per_s = rows_per_s
         self._filesystem = resolved[0][0]
         self._paths = [inner for _, inner in resolved]

@@ -78,7 +78,7 @@ def check_columns(schema: pa.Schema, where: str) -> None:
 def check_names(found: list[str], schema: pa.Schema, declared: bool, path: str) -> None:
     for name in schema.names:
         if name not in found:
-            raise SchemaError(f"{path}: column {name!r} is missing; it has {', '.join(found)}")
+            raise SchemaError(f"{path}: column {name!r} is missing; it has {', '.join(found) or 'no columns'}")
     extra = [name for name in found if schema.get_field_index(name) < 0]
     if extra and not declared:
         raise SchemaError(

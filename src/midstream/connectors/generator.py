@@ -12,9 +12,10 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.batches import canonical_schema, conform, single_batch, to_arrow
+from midstream.core.config import is_whole
 from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
 
 Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
 Generate: TypeAlias = Callable[[npt.NDArray[np.int64]], Rows]
@@ -43,13 +44,8 @@ def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
 
 
 def check_splits(splits: int | None, where: str) -> None:
-    if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
+    if splits is not None and not is_whole(splits, 1):
         raise ConfigError(f"{where}: splits {splits!r} is not a positive whole number")
-
-
-def check_rate(rows_per_s: float | None, where: str) -> None:
-    if rows_per_s is not None and not 0 < rows_per_s < float("inf"):
-        raise ConfigError(f"{where}: rows_per_s {rows_per_s!r} is not a positive number; None means no limit")
 
 
 class GeneratorSource(Source):
@@ -77,7 +73,7 @@ class GeneratorSource(Source):
     ) -> None:
         if not callable(fn):
             raise ConfigError(f"GeneratorSource: {fn!r} is not a function of an array of indices")
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        if count is not None and not is_whole(count):
             raise ConfigError(f"GeneratorSource: count {count!r} is not a whole number; None means endless")
         check_splits(splits, "GeneratorSource")
         check_rate(rows_per_s, "GeneratorSource")
@@ -134,7 +130,7 @@ def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBat
         if isinstance(rows, pa.RecordBatch):
             batch = rows
         elif isinstance(rows, pl.DataFrame):
-            batch = single_batch(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+            batch = single_batch(to_arrow(rows))
         elif isinstance(rows, Mapping):
             batch = _from_columns(rows)
         else:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
 
-from midstream.connectors.formats import explained
+from midstream.connectors.formats import check_names, explained
 from midstream.core.batches import canonical_type, conform
 from midstream.core.errors import SchemaError, StorageError
 
@@ -32,22 +32,13 @@ def parquet_row_groups(
 
 def check_parquet_schema(found: pa.Schema, schema: pa.Schema, declared: bool, path: str) -> None:
     """Raises SchemaError naming file and column when a column is missing, unexpected, or of another kind."""
+    check_names(found.names, schema, declared, path)
     for field in schema:
-        index = found.get_field_index(field.name)
-        if index < 0:
-            raise SchemaError(
-                f"{path}: column {field.name!r} is missing; it has {', '.join(found.names) or 'no columns'}"
-            )
-        kind = canonical_type(found.field(index).type)
+        kind = canonical_type(found.field(field.name).type)
         if not _fits(kind, field.type):
             raise SchemaError(
                 f"{path}: column {field.name!r} is {kind}, {'declared' if declared else 'in other files'} as {field.type}"
             )
-    extra = [name for name in found.names if schema.get_field_index(name) < 0]
-    if extra and not declared:
-        raise SchemaError(
-            f"{path}: column {extra[0]!r} is not in other files; declare schema= with the columns to read"
-        )
 
 
 def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ from itertools import islice
 import pyarrow as pa
 
 from midstream.connectors.queued import Part, QueuedWriter
+from midstream.core.config import is_whole
 from midstream.core.errors import ConfigError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
@@ -21,7 +22,7 @@ class PrintSink(Sink):
     """
 
     def __init__(self, prefix: str = "", limit: int | None = None) -> None:
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        if limit is not None and not is_whole(limit):
             raise ConfigError(f"PrintSink: limit {limit!r} is not a whole number; None prints every row")
         self._prefix = prefix
         self._limit = limit

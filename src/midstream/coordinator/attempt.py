@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from midstream.core.errors import InvariantError
-from midstream.graph.job_graph import JobGraph, Partitioning
+from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import TaskRef
 
 
@@ -93,10 +93,7 @@ class Attempt:
 
     def _producers(self, ref: TaskRef) -> Iterator[TaskRef]:
         for edge in self._graph.inputs(ref.vertex):
-            if edge.partitioning is Partitioning.FORWARD:
-                yield TaskRef(edge.source, ref.subtask)
-            else:
-                yield from (TaskRef(edge.source, i) for i in range(self._graph.vertices[edge.source].parallelism))
+            yield from (TaskRef(edge.source, i) for i in self._graph.producers(edge, ref.subtask))
 
 
 def tasks_of(graph: JobGraph) -> tuple[TaskRef, ...]:

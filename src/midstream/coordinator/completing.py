@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from midstream.checkpoint.assign import uids_of
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
@@ -12,7 +11,6 @@ from midstream.checkpoint.metadata import (
     SourcePosition,
     files_of,
     layout_of,
-    names_of,
 )
 from midstream.coordinator.events import JobPlan
 from midstream.protocol.messages import CheckpointAck, OperatorSnapshot, TaskRef
@@ -64,15 +62,14 @@ def operator_states(
     Nobody restores the state of a subtask that has finished, but it is kept as it was in the
     checkpoint `before` this one: a source that was drained says there how far it had come.
     """
-    names = names_of(plan.graph)
     old = {op.uid: op for op in before.operators} if before else {}
     states = []
     for vertex in plan.graph.vertices:
         refs = [TaskRef(vertex.id, i) for i in range(vertex.parallelism)]
         ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
-        for uid in uids_of(vertex):
-            subtasks = tuple(_snapshot(uid, ref, acks, old.get(uid)) for ref in refs)
-            states.append(OperatorState(uid, names[uid], vertex.id, vertex.parallelism, subtasks, ended))
+        for spec in vertex.specs:
+            subtasks = tuple(_snapshot(spec.uid, ref, acks, old.get(spec.uid)) for ref in refs)
+            states.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended))
     return tuple(states)
 
 

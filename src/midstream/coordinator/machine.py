@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.store import checkpoint_path
+from midstream.checkpoint.store import FencedError, check_epoch, checkpoint_path
 from midstream.coordinator import events as ev
 from midstream.coordinator import status as shown
 from midstream.coordinator.attempt import Attempt, TaskPhase
@@ -366,6 +366,8 @@ class Coordinator:
         assert attempt is not None
         if self.checkpoints.storage is None or self.checkpoints.pending is not None or attempt.ending:
             return
+        if self.requests.draining and not attempt.at_end_of_data:
+            return  # it would hold some sources as ended in the middle of their input, while others could read on
         if self.checkpoints.is_due(wanted=self.requests.wants_checkpoint or attempt.at_end_of_data):
             clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
             self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop)
@@ -401,6 +403,16 @@ class Coordinator:
 
     def _too_many_failures(self, reason: str) -> None:
         self._fail_attempt(Failure(reason, "", StorageError(reason)))
+
+    def _look_at_the_epochs(self) -> None:
+        """After a failure: was it another coordinator that took our files away? Else we would restart for ever."""
+        storage, epoch = self.checkpoints.storage, self.checkpoints.epoch
+        if storage is not None:
+            self._effects.run_io("epoch", partial(check_epoch, storage, epoch), self._epochs_seen)
+
+    def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
+            self._fenced(outcome.error)
 
     def _fenced(self, error: StorageError) -> None:
         self._cleaning.stop()
@@ -487,6 +499,7 @@ class Coordinator:
             self.requests.stop_failed(f"the job failed while it was stopping, and goes on: {why}")
         self.checkpoints.attempt_over(f"the job failed: {why}")
         self._committing.abort_held()
+        self._look_at_the_epochs()
         attempt.awaited = set(attempt.slots) & self.slots.live.keys()
         for slot in sorted(attempt.awaited):
             self._effects.send(slot, m.Cancel(attempt.number))

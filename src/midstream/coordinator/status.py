@@ -73,15 +73,16 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         for uid, rows_in, rows_out in rate.metrics.operators:
             before = rows.get(uid, (0, 0))
             rows[uid] = before[0] + rows_in, before[1] + rows_out
-    named = [(vertex.source.uid, vertex.source.name)] if vertex.source else []
-    named += [(op.uid, op.name) for op in vertex.operators]
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
         name=vertex.name,
         parallelism=vertex.parallelism,
         states=dict(Counter(phases[ref].value if ref in phases else "waiting" for ref in refs)),
-        operators=tuple(OperatorStatus(uid, name, vertex.parallelism, *rows.get(uid, (0, 0))) for uid, name in named),
+        operators=tuple(
+            OperatorStatus(spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)))
+            for spec in vertex.specs
+        ),
         watermark_us=watermark_us if watermark_us != MIN_WATERMARK_US and len(rates) == len(refs) else None,
         busy=sum(rate.busy for rate in rates) / len(refs),
         backpressured=sum(rate.backpressured for rate in rates) / len(refs),

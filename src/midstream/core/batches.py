@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.core.errors import SchemaError
 
@@ -64,16 +65,20 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def to_polars(batch: pa.RecordBatch) -> pl.DataFrame:
-    frame = pl.from_arrow(batch)
+def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
+def to_arrow(frame: pl.DataFrame) -> pa.Table:
+    """Without a copy, in the types that `canonical_type` names."""
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
 def from_polars(frame: pl.DataFrame, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """One batch of `schema`. The frame's columns may be in any order."""
-    table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    return conform(single_batch(table), schema, where)
+    return conform(single_batch(to_arrow(frame.rechunk())), schema, where)
 
 
 def single_batch(table: pa.Table) -> pa.RecordBatch:
@@ -84,6 +89,11 @@ def single_batch(table: pa.Table) -> pa.RecordBatch:
     if len(batches) > 1:  # an offset overflow in a 32-bit string column; canonical types have none
         raise SchemaError("a batch of more than 2 GiB of text in one column; use smaller batches")
     return batches[0]
+
+
+def first_null(column: pa.Array) -> int | None:
+    """The first row without a value; None where all have one."""
+    return int(pc.index(pc.is_null(column), pa.scalar(True)).as_py()) if column.null_count else None
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:

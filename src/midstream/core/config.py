@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -41,9 +41,17 @@ def duration_us(value: Duration, name: str) -> int:
     return round(duration_s(value, name) * 1_000_000)
 
 
+def interval_s(value: Duration, name: str) -> float:
+    """Seconds, more than 0."""
+    seconds = duration_s(value, name)
+    if not seconds:
+        raise ConfigError(f"{name}: 0 is not an interval; give a time such as '1 s'")
+    return seconds
+
+
 def size_bytes(value: Size, name: str) -> int:
     """Bytes from an integer or text such as "32 KiB" or "64 MiB"."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if is_whole(value):
         return value
     match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
     unit = match.group(2).lower() if match else ""
@@ -111,8 +119,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
+def is_whole(value: object, least: int = 0) -> TypeGuard[int]:
+    """Whether `value` is a whole number of at least `least`; Python would take True for one."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def check_parallelism(parallelism: int, max_parallelism: int, where: str) -> None:
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+    if not is_whole(parallelism, 1):
         raise ConfigError(f"{where}: parallelism {parallelism!r} is not a positive whole number")
     if parallelism > max_parallelism:
         raise ConfigError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
+from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
 
 UInt64s = npt.NDArray[np.uint64]
@@ -55,8 +55,8 @@ def hash_column(column: pa.Array) -> UInt64s:
     kind = column.type
     if not key_type_supported(kind):
         raise SchemaError(f"a column of type {kind} cannot be a key; cast it to an integer or a string first")
-    if column.null_count:
-        row = int(pc.index(pc.is_null(column), pa.scalar(True)).as_py())
+    row = first_null(column)
+    if row is not None:
         raise JobError(f"null key at row {row} of the batch; filter out or fill null keys before key_by()")
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())

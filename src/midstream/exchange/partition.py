@@ -135,7 +135,7 @@ class ResultPartition:
         self._max_parallelism = max_parallelism
         self._subpartition_buffers_max = subpartition_buffers_max
         self._pool = pool
-        self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1, limit=pool.total)
+        self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
         self.subpartitions = [
             Subpartition(ChannelId(edge.id, producer, consumer), pool, self._quota) for consumer in consumers
         ]

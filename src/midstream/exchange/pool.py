@@ -2,7 +2,7 @@
 
 Every queued byte is charged here, in whole buffers, by whoever queues it. A quota has a part
 that is reserved for it, which no other can take (so that a consumer can always get on, however
-much its producers have queued), and beyond that competes for the shared rest.
+much its producers have queued), and beyond that competes for the rest, which all share.
 
 `take` never refuses: a step of a task always completes, even if its output overdraws the pool.
 It is the taker who asks `available()` before it starts the next step.
@@ -22,15 +22,16 @@ class BufferPool:
         self.buffer_bytes = buffer_bytes
         self.total = total_bytes // buffer_bytes
         self.in_use = 0
-        self._shared_free = self.total
+        self.shared_free = self.total
+        """Beyond what is reserved; negative while the pool is overdrawn."""
         self._quotas: list[Quota] = []
         self._waiting: dict[Callable[[], None], Quota] = {}
 
-    def quota(self, name: str, reserved: int, limit: int) -> Quota:
+    def quota(self, name: str, reserved: int) -> Quota:
         """A new share. `check_capacity` must follow once all are made."""
-        quota = Quota(self, name, reserved, max(limit, reserved))
+        quota = Quota(self, name, reserved)
         self._quotas.append(quota)
-        self._shared_free -= reserved
+        self.shared_free -= reserved
         return quota
 
     def check_capacity(self) -> None:
@@ -58,13 +59,6 @@ class BufferPool:
                 self._waiting.pop(wake, None)
                 wake()
 
-    def shared_changed(self, delta: int) -> None:
-        self._shared_free -= delta
-
-    @property
-    def shared_free(self) -> int:
-        return self._shared_free
-
     def check(self) -> None:
         """The pool invariant: what the quotas hold is what is in use, and the shared rest adds up."""
         if self.in_use != sum(q.in_use for q in self._quotas):
@@ -73,45 +67,38 @@ class BufferPool:
             )
         beyond = sum(max(0, q.in_use - q.reserved) for q in self._quotas)
         reserved = sum(q.reserved for q in self._quotas)
-        if self._shared_free != self.total - reserved - beyond:
-            raise InvariantError(f"pool: shared free is {self._shared_free}, not {self.total - reserved - beyond}")
+        if self.shared_free != self.total - reserved - beyond:
+            raise InvariantError(f"pool: shared free is {self.shared_free}, not {self.total - reserved - beyond}")
 
 
 class Quota:
-    """A share of the pool: `reserved` buffers of its own, up to `limit` in all."""
+    """A share of the pool, `reserved` buffers of which are its own."""
 
-    __slots__ = ("_pool", "in_use", "limit", "name", "reserved")
+    __slots__ = ("_pool", "in_use", "name", "reserved")
 
-    def __init__(self, pool: BufferPool, name: str, reserved: int, limit: int) -> None:
+    def __init__(self, pool: BufferPool, name: str, reserved: int) -> None:
         self._pool = pool
         self.name = name
         self.reserved = reserved
-        self.limit = limit
         self.in_use = 0
 
     def available(self) -> int:
         """How many buffers can be taken without overdrawing; 0 or less when none."""
         own = self.reserved - self.in_use
         shared = self._pool.shared_free
-        if own > 0:
-            return min(self.limit - self.in_use, own + max(0, shared))
-        return min(self.limit - self.in_use, shared)
+        return own + max(0, shared) if own > 0 else shared
 
     def take(self, buffers: int) -> None:
-        before = max(0, self.in_use - self.reserved)
-        self.in_use += buffers
-        self._pool.in_use += buffers
-        beyond = max(0, self.in_use - self.reserved) - before
-        if beyond:
-            self._pool.shared_changed(beyond)
+        self._change(buffers)
 
     def give(self, buffers: int) -> None:
         if buffers > self.in_use:
             raise InvariantError(f"quota {self.name}: {buffers} buffers given back, {self.in_use} in use")
-        before = max(0, self.in_use - self.reserved)
-        self.in_use -= buffers
-        self._pool.in_use -= buffers
-        beyond = max(0, self.in_use - self.reserved) - before
-        if beyond:
-            self._pool.shared_changed(beyond)
+        self._change(-buffers)
         self._pool.returned()
+
+    def _change(self, buffers: int) -> None:
+        before = max(0, self.in_use - self.reserved)
+        self.in_use += buffers
+        self._pool.in_use += buffers
+        self._pool.shared_free -= max(0, self.in_use - self.reserved) - before

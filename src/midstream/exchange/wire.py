@@ -37,13 +37,7 @@ HEADER: Final = struct.Struct("<BHHHII")
 ELEMENT_LENGTH: Final = struct.Struct("<Q")
 ELEMENT_BYTES_MAX: Final = 2**31
 """A larger serialised batch is refused before memory is taken for it."""
-EVENT_BYTES_MAX: Final = 4096
 
 
 def header(kind: FrameKind, channel: ChannelId, sequence: int, value: int, payload_bytes: int) -> bytes:
     return FRAME.pack(HEADER.size + payload_bytes, kind, *channel, sequence, value)
-
-
-def frame_bytes_max(buffer_bytes: int) -> int:
-    """The longest frame (without its length prefix) that a peer may send."""
-    return HEADER.size + max(buffer_bytes, EVENT_BYTES_MAX)

@@ -3,5 +3,5 @@
 May import `core`, `state`, `operators`, `connectors`. Pure data and functions; nothing here runs a job.
 
 `logical`: nodes and streams as the program made them. `build`: the job graph made of it, with its
-checks. `job_graph`: what is sent to the slots. `describe`: both for people and machines to read.
+checks. `job_graph`: what is sent to the slots. `describe`: it as text.
 """

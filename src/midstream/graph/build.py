@@ -64,13 +64,8 @@ def check_job_graph(graph: JobGraph) -> None:
         source, target = graph.vertices[edge.source], graph.vertices[edge.target]
         if edge.partitioning is Partitioning.FORWARD:
             assert source.parallelism == target.parallelism, edge
-    uids = Counter(uid for vertex in graph.vertices for uid in _uids(vertex))
+    uids = Counter(spec.uid for vertex in graph.vertices for spec in vertex.specs)
     assert all(count == 1 for count in uids.values()), uids
-
-
-def _uids(vertex: Vertex) -> list[str]:
-    head = [vertex.source.uid] if vertex.source else []
-    return [*head, *(spec.uid for spec in vertex.operators)]
 
 
 def assign_uids(nodes: Sequence[Node]) -> dict[int, str]:

@@ -66,8 +66,12 @@ class Vertex:
 
     @property
     def name(self) -> str:
-        head = [self.source.name] if self.source else []
-        return " → ".join([*head, *(op.name for op in self.operators)])
+        return " → ".join(spec.name for spec in self.specs)
+
+    @property
+    def specs(self) -> tuple[SourceSpec | OperatorSpec, ...]:
+        """The source, if it has one, and the operators."""
+        return self.operators if self.source is None else (self.source, *self.operators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,18 @@ class JobGraph:
 
     def outputs(self, vertex: int) -> list[Edge]:
         return [edge for edge in self.edges if edge.source == vertex]
+
+    def consumers(self, edge: Edge, producer: int) -> range:
+        """The subtasks that producer subtask `producer` reaches over `edge`."""
+        if not edge.partitioning.all_to_all:
+            return range(producer, producer + 1)
+        return range(self.vertices[edge.target].parallelism)
+
+    def producers(self, edge: Edge, consumer: int) -> range:
+        """The subtasks that reach consumer subtask `consumer` over `edge`."""
+        if not edge.partitioning.all_to_all:
+            return range(consumer, consumer + 1)
+        return range(self.vertices[edge.source].parallelism)
 
     @property
     def slots(self) -> int:

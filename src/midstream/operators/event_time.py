@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from midstream.core.batches import first_null
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
 from midstream.operators.rows import require_columns
@@ -36,8 +36,8 @@ class EventTime:
     def native(self, batch: pa.RecordBatch) -> Int64s:
         """The times of the rows as int64 in the column's own unit. Raises JobError naming a row that has none."""
         column = batch.column(self.column)
-        if column.null_count:
-            row = int(pc.index(pc.is_null(column), pa.scalar(True)).as_py())
+        row = first_null(column)
+        if row is not None:
             raise JobError(
                 f"{self._where}: event-time column {self.column!r} is null in row {row} of the batch; "
                 "filter out or fill rows without a time first"

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import JobError, MidstreamError, SchemaError
-from midstream.core.keys import key_type_supported
 from midstream.core.seams import Timer
-from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import NOTHING, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.event_time import EventTime
 from midstream.operators.process_context import Calendar, Context, Timers
-from midstream.operators.rows import Row, python_values, require_columns, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, check_keys, python_values, require_keys, to_batch, to_rows, user_error
 from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
 from midstream.state.keyed import KeyScope, State
 from midstream.state.parts import Chunk, Redistribute, StatePart
@@ -169,14 +167,8 @@ class ProcessOperator(Operator):
     def _keys(self, batch: pa.RecordBatch, spec: Port) -> list[Any] | None:
         if not spec.keys:
             return None
-        columns = [batch.column(name) for name in spec.keys]
-        for name, column in zip(spec.keys, columns, strict=True):
-            if column.null_count:
-                row = int(pc.index(pc.is_null(column), pa.scalar(True)).as_py())
-                raise JobError(
-                    f"{self._where}: key {name!r} is null in row {row} of the batch; filter out or fill null keys first"
-                )
-        values = [python_values(column) for column in columns]
+        check_keys(batch, spec.keys, self._where)
+        values = [python_values(batch.column(name)) for name in spec.keys]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _leave(self) -> None:
@@ -282,7 +274,7 @@ class ProcessOperator(Operator):
         queues = {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
         timers = [(name, ids.new_id(), queue.freeze()) for name, queue in queues.items() if len(queue)]
         if not frozen and not timers:
-            return Snapshot()
+            return NOTHING
 
         def later() -> SnapshotResult:
             parts = {}
@@ -333,11 +325,9 @@ def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field, ...]:
     """The key columns, which are the same on every port that has some."""
     keyed = [port for port in ports if port.keys]
     for port in keyed:
-        require_columns(port.schema, port.keys, where, "key column")
+        require_keys(port.schema, port.keys, where)
         for name in port.keys:
             kind = port.schema.field(name).type
-            if not key_type_supported(kind):
-                raise SchemaError(f"{where}: key column {name!r} is {kind}, which cannot be a key; cast it first")
             if getattr(kind, "unit", None) == "ns":
                 raise SchemaError(
                     f"{where}: key column {name!r} is {kind}; Python has no nanoseconds: cast it to microseconds or int64"

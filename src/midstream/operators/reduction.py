@@ -10,12 +10,11 @@ import pyarrow as pa
 
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
-from midstream.core.keys import key_type_supported
 from midstream.operators.accumulators import AccumulatorAggregate
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns
 from midstream.operators.event_time import EventTime
 from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame, frame_schema
-from midstream.operators.rows import require_columns, user_error
+from midstream.operators.rows import require_columns, require_keys, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 
 ALL: Final = "__all"
@@ -38,7 +37,7 @@ class Reduction:
         self.keys = tuple(keys)
         self.by = self.keys or (ALL,)
         self.time = EventTime(event_time, self.input_schema, self.where)
-        self._check_keys()
+        require_keys(self.input_schema, self.keys, self.where)
         self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
         self._check_outputs()
         self._partial: list[pl.Expr] = []
@@ -57,13 +56,6 @@ class Reduction:
         return Reduction, self._arguments
 
     # ---- checks ----
-
-    def _check_keys(self) -> None:
-        require_columns(self.input_schema, self.keys, self.where, "key column")
-        for key in self.keys:
-            kind = self.input_schema.field(key).type
-            if not key_type_supported(kind):
-                raise SchemaError(f"{self.where}: key column {key!r} is {kind}, which cannot be a key; cast it first")
 
     def _bind(self, output: str, aggregate: AnyAggregate) -> Aggregate:
         if isinstance(aggregate, Accumulator):

@@ -12,7 +12,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
+from midstream.core.keys import key_type_supported
 
 _FIRST_S: Final = -62_135_596_800
 _END_S: Final = 253_402_300_800
@@ -113,4 +115,23 @@ def require_columns(schema: pa.Schema, names: Iterable[str], where: str, what: s
         if schema.get_field_index(name) < 0:
             raise SchemaError(
                 f"{where}: {what} {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
+            )
+
+
+def require_keys(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
+    """Raises SchemaError naming the first of `keys` that is no column, or of a type that cannot be a key."""
+    for key in keys:
+        require_columns(schema, [key], where, "key column")
+        kind = schema.field(key).type
+        if not key_type_supported(kind):
+            raise SchemaError(f"{where}: key column {key!r} is {kind}, which cannot be a key; cast it first")
+
+
+def check_keys(batch: pa.RecordBatch, keys: Iterable[str], where: str) -> None:
+    """Raises JobError naming the first row in which a key is null."""
+    for key in keys:
+        row = first_null(batch.column(key))
+        if row is not None:
+            raise JobError(
+                f"{where}: key {key!r} is null in row {row} of the batch; filter out or fill null keys first"
             )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.core.batches import to_polars
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
@@ -87,18 +88,13 @@ class SessionWindowOperator(WindowOperator):
         mine = [frame.join(keys, on=by, how="semi", maintain_order="left") for frame in self._log.frames()]
         merged = self._merge([frame for frame in mine if frame.height] or mine[:1]) if mine else None
         if merged is None:
-            return self._empty()
+            return to_polars(self._state_schema().empty_table())
         others = [
             frame if not own.height else frame.join(keys, on=by, how="anti", maintain_order="left")
             for frame, own in zip(self._log.frames(), mine, strict=True)
         ]
         self._log.replace([*others, merged])
         return merged
-
-    def _empty(self) -> pl.DataFrame:
-        frame = pl.from_arrow(self._state_schema().empty_table())
-        assert isinstance(frame, pl.DataFrame)
-        return frame
 
     # ---- late rows ----
 
@@ -130,7 +126,11 @@ class SessionWindowOperator(WindowOperator):
             return None
         ended = pl.col(END) - 1 <= watermark
         keys = [frame.filter(ended).select(self._reduction.by) for frame in self._log.frames()]
-        merged = self._merge_keys(pl.concat(keys).unique(maintain_order=True)) if keys else self._empty()
+        merged = (
+            self._merge_keys(pl.concat(keys).unique(maintain_order=True))
+            if keys
+            else to_polars(self._state_schema().empty_table())
+        )
         due = self._unfired(merged.filter(ended), pl.col(END))
         return Firing(due, watermark) if due.height else None
 

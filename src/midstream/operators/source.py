@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from midstream.core.errors import ConfigError
 from midstream.core.seams import Storage
 
 
@@ -104,3 +105,8 @@ class Source(ABC):
 
     def close(self) -> None:
         """On the driver, when the job has ended, however it ended: stop what `discover` has started."""
+
+
+def check_rate(rows_per_s: float | None, where: str) -> None:
+    if rows_per_s is not None and not 0 < rows_per_s < float("inf"):
+        raise ConfigError(f"{where}: rows_per_s {rows_per_s!r} is not a positive number; None means no limit")

@@ -78,40 +78,22 @@ class FilterOperator(Stateless):
         return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
 
 
-class SelectOperator(Stateless):
-    """Exactly the columns that `exprs` give; each expression works row by row.
+class ProjectOperator(Stateless):
+    """The columns that `exprs` give, behind (or, of the same name, instead of) all that come in if `keep`.
 
-    `input_schema` is the schema of the rows that come in; `schema` follows from it.
+    Each expression works row by row. `input_schema` is that of the rows that come in; `schema` follows.
     """
 
-    def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema) -> None:
+    def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema, *, keep: bool) -> None:
         where = f"operator {name!r}"
         check_row_by_row(exprs, where)
-        super().__init__(name, infer_schema(input_schema, exprs, where, keep=False))
-        self._exprs = tuple(exprs)
-
-    def process(self, batch: pa.RecordBatch, port: int) -> None:
-        frame = to_polars(batch)
-        try:
-            # with_columns first: select alone would turn a batch of literals into one row
-            made = frame.with_columns(*self._exprs).select(self.schema.names)
-        except EXPRESSION_ERRORS as error:
-            raise user_error(self._where, "an expression", error) from error
-        self._out.emit(from_polars(made, self.schema, self._where))
-
-
-class WithColumnsOperator(Stateless):
-    """All columns that come in, with those that `exprs` give added or replaced."""
-
-    def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema) -> None:
-        where = f"operator {name!r}"
-        check_row_by_row(exprs, where)
-        super().__init__(name, infer_schema(input_schema, exprs, where, keep=True))
+        super().__init__(name, infer_schema(input_schema, exprs, where, keep=keep))
         self._exprs = tuple(exprs)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         try:
-            made = to_polars(batch).with_columns(*self._exprs)
+            # with_columns in any case: select alone would turn a batch of literals into one row
+            made = to_polars(batch).with_columns(*self._exprs).select(self.schema.names)
         except EXPRESSION_ERRORS as error:
             raise user_error(self._where, "an expression", error) from error
         self._out.emit(from_polars(made, self.schema, self._where))

@@ -59,7 +59,6 @@ class TimestampsOperator(Operator):
     def __init__(self, name: str, column: str, strategy: WatermarkStrategy, schema: pa.Schema) -> None:
         self.schema = schema
         self._time = EventTime(column, schema, f"operator {name!r}")
-        self._where = f"operator {name!r}"
         self._strategy = strategy
         self._watermark_us = MIN_WATERMARK_US
         self._idle = False

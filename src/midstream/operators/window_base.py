@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from midstream.core.batches import from_polars
+from midstream.core.batches import from_polars, to_polars
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.keys import key_groups
@@ -21,6 +20,7 @@ from midstream.operators.base import Operator, OperatorContext, Output, Snapshot
 from midstream.operators.event_time import EventTime, Int64s
 from midstream.operators.progress import Progress
 from midstream.operators.reduction import Reduction
+from midstream.operators.rows import check_keys
 from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START
 from midstream.state.columnar import StateForm
 from midstream.state.parts import Chunk, Redistribute, StatePart
@@ -105,7 +105,7 @@ class WindowOperator(Operator):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
             return
-        self._check_keys(batch)
+        check_keys(batch, self._reduction.keys, self._reduction.where)
         times = self._reduction.time.native(batch)
         if self._progress.is_even:
             self._absorb(batch, times, self._progress.lowest)
@@ -114,20 +114,8 @@ class WindowOperator(Operator):
         for watermark, rows in self._progress.levels(groups):
             self._absorb(batch.filter(pa.array(rows)), times[rows], watermark)
 
-    def _check_keys(self, batch: pa.RecordBatch) -> None:
-        for key in self._reduction.keys:
-            column = batch.column(key)
-            if column.null_count:
-                row = int(pc.index(pc.is_null(column), pa.scalar(True)).as_py())
-                raise JobError(
-                    f"{self._reduction.where}: key {key!r} is null in row {row} of the batch; "
-                    "filter out or fill null keys first"
-                )
-
     def _prepared(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        frame = pl.from_arrow(batch.select(self._reduction.columns))
-        assert isinstance(frame, pl.DataFrame)
-        return self._reduction.prepare(frame)
+        return self._reduction.prepare(to_polars(batch.select(self._reduction.columns)))
 
     # ---- firing ----
 
@@ -230,9 +218,7 @@ class WindowOperator(Operator):
                 self._thaw(chunk.table)
 
     def _frame_of(self, table: pa.Table) -> pl.DataFrame:
-        frame = pl.from_arrow(table.select(self._form.schema.names))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return to_polars(table.select(self._form.schema.names))
 
 
 def native_units(time_us: int, time: EventTime, what: str) -> int:

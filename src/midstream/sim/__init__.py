@@ -2,10 +2,11 @@
 
 Owns simulated time, processes, network, disks and faults, and runs the production coordinator and
 slots on them, unchanged. May import everything but `spark` and `ui`; starts no thread and opens no
-socket or file (`run` starts processes, one per core, each with worlds of its own). A run is a pure
-function of its parameters.
+socket or file (`campaign` starts processes, one per core, each with worlds of its own). A run is a
+pure function of its scenario.
 
-Reading order: world (time and processes), network and disk (what is between and below them),
-rows and topologies (what is computed), cluster (coordinator and slots bound to a world), faults,
-oracle (what must be true afterwards), run (one seed), campaign (many), mutations (known bugs).
+Reading order: world (time and processes), network and disk (what is between and below them), rows
+and topologies (what is computed), scenario (what a seed draws), cluster (coordinator and slots bound
+to a world), faults, oracle (what must be true), run (one seed), campaign and command (many),
+mutations (known bugs).
 """

@@ -8,13 +8,13 @@ must be exactly what a sequential run over those rows gives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
 
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
-from midstream.checkpoint.state_files import read_parts
+from midstream.checkpoint.state_files import SHARED, read_parts
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.operators.source import Split
@@ -163,6 +163,17 @@ class Oracle:
         expected = expectation(self.shape, everything)
         yield from self._compare("end", expected.sinks, self._committed())
         yield from self._check_windows("end", expected)
+
+    def check_left_over(self, files: Collection[str], retained: int) -> Iterator[str]:
+        """Complaints about files of a job that has ended without any fault."""
+        metadata = [path for path in files if path.endswith("/_metadata")]
+        if len(metadata) > retained:
+            yield f"{len(metadata)} checkpoints are left, {retained} are to be retained"
+        with self._outside.world.looking():
+            kept = {f for path in metadata for f in decode_metadata(self._storage.read(path), path).files}
+        left = sorted(path for path in files if path.startswith(f"{SHARED}/") and path not in kept)
+        if left:
+            yield f"state files that no checkpoint refers to are left: {_some(left)}"
 
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""

@@ -228,6 +228,8 @@ class Run:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
         self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        if not self.outcome.faults:
+            self._complain(self._oracle.check_left_over(self.disk.files, self.scenario.retained))
 
     def _on_write(self, path: str, data: bytes) -> None:
         if path.endswith("/_metadata"):

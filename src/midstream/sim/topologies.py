@@ -13,9 +13,9 @@ from random import Random
 from typing import Final
 
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.base import Operator
 from midstream.operators.aggregates import Count as CountRows
 from midstream.operators.aggregates import Sum
+from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.operators.windows import LATE, tumbling, window_operator

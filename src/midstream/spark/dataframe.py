@@ -26,11 +26,10 @@ from pyspark.sql import DataFrame
 from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_runs
 from midstream.connectors.filesystem import find_files, names_in, resolve
 from midstream.connectors.formats import explained
-from midstream.connectors.generator import check_rate
 from midstream.connectors.parquet import open_parquet
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, StorageError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
 from midstream.spark.rows import arrow_schema
 from midstream.spark.session import is_local
 

@@ -24,12 +24,11 @@ from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
 from midstream.connectors.cursor import BatchCursor
-from midstream.connectors.generator import check_rate
 from midstream.core.batches import canonical_schema
-from midstream.core.config import Duration, duration_s
+from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.seams import Storage
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
 from midstream.spark.rows import arrow_schema, batches_of, make_data_source, struct_of
 
 _FIRST: Final = b"all"
@@ -155,9 +154,7 @@ class DataSourceStreamSource(_DataSourceSource):
         super().__init__(data_source, options, schema, rows_per_s)
         if not (self._has("streamReader") or self._has("simpleStreamReader")):
             raise ConfigError(f"{self._where}: has neither streamReader() nor simpleStreamReader(); read it as a batch")
-        self.discovery_interval_s = duration_s(interval, "interval")
-        if self.discovery_interval_s <= 0:
-            raise ConfigError("interval: 0 is not an interval; give a time such as '1 s'")
+        self.discovery_interval_s = interval_s(interval, "interval")
         self._planner: _Planner | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 May import everything below it (`core` … `exchange`). Confined to the slot's loop thread; files
 are reached through `Executor.submit`, peers through `exchange` links, the driver through `send`.
 
-Reading order: chain (rows and watermarks through operators), source (splits into batches),
-snapshot (state into files), task (one subtask), slot (all tasks of a process).
+Reading order: chain (rows and watermarks through operators), valve (watermarks of several
+channels), source (splits into batches), snapshots (state into files), task (one subtask), slot
+(all tasks of a process).
 """

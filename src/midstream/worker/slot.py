@@ -13,6 +13,7 @@ import pickle
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from midstream.exchange.gate import InputGate
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
-from midstream.graph.job_graph import Edge, JobGraph, Partitioning
+from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.task import Task, TaskSeams
@@ -52,7 +53,15 @@ class SlotState(Enum):
     RUNNING = auto()
 
 
-_Restored = dict[str, dict[str, StatePart]]
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What is read and unpickled for one task before it is built."""
+
+    graph: JobGraph
+    parts: dict[str, dict[str, StatePart]]
+    """By operator uid."""
+    known: dict[str, m.ChunkHandle]
+    """Which of their chunks are in files already."""
 
 
 class SlotMachine:
@@ -189,40 +198,35 @@ class SlotMachine:
         self.attempt = deploy.attempt
         self.state = SlotState.DEPLOYING
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
-        unpickle = self._unpickle
 
-        def work() -> tuple[list[JobGraph], Storage | None, list[tuple[_Restored, dict[str, m.ChunkHandle]]]]:
+        def work() -> tuple[Storage | None, list[_Loaded]]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
-            # One graph per task: no two subtasks may share an operator.
-            graphs: list[JobGraph] = [unpickle(deploy.graph) for _ in deploy.tasks]
-            restore = {TaskId(ref.vertex, ref.subtask): operators for ref, operators in deploy.restore}
-            states = []
-            for graph, ref in zip(graphs, deploy.tasks, strict=True):
+            restore = dict(deploy.restore)
+            loaded = []
+            for ref in deploy.tasks:
+                graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
                 parallelism = graph.vertices[ref.vertex].parallelism
                 owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)
-                parts: _Restored = {}
-                known: dict[str, m.ChunkHandle] = {}
-                for snapshot in restore.get(TaskId(ref.vertex, ref.subtask), ()):
+                task = _Loaded(graph, {}, {})
+                for snapshot in restore.get(ref, ()):
                     assert storage is not None, "state to restore, but no storage"
-                    parts[snapshot.uid] = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
-                    known.update(known_chunks(snapshot.parts, parts[snapshot.uid]))
-                states.append((parts, known))
-            return graphs, storage, states
+                    parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
+                    task.parts[snapshot.uid] = parts
+                    task.known.update(known_chunks(snapshot.parts, parts))
+                loaded.append(task)
+            return storage, loaded
 
-        def done(
-            outcome: Done[tuple[list[JobGraph], Storage | None, list[tuple[_Restored, dict[str, m.ChunkHandle]]]]]
-            | Failed,
-        ) -> None:
+        def done(outcome: Done[tuple[Storage | None, list[_Loaded]]] | Failed) -> None:
             if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
                 return
             if isinstance(outcome, Failed):
                 self._deploy_failed(deploy.attempt, outcome.error)
                 return
-            graphs, storage, states = outcome.value
+            storage, loaded = outcome.value
             try:
-                self._build(deploy, config, graphs, storage)
-                for task, (parts, known) in zip(self.tasks.values(), states, strict=True):
-                    task.open(parts, known)
+                self._build(deploy, config, [task.graph for task in loaded], storage)
+                for task, of_task in zip(self.tasks.values(), loaded, strict=True):
+                    task.open(of_task.parts, of_task.known)
             except Exception as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._deploy_failed(deploy.attempt, error)
                 return
@@ -258,7 +262,7 @@ class SlotMachine:
                 partition = ResultPartition(
                     edge,
                     ref.subtask,
-                    consumers_of(graph, edge, ref.subtask),
+                    graph.consumers(edge, ref.subtask),
                     config.max_parallelism,
                     pool,
                     WINDOW_BUFFERS_MAX,
@@ -293,7 +297,7 @@ class SlotMachine:
             deploy.slots[producer] != self.slot_id
             for graph, ref in zip(graphs, deploy.tasks, strict=True)
             for edge in graph.inputs(ref.vertex)
-            for producer in producers_of(graph, edge, ref.subtask)
+            for producer in graph.producers(edge, ref.subtask)
         )
         share = pool.total // (2 * remote) if remote else WINDOW_BUFFERS_MAX
         return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
@@ -308,9 +312,9 @@ class SlotMachine:
     ) -> None:
         assert self.pool is not None
         edge, consumer = gate.edge, gate.consumer
-        producers = list(producers_of(graph, edge, consumer))
+        producers = graph.producers(edge, consumer)
         remote = sum(deploy.slots[producer] != self.slot_id for producer in producers)
-        quota = self.pool.quota(f"input e{edge.id}/{consumer}", reserved=window * remote, limit=window * remote)
+        quota = self.pool.quota(f"input e{edge.id}/{consumer}", reserved=window * remote)
         channels: list[InputChannel] = []
         local: list[tuple[LocalChannel, int]] = []
         for index, producer in enumerate(producers):
@@ -410,17 +414,3 @@ class SlotMachine:
         if self._ready and not self._run_posted:
             self._run_posted = True
             self._executor.post(partial(self._run, attempt))
-
-
-def consumers_of(graph: JobGraph, edge: Edge, producer: int) -> range:
-    """The consumer subtasks that a producer subtask reaches over this edge."""
-    if edge.partitioning is Partitioning.FORWARD:
-        return range(producer, producer + 1)
-    return range(graph.vertices[edge.target].parallelism)
-
-
-def producers_of(graph: JobGraph, edge: Edge, consumer: int) -> range:
-    """The producer subtasks that reach a consumer subtask over this edge."""
-    if edge.partitioning is Partitioning.FORWARD:
-        return range(consumer, consumer + 1)
-    return range(graph.vertices[edge.source].parallelism)

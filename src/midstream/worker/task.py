@@ -411,6 +411,8 @@ class Task:
             progress = self._source.step()
         if progress is Progress.ENDED:
             self._input_ended = True
+            if not self._restored_as_finished:
+                self._chain.end_input(0)
             self._chain.offer(0, MAX_WATERMARK_US)
         return progress is not Progress.WAITING
 
@@ -443,9 +445,6 @@ class Task:
                 self._advance(self._valve.advance(channel, timestamp_us))
             case WatermarkStatus(idle):
                 self._advance(self._valve.set_idle(channel, idle))
-                if self._valve.is_idle != self._was_idle:
-                    self._was_idle = self._valve.is_idle
-                    self._chain.links[0].idle(self._was_idle)
             case CheckpointBarrier():
                 self._handle(BarrierReceived(channel, element))
             case CancelCheckpointMarker(checkpoint_id):
@@ -480,6 +479,10 @@ class Task:
     def _advance(self, watermark_us: int | None) -> None:
         if watermark_us is not None:
             self._chain.offer(0, watermark_us)
+        is_idle = self._valve.is_idle
+        if is_idle != self._was_idle:
+            self._was_idle = is_idle
+            self._chain.links[0].idle(is_idle)
 
     def _end_of_data(self, channel: int, port: int, drain: bool) -> None:
         if self._ended_data[channel]:

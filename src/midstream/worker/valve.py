@@ -12,24 +12,27 @@ class WatermarkValve:
         self._watermarks = [MIN_WATERMARK_US] * channels
         self._idle = [False] * channels
         self.watermark_us = MIN_WATERMARK_US
-        self.is_idle = False
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         """The task's new watermark, or None if it did not grow."""
         if watermark_us <= self._watermarks[channel]:
             return None
         self._watermarks[channel] = watermark_us
-        if watermark_us == MAX_WATERMARK_US and self._idle[channel]:
-            return self.set_idle(channel, False)  # it has ended, and is not waited for any more
+        if watermark_us == MAX_WATERMARK_US:
+            self._idle[channel] = False  # it has ended, and is not waited for any more
         return self._minimum()
 
     def set_idle(self, channel: int, idle: bool) -> int | None:
-        """Likewise. `is_idle` says afterwards whether all channels are idle."""
-        self._idle[channel] = idle
-        self.is_idle = all(
+        """Likewise. A channel that has ended is never idle: nothing more is expected of it."""
+        self._idle[channel] = idle and self._watermarks[channel] != MAX_WATERMARK_US
+        return self._minimum()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all channels that have not ended are idle, and there are some."""
+        return any(self._idle) and all(
             idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self._watermarks, strict=True)
-        ) and any(self._idle)
-        return None if self.is_idle else self._minimum()
+        )
 
     def _minimum(self) -> int | None:
         active = [mark for mark, idle in zip(self._watermarks, self._idle, strict=True) if not idle]
