@@ -1,30 +1,40 @@
-"""The barrier handler of one task: when is its snapshot due, and which channels wait for it?
+"""The barrier handler of one task: when is its snapshot due, and what does it wait for?
 
 Theory of operation. Rows that came before barrier n on their channel belong to checkpoint n, rows
-behind it do not. A task with several channels gets the barriers at different times. Aligning
-means: a channel whose barrier has come is blocked until all others' have come too; then the
-snapshot is taken, and all are resumed. Ids only grow. At most one checkpoint is pending; a newer
-one aborts it.
+behind it do not. A barrier is *announced* when it arrives at the channel, and *received* when the
+task has read everything before it. The snapshot is taken
 
-    state        event                      next         instructions
-    IDLE         first barrier n of many    ALIGNING(n)  Block
-    IDLE         barrier n, only channel    IDLE         TakeSnapshot(n)
-    IDLE         cancel n                   IDLE         AbortCheckpoint(n)
-    ALIGNING(n)  barrier n, more missing    ALIGNING(n)  Block
-    ALIGNING(n)  barrier n, the last        IDLE         TakeSnapshot(n), Resume
-    ALIGNING(n)  barrier m > n              ALIGNING(m)  AbortCheckpoint(n), Resume, Block
-    ALIGNING(n)  cancel m >= n              IDLE         AbortCheckpoint(n), Resume, AbortCheckpoint(m)
-    ALIGNING(n)  a channel ends, the last   IDLE         TakeSnapshot(n), Resume
-    IDLE         trigger n, none open       IDLE         TakeSnapshot(n)
-    IDLE         trigger n, some open       ALIGNING(n)  -
-    any          barrier or cancel too old  same         -
+- aligned: when every channel's barrier has been received. A channel is blocked from its barrier
+  until then, so nothing behind a barrier gets into the snapshot.
+- overtaking: as soon as one barrier is announced. What lies before the others' barriers is not
+  in the operators' state then; it is captured from the channels, as it is there and as it comes
+  in, until every barrier has been announced. Only channels whose rows can be given to any
+  subtask later can be captured (`capturable`): the others' barriers must have been received.
 
-A channel that has ended counts as having delivered every later barrier. This machine does not
-know what a channel is: channels are numbers from 0.
+Which of the two is a matter of time: a barrier says how long after its creation (`timeout_ms`)
+it may overtake; 0 is at once, None never. Ids only grow; at most one checkpoint is pending, and
+a newer one aborts it.
+
+    state         event                          next          instructions
+    IDLE          first barrier n, of many       ALIGNING(n)   Block if received; Timer if it has a timeout
+    IDLE          barrier n, only channel        IDLE          TakeSnapshot(n)
+    ALIGNING(n)   barrier n received, more open  ALIGNING(n)   Block
+    ALIGNING(n)   barrier n received, the last   IDLE          TakeSnapshot(n), Resume
+    ALIGNING(n)   may overtake, and no channel   CAPTURING(n)  TakeSnapshot(n, overtaking), Resume
+                  is open that cannot be
+                  captured
+    CAPTURING(n)  the last barrier announced     IDLE          CaptureComplete(n)
+    any pending   barrier m > n                  as from IDLE  AbortCheckpoint(n), Resume, ...
+    any pending   cancel m >= n                  IDLE          AbortCheckpoint(n), Resume, AbortCheckpoint(m)
+    any           barrier or cancel too old      same          -
+
+A channel that has ended, or whose end has arrived, counts as having delivered every later
+barrier. This machine does not know what a channel is: channels are numbers from 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -35,7 +45,17 @@ from midstream.core.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True)
+class BarrierAnnounced:
+    """It has arrived at the channel; rows may be waiting before it."""
+
+    channel: int
+    barrier: CheckpointBarrier
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierReceived:
+    """Everything before it has been read."""
+
     channel: int
     barrier: CheckpointBarrier
 
@@ -48,7 +68,16 @@ class CancelReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class EndAnnounced:
+    """No barrier will come on this channel any more; rows may be waiting before its end."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelEnded:
+    """Everything in it has been read, its end too."""
+
     channel: int
 
 
@@ -57,13 +86,22 @@ class TriggerReceived:
     """From the coordinator, to a source, or to a task all of whose producers have finished.
 
     In the latter the last rows and the ends of the channels may still be on their way: nobody
-    would replay them, so the snapshot waits until every channel has ended.
+    would replay them, so the snapshot waits until every channel has ended, or captures them.
     """
 
     barrier: CheckpointBarrier
 
 
-BarrierEvent: TypeAlias = BarrierReceived | CancelReceived | ChannelEnded | TriggerReceived
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The checkpoint may overtake from now on."""
+
+    checkpoint_id: int
+
+
+BarrierEvent: TypeAlias = (
+    BarrierAnnounced | BarrierReceived | CancelReceived | EndAnnounced | ChannelEnded | TriggerReceived | TimedOut
+)
 
 # ---- instructions ----------------------------------------------------------
 
@@ -80,72 +118,137 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Forward the barrier, then snapshot, before anything else is read."""
+    """Forward the barrier, then snapshot, before anything else is read.
+
+    `overtaking`: the barrier overtakes what is queued for the consumers, too. `capture`: channels
+    whose rows are to be captured until their barriers are announced, then comes `CaptureComplete`;
+    `overtaken`: those of them whose barriers are announced already, and not received any more.
+    """
 
     barrier: CheckpointBarrier
+    overtaking: bool = False
+    capture: tuple[int, ...] = ()
+    overtaken: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureComplete:
+    """Every barrier is there: what was captured is all of it."""
+
+    checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """Forward the cancellation and tell the coordinator."""
+    """Forward the cancellation, tell the coordinator, drop what was captured."""
 
     checkpoint_id: int
     reason: str
 
 
-BarrierInstruction: TypeAlias = Block | Resume | TakeSnapshot | AbortCheckpoint
+BarrierInstruction: TypeAlias = Block | Resume | TakeSnapshot | CaptureComplete | AbortCheckpoint
+
+
+class _Pending:
+    __slots__ = ("announced", "barrier", "capturing", "may_overtake", "received")
+
+    def __init__(self, barrier: CheckpointBarrier) -> None:
+        self.barrier = barrier
+        self.may_overtake = barrier.timeout_ms == 0
+        self.announced: set[int] = set()
+        """Channels whose barrier has arrived, received or not."""
+        self.received: set[int] = set()
+        """Blocked, unless the snapshot has been taken."""
+        self.capturing = False
 
 
 class BarrierHandler:
-    """All state of one task's alignment. Channels are blocked exactly while they are in `_arrived`."""
+    """All state of one task's alignment. Channels are blocked exactly while they are in `received`, before the snapshot."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, capturable: Collection[int] = ()) -> None:
         self._open: set[int] = set(range(channels))
-        self._pending: CheckpointBarrier | None = None
-        self._arrived: set[int] = set()
+        """Channels whose end has not been read."""
+        self._ending: set[int] = set()
+        """Those of them whose end has arrived."""
+        self._must_align = self._open - set(capturable)
+        self._pending: _Pending | None = None
         self._last_id = -1
         """The newest checkpoint that was begun, taken or cancelled here."""
 
     @property
     def pending_id(self) -> int | None:
-        """The checkpoint that is being aligned for."""
-        return self._pending.checkpoint_id if self._pending else None
+        """The checkpoint that is being aligned or captured for."""
+        return self._pending.barrier.checkpoint_id if self._pending else None
+
+    def is_pending(self, checkpoint_id: int) -> bool:
+        return self.pending_id == checkpoint_id
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
         match event:
+            case BarrierAnnounced(channel, barrier):
+                return self._on_announced(channel, barrier)
             case BarrierReceived(channel, barrier):
-                return self._on_barrier(channel, barrier)
+                return self._on_received(channel, barrier)
             case CancelReceived(checkpoint_id):
                 return self._on_cancel(checkpoint_id)
+            case EndAnnounced(channel):
+                self._ending.add(channel)
+                return self._go_on()
             case ChannelEnded(channel):
                 return self._on_end(channel)
             case TriggerReceived(barrier):
                 return self._on_trigger(barrier)
+            case TimedOut(checkpoint_id):
+                if self._pending is not None and self._pending.barrier.checkpoint_id == checkpoint_id:
+                    self._pending.may_overtake = True
+                return self._go_on()
 
-    def _on_barrier(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
+    def _on_announced(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
+        if channel not in self._open:
+            raise InvariantError(f"barrier {barrier.checkpoint_id} arrives on channel {channel}, which has ended")
+        out = self._begin(barrier)
+        if out is None or self._pending is None:
+            return out or []
+        self._pending.announced.add(channel)
+        return out + self._go_on()
+
+    def _on_received(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
         if channel not in self._open:
             raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which has ended")
-        if channel in self._arrived:
+        out = self._begin(barrier)
+        if out is None or self._pending is None:
+            return out or []
+        pending = self._pending
+        if channel in pending.received:
             raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which is blocked")
-        out: list[BarrierInstruction] = []
-        if self._pending is None or barrier.checkpoint_id != self._pending.checkpoint_id:
-            if barrier.checkpoint_id <= self._last_id:
-                return out  # of a checkpoint that is already settled here
-            out += self._give_up(f"checkpoint {barrier.checkpoint_id} began before it was aligned")
-            self._pending = barrier
-            self._last_id = barrier.checkpoint_id
-        self._arrived.add(channel)
-        if self._arrived == self._open:
-            return out + self._complete(newly_arrived=channel)
+        if pending.capturing:
+            raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, where it was overtaken")
+        pending.announced.add(channel)
+        pending.received.add(channel)
+        done = self._go_on(newly_received=channel)
+        if done or self._pending is not pending:
+            return out + done
         return [*out, Block(channel)]
 
+    def _begin(self, barrier: CheckpointBarrier) -> list[BarrierInstruction] | None:
+        """Make the barrier's checkpoint the pending one. None: it is settled here already."""
+        pending = self._pending
+        if pending is not None and pending.barrier.checkpoint_id == barrier.checkpoint_id:
+            return []
+        if barrier.checkpoint_id <= self._last_id:
+            return None
+        out = self._give_up(f"checkpoint {barrier.checkpoint_id} began before it was complete")
+        self._pending = _Pending(barrier)
+        self._last_id = barrier.checkpoint_id
+        return out
+
     def _on_cancel(self, checkpoint_id: int) -> list[BarrierInstruction]:
-        if self._pending is not None and checkpoint_id >= self._pending.checkpoint_id:
-            older = self._pending.checkpoint_id < checkpoint_id
+        pending_id = self.pending_id
+        if pending_id is not None and checkpoint_id >= pending_id:
             out = self._give_up(f"checkpoint {checkpoint_id} was cancelled upstream")
             self._last_id = checkpoint_id
-            return [*out, AbortCheckpoint(checkpoint_id, "cancelled upstream")] if older else out
-        if self._pending is None and checkpoint_id > self._last_id:
+            return [*out, AbortCheckpoint(checkpoint_id, "cancelled upstream")] if pending_id < checkpoint_id else out
+        if pending_id is None and checkpoint_id > self._last_id:
             self._last_id = checkpoint_id
             return [AbortCheckpoint(checkpoint_id, "cancelled upstream")]
         return []
@@ -153,41 +256,60 @@ class BarrierHandler:
     def _on_end(self, channel: int) -> list[BarrierInstruction]:
         if channel not in self._open:
             raise InvariantError(f"channel {channel} ends twice")
-        if channel in self._arrived:
+        pending = self._pending
+        if pending is not None and not pending.capturing and channel in pending.received:
             raise InvariantError(f"channel {channel} ends while it is blocked")
         self._open.discard(channel)
-        if self._pending is not None and self._arrived == self._open:
-            return self._complete(newly_arrived=None)
-        return []
+        self._ending.discard(channel)
+        self._must_align.discard(channel)
+        return self._go_on()
 
     def _on_trigger(self, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
-        if barrier.checkpoint_id <= self._last_id:
-            return []
-        out = self._give_up(f"checkpoint {barrier.checkpoint_id} began before it was aligned")
-        self._last_id = barrier.checkpoint_id
-        if self._open:
-            self._pending = barrier
-            return out
-        return [*out, TakeSnapshot(barrier)]
+        out = self._begin(barrier)
+        return [] if out is None else out + self._go_on()
 
-    def _complete(self, newly_arrived: int | None) -> list[BarrierInstruction]:
-        """The channel that completes the alignment was never blocked."""
-        assert self._pending is not None
-        barrier, self._pending = self._pending, None
-        blocked = tuple(sorted(self._arrived - {newly_arrived}))
-        self._arrived.clear()
-        return [TakeSnapshot(barrier), *([Resume(blocked)] if blocked else [])]
+    def _go_on(self, newly_received: int | None = None) -> list[BarrierInstruction]:
+        """Take the snapshot, or complete it, if the time has come. `newly_received` is not blocked yet."""
+        pending = self._pending
+        if pending is None:
+            return []
+        barrier = pending.barrier
+        if pending.capturing:
+            return self._complete_capture(pending)
+        blocked = tuple(sorted(pending.received - {newly_received}))
+        resume: list[BarrierInstruction] = [Resume(blocked)] if blocked else []
+        if pending.received >= self._open:
+            self._pending = None
+            return [TakeSnapshot(barrier, pending.may_overtake), *resume]
+        if pending.may_overtake and self._must_align <= pending.received:
+            open_ones = self._open - pending.received
+            pending.capturing = True
+            overtaken = tuple(sorted(open_ones & pending.announced))
+            snapshot = TakeSnapshot(barrier, True, tuple(sorted(open_ones)), overtaken)
+            return [snapshot, *resume, *self._complete_capture(pending)]
+        return []
+
+    def _complete_capture(self, pending: _Pending) -> list[BarrierInstruction]:
+        if self._open - pending.announced - self._ending:
+            return []
+        self._pending = None
+        return [CaptureComplete(pending.barrier.checkpoint_id)]
 
     def _give_up(self, reason: str) -> list[BarrierInstruction]:
-        if self._pending is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return []
-        aborted, self._pending = self._pending.checkpoint_id, None
-        blocked = tuple(sorted(self._arrived))
-        self._arrived.clear()
-        return [AbortCheckpoint(aborted, reason), *([Resume(blocked)] if blocked else [])]
+        blocked = () if pending.capturing else tuple(sorted(pending.received))
+        return [AbortCheckpoint(pending.barrier.checkpoint_id, reason), *([Resume(blocked)] if blocked else [])]
 
     def check(self) -> None:
-        """Blocked channels are open ones, and while a checkpoint is pending somebody is still missing."""
-        assert self._arrived <= self._open, (self._arrived, self._open)
-        assert self._pending is not None or not self._arrived, self._arrived
-        assert self._pending is None or self._arrived != self._open, self._pending
+        """While a checkpoint is pending somebody is still missing; who is blocked is open."""
+        pending = self._pending
+        assert self._ending <= self._open, (self._ending, self._open)
+        if pending is None:
+            return
+        if pending.capturing:
+            assert self._open - pending.announced - self._ending, pending.barrier
+        else:
+            assert pending.received <= self._open, (pending.received, self._open)
+            assert not pending.received >= self._open, pending.barrier

@@ -33,12 +33,13 @@ class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):
 class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """Separates the rows of checkpoint `checkpoint_id` from those after it.
 
-    `created_ms` is the wall clock of the coordinator when it triggered, in milliseconds:
-    alignment timeouts run from it.
+    `created_ms` is the wall clock of the coordinator when it triggered. `timeout_ms` later, at once
+    if that is 0, never if it is None, the barrier may overtake the rows before it.
     """
 
     checkpoint_id: int
     created_ms: int
+    timeout_ms: int | None = None
 
 
 class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):

@@ -63,6 +63,10 @@ class Storage(Protocol):
 
     def read(self, path: str) -> bytes: ...
 
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer where the file ends."""
+        ...
+
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         """Write a new file; it is durable, under its final name and whole, when this returns."""
         ...

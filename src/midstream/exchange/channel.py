@@ -6,25 +6,31 @@ pool until the task calls `done`: a batch is worked in slices, and its rest is i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
 
-from midstream.core.elements import Element, Event, Watermark
+from midstream.core.elements import CheckpointBarrier, Element, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
-from midstream.exchange.partition import Subpartition, join_waiting
+from midstream.exchange.partition import Subpartition
 from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.queue import ElementQueue, InFlight, Taken, buffers_of, let_go
 from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
 
 
 class InputChannel(Protocol):
     id: ChannelId
+    queue: ElementQueue
+    """What has arrived and was not taken: captured from here when a barrier overtakes it."""
 
     def take(self, rows_max: int) -> Element | None:
         """The next element; small batches that already wait come joined, up to `rows_max` rows."""
+        ...
+
+    def taken(self) -> Taken:
+        """What the batch taken last is made of, until `done`."""
         ...
 
     def done(self) -> None:
@@ -43,29 +49,33 @@ class LocalChannel:
 
     def __init__(self, subpartition: Subpartition) -> None:
         self.id = subpartition.channel
+        self.queue = subpartition.queue
         self._subpartition = subpartition
-        self._taken = 0
+        self._is_taken = False
 
     def connect(self, on_data: Callable[[], None]) -> None:
-        self._subpartition.connect(on_data)
+        self._subpartition.connect(on_data, local=True)
 
     def take(self, rows_max: int) -> Element | None:
-        assert self._taken == 0, f"{self.id}: taken again before done"
+        assert not self._is_taken, f"{self.id}: taken again before done"
         head = self._subpartition.take(rows_max)
         if head is None:
             return None
-        element, self._taken = head
-        return element
+        self._is_taken = bool(head[1])
+        return head[0]
+
+    def taken(self) -> Taken:
+        return self._subpartition.sending
 
     def done(self) -> None:
-        taken, self._taken = self._taken, 0
-        self._subpartition.done(taken)
+        self._is_taken = False
+        self._subpartition.done()
 
     def has_data(self) -> bool:
         return not self._subpartition.is_empty
 
     def discard(self) -> None:
-        self._taken = 0  # the subpartition gives back everything that is still charged to it
+        self._is_taken = False  # the subpartition gives back everything that is still charged to it
 
 
 class RemoteChannel:
@@ -96,13 +106,13 @@ class RemoteChannel:
         self._window = window
         self._on_data = on_data
         self._grant = grant
-        self._elements: deque[tuple[Element, int]] = deque()
+        self.queue = ElementQueue()
         self._sequence = 0
         self._credit = 0
         """Announced and not yet used."""
         self._held = 0
-        """Buffers that queued batches, the partial one, and the one being worked are charged as."""
-        self._taken = 0
+        """Buffers that batches are charged as: the queued and the partial ones, the one being worked, and captured ones."""
+        self._taken: Taken = ()
         self._partial: bytearray | None = None
         self._partial_filled = 0
         self._partial_buffers = 0
@@ -126,13 +136,11 @@ class RemoteChannel:
         self._assemble(payload)
         self._top_up()
 
-    def receive_event(self, sequence: int, event: Event) -> None:
+    def receive_event(self, sequence: int, event: Event, *, inside: bool = False) -> None:
         self._next_sequence(sequence)
-        if self._partial is not None:
+        if (self._partial is not None) != inside or (inside and not isinstance(event, CheckpointBarrier)):
             raise InvariantError(f"{self.id}: {type(event).__name__} inside a batch")
-        if isinstance(event, Watermark) and self._elements and isinstance(self._elements[-1][0], Watermark):
-            self._elements.pop()
-        self._elements.append((event, 0))
+        self.queue.append(event)
         self._on_data()
 
     def _next_sequence(self, sequence: int) -> None:
@@ -156,7 +164,7 @@ class RemoteChannel:
         self._partial_filled = end
         if end == len(self._partial):
             batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._schema)
-            self._elements.append((batch, self._partial_buffers))
+            self.queue.append(InFlight(batch, self._partial_buffers, self))
             self._partial = None
             self._partial_buffers = 0
             self._on_data()
@@ -164,23 +172,29 @@ class RemoteChannel:
     # ---- to the task ----
 
     def take(self, rows_max: int) -> Element | None:
-        assert self._taken == 0, f"{self.id}: taken again before done"
-        if not self._elements:
+        assert not self._taken, f"{self.id}: taken again before done"
+        head = self.queue.take(rows_max)
+        if head is None:
             return None
-        element, buffers = self._elements.popleft()
-        if not isinstance(element, pa.RecordBatch):
-            return element
-        joined, self._taken = join_waiting(element, buffers, self._elements, rows_max)
-        return joined
+        self._taken = head[1]
+        return head[0]
+
+    def taken(self) -> Taken:
+        return self._taken
 
     def done(self) -> None:
-        taken, self._taken = self._taken, 0
-        self._held -= taken
-        self._quota.give(taken)
+        taken, self._taken = self._taken, ()
+        let_go(taken)
+
+    def freed(self, buffers: int) -> None:
+        if self._closed:
+            return  # everything has been given back
+        self._held -= buffers
+        self._quota.give(buffers)
         self._top_up()
 
     def has_data(self) -> bool:
-        return bool(self._elements)
+        return bool(len(self.queue))
 
     def _top_up(self) -> None:
         if self._closed:
@@ -197,8 +211,9 @@ class RemoteChannel:
 
     def discard(self) -> None:
         self._quota.give(self._credit + self._held)
-        self._credit = self._held = self._taken = self._partial_buffers = 0
-        self._elements.clear()
+        self._credit = self._held = self._partial_buffers = 0
+        self._taken = ()
+        self.queue.clear()
         self._partial = None
         self._closed = True
 
@@ -207,6 +222,6 @@ class RemoteChannel:
         return f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}"
 
     def check(self) -> None:
-        queued = sum(buffers for _, buffers in self._elements)
-        if self._held != queued + self._partial_buffers + self._taken:
+        queued = buffers_of([*self.queue]) + buffers_of(self._taken)
+        if self._held < queued + self._partial_buffers:
             raise InvariantError(f"{self.id}: holds {self._held}, queued {queued}, partial {self._partial_buffers}")

@@ -1,27 +1,57 @@
 """The consumer side of one edge: its channels, and which of them has something to give.
 
 Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data and
-its turn until it is resumed.
+its turn until it is resumed. No channel is read before the gate's recovered data is consumed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
 
-from midstream.core.elements import Element
+from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition
 from midstream.core.errors import InvariantError
 from midstream.exchange.channel import InputChannel
+from midstream.exchange.queue import Taken
 from midstream.graph.job_graph import Edge
+
+RECOVERED: Final = -1
+"""In place of a channel: the batch comes from recovered data."""
+Arrival = CheckpointBarrier | EndOfPartition
+
+
+class Recovered(Protocol):
+    """In-flight data that a checkpoint held for this gate (see `worker.recovery`)."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def take(self) -> Batch | None: ...
+
+    def taken(self) -> Taken: ...
+
+    def done(self) -> None: ...
+
+    def discard(self) -> None: ...
 
 
 class InputGate:
-    """`wake` is called whenever a channel that is not blocked gets data while the gate had none."""
+    """`wake` is called whenever a channel that is not blocked gets data while the gate had none.
 
-    def __init__(self, edge: Edge, consumer: int, wake: Callable[[], None]) -> None:
+    `on_arrival` hears of barriers and ends as they arrive, with the index of their channel, before
+    anything that waits before them has been read.
+    """
+
+    def __init__(
+        self, edge: Edge, consumer: int, wake: Callable[[], None], on_arrival: Callable[[int, Arrival], None]
+    ) -> None:
         self.edge = edge
         self.consumer = consumer
         self._wake = wake
+        self._on_arrival = on_arrival
+        self.recovered: Recovered | None = None
         self.channels: Sequence[InputChannel] = ()
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
@@ -30,6 +60,8 @@ class InputGate:
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
         self.channels = channels
         self._is_ready = [False] * len(channels)
+        for index, channel in enumerate(channels):
+            channel.queue.on_event = partial(self._on_arrival, index)
 
     def on_data(self, channel: int) -> None:
         """Channel `channel` (an index into `channels`) has data."""
@@ -39,10 +71,17 @@ class InputGate:
             self._wake()
 
     def poll(self, rows_max: int) -> tuple[int, Element] | None:
-        """The next element and the index of its channel; None when nothing can be read now.
+        """The next element and the index of its channel (or RECOVERED); None when nothing can be read now.
 
         After a batch, call `done(channel)` when all its rows are worked off.
         """
+        if self.recovered is not None:
+            batch = self.recovered.take()
+            if batch is not None:
+                return RECOVERED, batch
+            if not self.recovered.is_over:
+                return None
+            self.recovered = None
         while self._ready:
             channel = self._ready.popleft()
             self._is_ready[channel] = False
@@ -55,10 +94,18 @@ class InputGate:
         return None
 
     def done(self, channel: int) -> None:
-        self.channels[channel].done()
+        if channel == RECOVERED:
+            assert self.recovered is not None
+            self.recovered.done()
+        else:
+            self.channels[channel].done()
 
-    def has_data(self) -> bool:
-        return bool(self._ready)
+    def taken(self, channel: int) -> Taken:
+        """What the batch taken last from `channel` is made of, until `done`."""
+        if channel == RECOVERED:
+            assert self.recovered is not None
+            return self.recovered.taken()
+        return self.channels[channel].taken()
 
     def block(self, channel: int) -> None:
         if channel in self._blocked:
@@ -76,6 +123,8 @@ class InputGate:
             self.on_data(channel)
 
     def discard(self) -> None:
+        if self.recovered is not None:
+            self.recovered.discard()
         for channel in self.channels:
             channel.discard()
         self._ready.clear()

@@ -26,7 +26,7 @@ from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
 class Sender:
     """Sends one subpartition to its remote consumer, as far as the consumer's credit goes."""
 
-    __slots__ = ("_buffer_bytes", "_credit", "_element", "_element_buffers", "_rows_max", "_sequence", "_sub")
+    __slots__ = ("_buffer_bytes", "_credit", "_element", "_rows_max", "_sequence", "_sub")
 
     def __init__(self, subpartition: Subpartition, buffer_bytes: int, rows_max: int) -> None:
         self._sub = subpartition
@@ -36,25 +36,24 @@ class Sender:
         self._sequence = 0
         self._element: memoryview | None = None
         """The rest of the batch that is on its way."""
-        self._element_buffers = 0
 
     def grant(self, credits: int) -> None:
         self._credit += credits
 
     def can_send(self) -> bool:
-        if self._element is None and self._sub.is_empty:
-            return False
-        return self._credit > 0 or (self._element is None and self._sub.head_is_event())
+        if self._element is not None:
+            return self._credit > 0 or self._sub.is_urgent
+        return self._sub.head_is_event() or (self._credit > 0 and not self._sub.is_empty)
 
     def next_frame(self, pieces: list[bytes | memoryview]) -> int:
         """Append one frame to `pieces`; how many bytes it has. Only when `can_send`."""
-        if self._element is None:
+        inside = self._element is not None
+        if not inside or self._sub.is_urgent:
             head = self._sub.take(self._rows_max)
             assert head is not None, f"{self._sub.channel}: nothing to send"
-            element, self._element_buffers = head
+            element = head[0]
             if not isinstance(element, pa.RecordBatch):
-                payload: bytes | memoryview = encode_event(element)
-                return self._frame(pieces, FrameKind.EVENT, (payload,))
+                return self._frame(pieces, FrameKind.EVENT, (encode_event(element),), inside)
             message = element.serialize()
             prefix = ELEMENT_LENGTH.pack(message.size)
             view = memoryview(message)
@@ -62,18 +61,25 @@ class Sender:
             self._element = view[len(first) :]
             sent = self._frame(pieces, FrameKind.DATA, (prefix, first))
         else:
+            assert self._element is not None
             part = self._element[: self._buffer_bytes]
             self._element = self._element[len(part) :]
             sent = self._frame(pieces, FrameKind.DATA, (part,))
         self._credit -= 1
         if not self._element:
             self._element = None
-            self._sub.done(self._element_buffers)
+            self._sub.done()
         return sent
 
-    def _frame(self, pieces: list[bytes | memoryview], kind: FrameKind, payload: tuple[bytes | memoryview, ...]) -> int:
+    def _frame(
+        self,
+        pieces: list[bytes | memoryview],
+        kind: FrameKind,
+        payload: tuple[bytes | memoryview, ...],
+        inside: bool = False,
+    ) -> int:
         size = sum(map(len, payload))
-        head = header(kind, self._sub.channel, self._sequence, 0, size)
+        head = header(kind, self._sub.channel, self._sequence, int(inside), size)
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         pieces.append(head)
         pieces.extend(payload)
@@ -153,7 +159,7 @@ class PeerLink:
                 event = decode_event(payload)
             except msgspec.DecodeError as error:
                 raise InvariantError(f"slot {self.peer} sends a malformed event to {channel}: {error}") from error
-            receiver.receive_event(sequence, event)
+            receiver.receive_event(sequence, event, inside=value == 1)
         else:
             raise InvariantError(f"slot {self.peer} sends a frame of unknown kind {kind}")
 

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.core.batches import batch_bytes, concat
-from midstream.core.elements import Batch, Element, EndOfPartition, Event, Watermark
+from midstream.core.batches import batch_bytes
+from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.queue import ElementQueue, InFlight, Taken, buffers_of, let_go
 from midstream.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
@@ -30,23 +31,48 @@ REBALANCE_SPLIT_ROWS = 4096
 
 
 class Subpartition:
-    """FIFO queue of elements for one consumer. Charged to the partition's quota until taken."""
+    """FIFO queue of elements for one consumer. Charged to the partition's quota until they are done with.
 
-    __slots__ = ("_elements", "_on_data", "_pool", "_quota", "channel", "closed", "queued_buffers")
+    A remote consumer has a `queue` of its own, and gets what `take` gives; a local one reads `queue`
+    itself, so that what lies here is captured by the consumer, never by the producer.
+    """
 
-    def __init__(self, channel: ChannelId, pool: BufferPool, quota: Quota) -> None:
+    __slots__ = (
+        "_charged",
+        "_on_data",
+        "_on_sent",
+        "_pool",
+        "_quota",
+        "_urgent",
+        "channel",
+        "closed",
+        "is_local",
+        "queue",
+        "queued_buffers",
+        "sending",
+    )
+
+    def __init__(self, channel: ChannelId, pool: BufferPool, quota: Quota, on_sent: Callable[[int], None]) -> None:
         self.channel = channel
+        self.queue = ElementQueue()
         self._pool = pool
         self._quota = quota
-        self._elements: deque[tuple[Element, int]] = deque()
+        self._on_sent = on_sent
         self._on_data: Callable[[], None] | None = None
+        self._urgent: deque[CheckpointBarrier] = deque()
+        """Barriers that have overtaken everything here."""
+        self.sending: Taken = ()
+        """What the batch is made of that is being sent or worked off."""
+        self._charged = 0
         self.queued_buffers = 0
+        self.is_local = False
         self.closed = False
 
-    def connect(self, on_data: Callable[[], None]) -> None:
+    def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
         """`on_data` is called whenever an element is added, and once now if some already were."""
         self._on_data = on_data
-        if self._elements:
+        self.is_local = local
+        if len(self.queue):
             on_data()
 
     def add(self, element: Element) -> None:
@@ -55,66 +81,72 @@ class Subpartition:
         if isinstance(element, pa.RecordBatch):
             buffers = self._pool.buffers_for(batch_bytes(element))
             self._quota.take(buffers)
+            self._charged += buffers
             self.queued_buffers += buffers
+            self.queue.append(InFlight(element, buffers, self))
         else:
-            buffers = 0
-            if isinstance(element, Watermark) and self._elements and isinstance(self._elements[-1][0], Watermark):
-                self._elements.pop()
             self.closed = isinstance(element, EndOfPartition)
-        self._elements.append((element, buffers))
+            self.queue.append(element)
         if self._on_data is not None:
             self._on_data()
 
-    def take(self, rows_max: int) -> tuple[Element, int] | None:
-        """The next element and the buffers it is charged as; waiting small batches come as one.
+    def take(self, rows_max: int) -> tuple[Element, Taken] | None:
+        """The next element; when it is a batch, `done` must follow when all of it has been sent or worked off."""
+        if self._urgent:
+            return self._urgent.popleft(), ()
+        head = self.queue.take(rows_max)
+        if head is not None:
+            self.sending = head[1]
+            if isinstance(head[0], CheckpointBarrier) and not self.is_local:
+                self._on_sent(head[0].checkpoint_id)
+        return head
 
-        The buffers stay charged until `done` is called for them.
-        """
-        if not self._elements:
-            return None
-        element, buffers = self._elements.popleft()
-        if not isinstance(element, pa.RecordBatch):
-            return element, 0
-        return join_waiting(element, buffers, self._elements, rows_max)
+    def done(self) -> None:
+        taken, self.sending = self.sending, ()
+        self.queued_buffers -= buffers_of(taken)
+        let_go(taken)
 
-    def done(self, buffers: int) -> None:
-        self.queued_buffers -= buffers
-        self._quota.give(buffers)
+    def freed(self, buffers: int) -> None:
+        if self._charged:  # else everything has been given back
+            self._charged -= buffers
+            self._quota.give(buffers)
 
     @property
     def is_empty(self) -> bool:
-        return not self._elements
+        return not len(self.queue) and not self._urgent
 
     def head_is_event(self) -> bool:
-        return bool(self._elements) and not isinstance(self._elements[0][0], pa.RecordBatch)
+        return bool(self._urgent) or self.queue.head_is_event()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next element goes out at once, even inside a batch that is being sent."""
+        return bool(self._urgent)
+
+    def overtake(self, barrier: CheckpointBarrier) -> list[InFlight]:
+        """Send the barrier before everything that is here, which is returned: it is the producer's to store.
+
+        The barrier may be here already, waiting its turn: then what lies behind it is not returned.
+        """
+        assert not self.is_local, self.channel
+        captured = [item.hold() for item in self.sending]
+        captured += self.queue.capture(barrier.checkpoint_id)
+        self.queue.stop_capture()
+        self._urgent.append(barrier)
+        if self._on_data is not None:
+            self._on_data()
+        return captured
 
     def discard(self) -> None:
         """Drop everything that is queued (the attempt is over)."""
-        self._quota.give(self.queued_buffers)
-        self._elements.clear()
+        charged, self._charged = self._charged, 0
+        self._quota.give(charged)
+        self.queue.clear()
+        self._urgent.clear()
+        self.sending = ()
         self.queued_buffers = 0
         self._on_data = None
         self.closed = True
-
-
-def join_waiting(first: Batch, buffers: int, waiting: deque[tuple[Element, int]], rows_max: int) -> tuple[Batch, int]:
-    """`first` and the batches that wait right behind it, as one batch of at most `rows_max` rows.
-
-    A batch is only joined if the copy pays: not to one that is already of full size.
-    """
-    rows = first.num_rows
-    if not waiting or rows * 2 > rows_max:
-        return first, buffers
-    run = [first]
-    while waiting:
-        element, more = waiting[0]
-        if not isinstance(element, pa.RecordBatch) or rows + element.num_rows > rows_max:
-            break
-        waiting.popleft()
-        run.append(element)
-        rows += element.num_rows
-        buffers += more
-    return concat(run), buffers
 
 
 class ResultPartition:
@@ -137,8 +169,11 @@ class ResultPartition:
         self._pool = pool
         self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
         self.subpartitions = [
-            Subpartition(ChannelId(edge.id, producer, consumer), pool, self._quota) for consumer in consumers
+            Subpartition(ChannelId(edge.id, producer, consumer), pool, self._quota, self._barrier_sent)
+            for consumer in consumers
         ]
+        self.on_barrier_sent: Callable[[int], None] | None = None
+        """Called with the checkpoint's id when a barrier that waited its turn has left for a remote consumer."""
         self._next = producer % max(1, self._consumers)
         self.bytes_out = 0
 
@@ -172,6 +207,31 @@ class ResultPartition:
     def broadcast(self, event: Event) -> None:
         for sub in self.subpartitions:
             sub.add(event)
+
+    def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[InFlight]]]:
+        """Send the barrier before everything else; what it overtakes is the producer's to store, by channel."""
+        captured = []
+        for sub in self.subpartitions:
+            if sub.is_local:
+                sub.add(barrier)
+            else:
+                captured.append((sub.channel, sub.overtake(barrier)))
+        return captured
+
+    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[InFlight]]]:
+        """Likewise, but only where the barrier is still waiting its turn."""
+        waiting = [
+            sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(barrier.checkpoint_id)
+        ]
+        return [(sub.channel, sub.overtake(barrier)) for sub in waiting]
+
+    def is_waiting(self, checkpoint_id: int) -> bool:
+        """Whether that barrier waits its turn towards a remote consumer."""
+        return any(not sub.is_local and sub.queue.has_barrier(checkpoint_id) for sub in self.subpartitions)
+
+    def _barrier_sent(self, checkpoint_id: int) -> None:
+        if self.on_barrier_sent is not None:
+            self.on_barrier_sent(checkpoint_id)
 
     def _emit_in_turn(self, batch: Batch) -> None:
         parts = min(self._consumers, max(1, batch.num_rows // REBALANCE_SPLIT_ROWS))

@@ -9,11 +9,12 @@ Every frame is a little-endian uint32 length, then a 15-byte header, then the pa
 | producer | 2     |                                                                      |
 | consumer | 2     |                                                                      |
 | sequence | 4     | counts the DATA and EVENT frames of the channel; a gap is an error   |
-| value    | 4     | CREDIT: buffers granted; else 0                                       |
+| value    | 4     | CREDIT: buffers granted; EVENT: 1 inside a batch; else 0              |
 
 DATA frames carry at most `buffer_bytes` of the channel's byte stream, which is a series of
 (uint64 length, Arrow IPC record batch message); the schema is the edge's and never sent.
-EVENT frames carry one encoded event, and lie between two batches of the stream.
+EVENT frames carry one encoded event. They lie between two batches of the stream, but for barriers
+that overtake: these may come inside a batch, which then counts as behind them.
 CREDIT frames go the other way.
 """
 

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from midstream.core.elements import MIN_WATERMARK_US
+
 
 class ChunkHandle(msgspec.Struct, frozen=True):
     """Where an immutable chunk of state lies: `length` bytes at `offset` of `file` in the checkpoint storage."""
@@ -59,6 +61,39 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     task reports them with each later checkpoint until one that held them completes. The
     coordinator knows which of those had completed after all, and drops them.
     """
+    watermark_in_us: int = MIN_WATERMARK_US
+    """The last one offered to the operator. It may still be firing for it."""
+    watermark_out_us: int = MIN_WATERMARK_US
+    """The last one that left it."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Some whole batches of one channel: `length` bytes at `offset` of `file` in the checkpoint storage."""
+
+    file: str
+    offset: int
+    length: int
+    checksum: int
+    """xxh3_64 of those bytes."""
+    batches: int
+    rows: int
+
+
+class ChannelState(msgspec.Struct, frozen=True):
+    """Batches in flight from subtask `producer` to subtask `consumer` over `edge`, oldest first.
+
+    The input part (`is_output` false) lay with the consumer, and comes before what lay with its
+    producers. The first `skip` batches are not part of it any more; nor are rows of other key groups
+    than `key_groups` (first, and one behind the last), if that is given.
+    """
+
+    edge: int
+    producer: int
+    consumer: int
+    is_output: bool
+    segments: tuple[Segment, ...]
+    skip: int = 0
+    key_groups: tuple[int, int] | None = None
 
 
 class TaskRef(msgspec.Struct, frozen=True):
@@ -94,6 +129,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     finished: tuple[int, ...] = ()
     checkpoint_root: str | None = None
     """URL of the checkpoint storage; None when the job has none."""
+    channels: tuple[tuple[TaskRef, tuple[ChannelState, ...]], ...] = ()
+    """What was in flight to each task of this slot, by its edges as they are now, in order."""
     epoch: int = 0
     """Of the coordinator; with `attempt` it is part of the name of every state file (`checkpoint.state_files.state_file`)."""
 
@@ -110,6 +147,8 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     checkpoint_id: int
     created_ms: int
     tasks: tuple[TaskRef, ...]
+    timeout_ms: int | None = None
+    """See `core.elements.CheckpointBarrier`."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="completed"):
@@ -279,6 +318,8 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     alignment_ms: float = 0.0
     finished: bool = False
     """The task had reached the end of its data when it took the snapshot."""
+    channels: tuple[ChannelState, ...] = ()
+    """What was in flight to and from the task, and is its own to store."""
 
 
 class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):

@@ -74,6 +74,11 @@ class LocalStorage:
         with self._explained("read", path) as full, open(full, "rb") as file:
             return file.read()
 
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._explained("read", path) as full, open(full, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         with self._explained("write", path) as full:
             _make_directories(os.path.dirname(full))
@@ -156,6 +161,11 @@ class RemoteStorage:
     def read(self, path: str) -> bytes:
         with self._explained("read", path) as full, self._files.open_input_stream(full) as file:
             data: bytes = file.read()
+            return data
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        with self._explained("read", path) as full, self._files.open_input_file(full) as file:
+            data: bytes = file.read_at(min(length, max(0, file.size() - offset)), offset)
             return data
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:

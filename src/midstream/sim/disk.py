@@ -43,6 +43,9 @@ class Disk:
             raise StorageError(f"cannot read {path}: there is no such file")
         return data
 
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.read(path)[offset : offset + length]
+
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         name = _confined(path)
         data = b"".join(parts)

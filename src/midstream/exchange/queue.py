@@ -1,0 +1,165 @@
+"""Elements that wait for their consumer, and the capture of them for an unaligned checkpoint.
+
+A queue holds whole elements in order. What is captured is held, not copied: the buffers that an
+element is charged as are given back once the consumer is done with it *and* it has been written.
+
+Capture of checkpoint n: every batch that lies before barrier n, whether it is here or still to
+come. Who captures what: the queue in which a batch lies when the barrier overtakes it, and only
+that one; a batch of which any byte is still with the producer lies there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from midstream.core.batches import concat
+from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event, Watermark
+
+
+class Charger(Protocol):
+    """Whoever accounts for the buffers of an element."""
+
+    def freed(self, buffers: int) -> None:
+        """Nobody holds them any more."""
+        ...
+
+
+class InFlight:
+    """A batch on its way, charged as `buffers` until everyone who holds it has let go."""
+
+    __slots__ = ("_charger", "_holders", "batch", "buffers")
+
+    def __init__(self, batch: Batch, buffers: int, charger: Charger) -> None:
+        self.batch = batch
+        self.buffers = buffers
+        self._charger = charger
+        self._holders = 1
+
+    def hold(self) -> InFlight:
+        self._holders += 1
+        return self
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        assert self._holders >= 0, "let go more often than held"
+        if self._holders == 0:
+            self._charger.freed(self.buffers)
+
+
+Taken = tuple[InFlight, ...]
+"""What a batch that was taken is made of: to be let go of when its rows are worked off."""
+
+
+class ElementQueue:
+    """`on_event` hears of barriers and of the end as they arrive, before anybody has read what lies before them."""
+
+    __slots__ = ("_capture", "_capture_id", "_items", "on_event")
+
+    def __init__(self) -> None:
+        self._items: deque[InFlight | Event] = deque()
+        self._capture: list[InFlight] | None = None
+        """Where to put what arrives before barrier `_capture_id`."""
+        self._capture_id = -1
+        self.on_event: Callable[[CheckpointBarrier | EndOfPartition], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[InFlight | Event]:
+        return iter(self._items)
+
+    def append(self, item: InFlight | Event) -> None:
+        """A watermark behind a watermark replaces it: a slow consumer would collect them without bound."""
+        if isinstance(item, InFlight):
+            if self._capture is not None:
+                self._capture.append(item.hold())
+        elif isinstance(item, CheckpointBarrier):
+            if self._capture is not None and item.checkpoint_id >= self._capture_id:
+                self._capture = None
+                if item.checkpoint_id == self._capture_id:
+                    self._tell(item)
+                    return  # what lies before it is captured: nobody waits for it any more
+            self._items.append(item)
+            self._tell(item)
+            return
+        elif isinstance(item, EndOfPartition):
+            self._capture = None
+            self._items.append(item)
+            self._tell(item)
+            return
+        elif isinstance(item, Watermark) and self._items and isinstance(self._items[-1], Watermark):
+            self._items.pop()
+        self._items.append(item)
+
+    def _tell(self, event: CheckpointBarrier | EndOfPartition) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def take(self, rows_max: int) -> tuple[Element, Taken] | None:
+        """The next element; small batches that wait behind one another come joined, up to `rows_max` rows."""
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        if not isinstance(item, InFlight):
+            return item, ()
+        return self._join(item, rows_max)
+
+    def _join(self, first: InFlight, rows_max: int) -> tuple[Batch, Taken]:
+        """A batch is only joined if the copy pays: not to one that is already of full size."""
+        rows = first.batch.num_rows
+        if not self._items or rows * 2 > rows_max:
+            return first.batch, (first,)
+        run = [first]
+        while self._items:
+            item = self._items[0]
+            if not isinstance(item, InFlight) or rows + item.batch.num_rows > rows_max:
+                break
+            self._items.popleft()
+            run.append(item)
+            rows += item.batch.num_rows
+        return concat([item.batch for item in run]), tuple(run)
+
+    def head_is_event(self) -> bool:
+        return bool(self._items) and not isinstance(self._items[0], InFlight)
+
+    # ---- capture ----
+
+    def capture(self, checkpoint_id: int) -> list[InFlight]:
+        """Every batch before barrier `checkpoint_id`, which is removed; the list grows until that has come.
+
+        Each is held, for whoever gets the list.
+        """
+        captured: list[InFlight] = []
+        for index, item in enumerate(self._items):
+            if isinstance(item, InFlight):
+                captured.append(item.hold())
+            elif isinstance(item, EndOfPartition):
+                return captured
+            elif isinstance(item, CheckpointBarrier) and item.checkpoint_id == checkpoint_id:
+                del self._items[index]
+                return captured
+        self._capture, self._capture_id = captured, checkpoint_id
+        return captured
+
+    def stop_capture(self) -> None:
+        """The checkpoint is given up."""
+        self._capture = None
+
+    def has_barrier(self, checkpoint_id: int) -> bool:
+        return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._capture = None
+        self.on_event = None
+
+
+def let_go(items: Iterable[InFlight]) -> None:
+    for item in items:
+        item.let_go()
+
+
+def buffers_of(items: Sequence[InFlight | Event]) -> int:
+    return sum(item.buffers for item in items if isinstance(item, InFlight))

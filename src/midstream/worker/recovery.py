@@ -1,0 +1,178 @@
+"""Recovered in-flight data of one gate: read where the checkpoint left it, filtered, then consumed.
+
+    segments on storage --read, check, filter (I/O pool)--> queue (charged to the pool) --> task
+
+There is no copy of it in between: channel state is immutable and stays where it is until no
+checkpoint refers to it. So a checkpoint can be taken at any moment of recovery: what has not been
+consumed yet is in it by reference (`remaining`), with the number of batches to skip.
+
+Invariants: live channels of the gate are not read before this is over (rows stay in their order);
+what `remaining` says and what `take` has given add up to the whole, without a batch in both.
+At most one segment is read ahead of the queue, whatever the pool has left: nothing that the
+pool is waiting for can depend on that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pyarrow as pa
+
+from midstream.checkpoint.channel_state import read_segment, rows_of
+from midstream.core.batches import batch_bytes
+from midstream.core.elements import Batch
+from midstream.core.errors import InvariantError
+from midstream.core.seams import Done, Executor, Failed, Storage
+from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.queue import InFlight, Taken, let_go
+from midstream.graph.job_graph import Edge
+from midstream.protocol.messages import ChannelState
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Batch `batch` of segment `segment` of state `state`; `index` counts batches through all its segments."""
+
+    state: int
+    segment: int = 0
+    batch: int = 0
+    index: int = 0
+
+
+class GateRecovery:
+    def __init__(
+        self,
+        edge: Edge,
+        states: Sequence[ChannelState],
+        *,
+        max_parallelism: int,
+        pool: BufferPool,
+        quota: Quota,
+        executor: Executor,
+        storage: Storage,
+        wake: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.edge = edge
+        self._states = tuple(states)
+        self._max_parallelism = max_parallelism
+        self._pool = pool
+        self._quota = quota
+        self._executor = executor
+        self._storage = storage
+        self._wake = wake
+        self._fail = fail
+        self._queue: deque[tuple[_Position, InFlight]] = deque()
+        self._taken: Taken = ()
+        self._next: _Position | None = self._settle(_Position(0))
+        """The first batch that has not been read."""
+        self._reading = False
+        self._charged = 0
+        self._closed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Everything has been taken (the last batch may still be worked on)."""
+        return not self._queue and self._next is None
+
+    def start(self) -> None:
+        self._read_on()
+
+    def take(self) -> Batch | None:
+        """The next batch, if one has been read."""
+        if self._taken:
+            raise InvariantError(f"edge {self.edge.id}: a recovered batch is taken before the last one is done")
+        if not self._queue:
+            return None
+        _, item = self._queue.popleft()
+        self._taken = (item,)
+        if not self._queue:
+            self._read_on()
+        return item.batch
+
+    def taken(self) -> Taken:
+        return self._taken
+
+    def done(self) -> None:
+        taken, self._taken = self._taken, ()
+        let_go(taken)
+
+    def remaining(self) -> tuple[ChannelState, ...]:
+        """What has not been taken."""
+        first = self._queue[0][0] if self._queue else self._next
+        if first is None:
+            return ()
+        head = msgspec.structs.replace(self._states[first.state], skip=first.index)
+        return (head, *self._states[first.state + 1 :])
+
+    def freed(self, buffers: int) -> None:
+        if not self._closed:
+            self._charged -= buffers
+            self._quota.give(buffers)
+
+    def discard(self) -> None:
+        self._closed = True
+        self._quota.give(self._charged)
+        self._charged = 0
+        self._queue.clear()
+        self._taken = ()
+
+    # ---- reading ----
+
+    def _settle(self, at: _Position) -> _Position | None:
+        """The same batch, or the first one behind it that there is: past what is to be skipped, and ends."""
+        while at.state < len(self._states):
+            state = self._states[at.state]
+            if at.segment == len(state.segments):
+                at = _Position(at.state + 1)
+                continue
+            left = state.segments[at.segment].batches - at.batch
+            behind = state.skip - at.index
+            if left and behind <= 0:
+                return at
+            if behind < left:
+                at = replace(at, batch=at.batch + behind, index=at.index + behind)
+            else:
+                at = replace(at, segment=at.segment + 1, batch=0, index=at.index + left)
+        return None
+
+    def _read_on(self) -> None:
+        """Read the rest of the segment at `_next`, if nothing else is being read."""
+        at = self._next
+        if self._reading or self._closed or at is None:
+            return
+        self._reading = True
+        state = self._states[at.state]
+        segment = state.segments[at.segment]
+        groups = range(*state.key_groups) if state.key_groups is not None else None
+        storage, edge, max_parallelism = self._storage, self.edge, self._max_parallelism
+        where = f"in-flight data of edge {edge.id}, subtask {state.producer} to {state.consumer}"
+
+        def work() -> list[pa.RecordBatch]:
+            batches = read_segment(storage, segment, edge.schema, where)[at.batch :]
+            return [rows_of(batch, edge, groups, max_parallelism) for batch in batches]
+
+        def done(outcome: Done[list[pa.RecordBatch]] | Failed) -> None:
+            self._reading = False
+            if self._closed:
+                return
+            if isinstance(outcome, Failed):
+                self._fail(outcome.error)
+                return
+            for offset, batch in enumerate(outcome.value):
+                if batch.num_rows:
+                    buffers = self._pool.buffers_for(batch_bytes(batch))
+                    self._quota.take(buffers)
+                    self._charged += buffers
+                    position = replace(at, batch=at.batch + offset, index=at.index + offset)
+                    self._queue.append((position, InFlight(batch, buffers, self)))
+            read = len(outcome.value)
+            self._next = self._settle(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
+            if not self._queue:
+                self._read_on()  # none of it was ours
+            self._wake()
+
+        self._executor.submit(work, done)
