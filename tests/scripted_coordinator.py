@@ -1,14 +1,10 @@
-"""Worlds for runtime tests: a coordinator that does what the test says, and waiting with a deadline."""
+"""A coordinator that does what the test says, for tests of what runs one."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
-import psutil
-import pyarrow as pa
-
+from in_memory import NoRows
 from midstream.coordinator.events import (
     CancelRequested,
     ClientAsked,
@@ -27,18 +23,7 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.protocol.messages import DoStop, JobStatus, Reply
-
-
-class NoRows(Source):
-    schema = pa.schema([("n", pa.int64())])
-
-    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        return Discovery((), b"", True)
-
-    def open_split(self, split: Split) -> SplitReader:
-        raise AssertionError("there are no splits")
 
 
 def plan(slots: int = 2, job_id: str = "job-0001", **config: Any) -> JobPlan:
@@ -123,21 +108,3 @@ class Scripted:
     @property
     def said(self) -> list[SlotMessage]:
         return self.of_type(SlotMessage)
-
-
-def until(what: str, condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-    """Wait for a condition; its value once it is true."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

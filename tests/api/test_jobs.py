@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -48,6 +47,7 @@ from midstream.operators.sink import SinkWriter
 from midstream.operators.source import Discovery, Split, SplitReader
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
+from waiting import until
 
 START = datetime(2024, 1, 1)
 
@@ -65,13 +65,6 @@ def values(sink: CollectSink, *columns: str) -> list[Any]:
 
 def at(minutes: float) -> datetime:
     return START + timedelta(minutes=minutes)
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 # ---- rows to rows
@@ -198,6 +191,25 @@ def test_windows_compute_every_aggregate():
     assert values(again, "n") == [6]
 
 
+def test_a_source_that_ends_long_before_another_does_not_become_idle_and_hold_the_last_windows_back(tmp_path):
+    def slow_second_half(indices):
+        if len(indices) and indices[0] >= 20:
+            time.sleep(0.1)
+        return {"k": indices % 3, "t": np.datetime64(START, "us") + indices * np.timedelta64(1, "m")}
+
+    env = Environment(parallelism=2, batch_rows=4, checkpoint_dir=tmp_path, checkpoint_interval=None)
+    counts = (
+        env.generate(slow_second_half, 40)
+        .with_watermarks("t", WatermarkStrategy.bounded("1 s", idle_after="50 ms"))
+        .key_by("k")
+        .window(tumbling("10 min"))
+        .aggregate(n=Count())
+        .collect()
+    )
+    run(env)
+    assert sum(values(counts, "n")) == 40
+
+
 def test_late_rows_update_within_the_lateness_and_go_aside_after_it():
     env = Environment("late", batch_rows=1)
     minutes = [(0, 1), (21, 2), (5, 4), (40, 8), (6, 16)]
@@ -278,7 +290,7 @@ def test_processing_time_timers_fire_by_the_clock(tmp_path):
     rows = env.generate(lambda i: {"k": i % 5}, rows_per_s=200)
     result = rows.key_by("k").process(Later(), {"k": int, "in_time": bool}).collect()
     job = env.start(slots=ProcessSlots())
-    eventually(lambda: len({row["k"] for row in result.rows()}) == 5, "a timer of every key")
+    until("a timer of every key", lambda: len({row["k"] for row in result.rows()}) == 5)
     job.stop()
     assert all(row["in_time"] for row in result.rows())
 
@@ -369,6 +381,35 @@ def test_a_failing_function_fails_the_job_with_operator_row_and_the_users_traceb
     assert "in explode" in str(caught.value)
 
 
+class NoText(Exception):
+    def __str__(self):
+        raise RuntimeError("not even that")
+
+
+def exits(indices):
+    sys.exit(3)
+
+
+def has_no_text(indices):
+    raise NoText
+
+
+def says_too_much(indices):
+    raise ValueError("x" * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(exits, "SystemExit: 3"), (has_no_text, "NoText"), (says_too_much, r"ValueError: x+ … \(\d+ characters left out")],
+)
+def test_whatever_a_function_raises_is_told(function, message):
+    env = Environment(restart=no_restart())
+    env.generate(function, 10, schema={"n": int}).collect()
+    with pytest.raises(JobError, match=message) as caught:
+        env.execute(slots=ProcessSlots())
+    assert len(str(caught.value)) < 200_000
+
+
 def test_a_schema_that_the_function_breaks_ends_the_job_at_once():
     env = Environment("breaks", restart=fixed_restarts(100, "10 s"))
     env.generate(lambda i: {"n": i}, count=10).map_batches(lambda f: f.rename({"n": "m"})).print(limit=0)
@@ -419,7 +460,7 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path):
 
     env, first = program()
     job: Job = env.start(slots=ProcessSlots())
-    eventually(lambda: len(first.rows()) > 50, "the first results")
+    until("the first results", lambda: len(first.rows()) > 50)
     assert job.stop() is not None
     assert job.wait().state == "stopped"
     before = len(first.rows())
@@ -442,7 +483,7 @@ def test_a_drained_job_lets_everything_flow_out(tmp_path):
         .collect()
     )
     job = env.start(slots=ProcessSlots())
-    eventually(lambda: sum(o.rows_out for v in job.status().vertices for o in v.operators[:1]) > 100, "some rows")
+    until("some rows", lambda: sum(o.rows_out for v in job.status().vertices for o in v.operators[:1]) > 100)
     assert "chk-" in job.checkpoint()
     job.stop(drain=True)
     assert job.wait().state == "finished"

@@ -1,61 +1,19 @@
-"""Storage in memory, small graphs, and checkpoints of them."""
+"""Small graphs, and checkpoints of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import pyarrow as pa
 
+from in_memory import NoRows
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of
-from midstream.core.errors import StorageError
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.protocol.messages import OperatorSnapshot
 
 SCHEMA = pa.schema([("n", pa.int64())])
 MAX_PARALLELISM = 16
-
-
-class MemoryStorage:
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-
-    def read(self, path: str) -> bytes:
-        if path not in self.files:
-            raise StorageError(f"cannot read {path}: there is no such file")
-        return self.files[path]
-
-    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
-        assert path not in self.files, path
-        self.files[path] = b"".join(parts)
-
-    def create(self, path: str, data: bytes) -> bool:
-        if path in self.files:
-            return False
-        self.files[path] = data
-        return True
-
-    def delete(self, path: str) -> None:
-        for file in [file for file in self.files if file == path or file.startswith(f"{path}/")]:
-            del self.files[file]
-
-    def list(self, path: str) -> list[str]:
-        below = f"{path}/" if path else ""
-        return sorted({f[len(below) :].split("/", 1)[0] for f in self.files if f.startswith(below)})
-
-    def exists(self, path: str) -> bool:
-        return path in self.files or any(file.startswith(f"{path}/") for file in self.files)
-
-
-class NoRows(Source):
-    schema = SCHEMA
-
-    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        raise AssertionError("not asked here")
-
-    def open_split(self, split: Split) -> SplitReader:
-        raise AssertionError("not asked here")
 
 
 def chain(*uids: str) -> tuple[OperatorSpec, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoint_samples import MAX_PARALLELISM, MemoryStorage, metadata_of, pipeline
+from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from in_memory import MemoryStorage
 from midstream.checkpoint.assign import assign_operator
 from midstream.checkpoint.state_files import (
     StateFile,

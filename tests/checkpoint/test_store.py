@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from checkpoint_samples import MemoryStorage, metadata_of, pipeline
+from checkpoint_samples import metadata_of, pipeline
 
+from in_memory import MemoryStorage
 from midstream.checkpoint.state_files import state_file
 from midstream.checkpoint.store import (
     FencedError,
@@ -206,6 +207,20 @@ def test_publishing_undoes_what_it_cannot_finish_and_says_when_it_cannot_undo() 
     storage.deletes = False
     with pytest.raises(UnknownOutcomeError, match=r"the disk is full.*the disk is away"):
         made(storage, 2)
+
+
+def test_a_checkpoint_that_is_written_but_not_known_to_count_has_an_unknown_outcome() -> None:
+    class Away(MemoryStorage):
+        def list(self, path: str) -> list[str]:
+            if path == "epochs" and self.exists("chk-1/_metadata"):
+                raise StorageError("the disk is away")
+            return super().list(path)
+
+    storage = Away()
+    opened(storage)
+    with pytest.raises(UnknownOutcomeError, match="the disk is away"):
+        made(storage, 1)  # restored by whoever comes next: its state files must stay
+    assert storage.exists("chk-1/_metadata")
 
 
 def test_an_id_that_is_taken_is_not_overwritten() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -14,6 +12,7 @@ import pytest
 from midstream import ConfigError, Environment, JobError
 from midstream.connectors.files import FileSource
 from midstream.runtime.processes import ProcessSlots
+from waiting import until
 
 
 @pytest.fixture
@@ -36,13 +35,6 @@ def pending(out: Path) -> list[Path]:
     return [p for p in (out.parent / f".{out.name}.midstream").rglob("*") if p.is_file() and p.name != "committed"]
 
 
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
 def copying(tmp_path: Path, inputs: Path, *, watch: bool, rows_per_s: float | None = None) -> Environment:
     env = Environment("copy", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
     stream = env.source(FileSource(inputs, watch=watch, interval="50 ms", rows_per_s=rows_per_s)).uid("in")
@@ -55,7 +47,7 @@ def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, input
         add_file(inputs, f"{part}.parquet", range(part * 5000, part * 5000 + 5000))
     job = copying(tmp_path, inputs, watch=False, rows_per_s=10_000).start(slots=ProcessSlots())
     out = tmp_path / "out"
-    eventually(lambda: len(committed(out)) > 0, "something committed")
+    until("something committed", lambda: len(committed(out)) > 0)
     os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
     status = job.wait(60)
     assert status.restarts >= 1
@@ -67,7 +59,7 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     out = tmp_path / "out"
     add_file(inputs, "5.parquet", range(5000))
     job = copying(tmp_path, inputs, watch=True, rows_per_s=20_000).start(slots=ProcessSlots())
-    eventually(lambda: len(committed(out)) > 0, "something committed")
+    until("something committed", lambda: len(committed(out)) > 0)
     job.stop(timeout_s=60)
     first = committed(out)
     assert first == sorted(set(first))
@@ -77,9 +69,9 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     with pytest.raises(ConfigError, match="is not empty"):
         copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots())
     job = copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots(), restore_from="latest", parallelism=2)
-    eventually(lambda: len(committed(out)) >= 6000, "all files read")
+    until("all files read", lambda: len(committed(out)) >= 6000)
     add_file(inputs, "9.parquet", range(6000, 6500))
-    eventually(lambda: len(committed(out)) >= 6500, "the last file read")
+    until("the last file read", lambda: len(committed(out)) >= 6500)
     job.stop(drain=True, timeout_s=60)
     assert committed(out) == list(range(6500))
     assert pending(out) == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from in_memory import MemoryStorage
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import (
     CancelTimer,
@@ -31,7 +32,6 @@ from midstream.coordinator.events import (
 )
 from midstream.coordinator.slots import PYTHON
 from midstream.core.config import JobConfig, RestartStrategy
-from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator
@@ -43,48 +43,6 @@ SCHEMA = pa.schema([("n", pa.int64())])
 ROOT = "memory://checkpoints"
 START_MS = 1_000_000
 T = TypeVar("T")
-
-
-class MemoryStorage:
-    """core.seams.Storage. `refuse(path)` true: writing there fails."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.refuse: Callable[[str], bool] = lambda path: False
-        self.refuse_delete: Callable[[str], bool] = lambda path: False
-
-    def read(self, path: str) -> bytes:
-        if path not in self.files:
-            raise StorageError(f"cannot read {path}: there is no such file")
-        return self.files[path]
-
-    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
-        if self.refuse(path):
-            raise StorageError(f"cannot write {path}: the disk is full")
-        assert path not in self.files, path
-        self.files[path] = b"".join(parts)
-
-    def create(self, path: str, data: bytes) -> bool:
-        if path in self.files:
-            return False
-        self.write(path, [data])
-        return True
-
-    def delete(self, path: str) -> None:
-        if self.refuse_delete(path):
-            raise StorageError(f"cannot delete {path}: permission denied")
-        for file in [file for file in self.files if file == path or file.startswith(f"{path}/")]:
-            del self.files[file]
-
-    def list(self, path: str) -> list[str]:
-        below = f"{path}/" if path else ""
-        return sorted({f[len(below) :].split("/", 1)[0] for f in self.files if f.startswith(below)})
-
-    def exists(self, path: str) -> bool:
-        return path in self.files or any(file.startswith(f"{path}/") for file in self.files)
-
-    def checkpoints(self) -> list[int]:
-        return sorted(int(f.split("/")[0][4:]) for f in self.files if f.endswith("/_metadata"))
 
 
 class ScriptedSource(Source):

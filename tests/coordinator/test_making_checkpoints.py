@@ -570,6 +570,29 @@ def test_a_wall_clock_that_is_set_back_stops_neither_checkpoints_nor_restarts() 
     assert bench.state == "running"
 
 
+def test_a_clock_that_is_set_back_after_a_failed_checkpoint_does_not_prolong_the_pause_behind_it() -> None:
+    bench = Bench(checkpoint_interval_s=10.0).run()
+    bench.advance(10.1)
+    bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "the disk is full", counts=True))
+    bench.advance(10.1)
+    bench.now_ms -= 600_000
+    bench.ack(2, *ALL)
+    bench.advance(1)
+    client = bench.ask(m.DoCheckpoint())
+    assert bench.triggers == [1, 2, 3], "the pause after checkpoint 1 is long over"
+    bench.ack(3, *ALL)
+    assert bench.replies[client].checkpoint
+
+
+def test_a_clock_that_is_set_back_during_a_checkpoint_does_not_put_off_the_next_one() -> None:
+    bench = Bench(checkpoint_interval_s=10.0).run()
+    bench.advance(10.1)
+    bench.now_ms -= 600_000
+    bench.ack(1, *ALL)
+    bench.advance(10.1)
+    assert bench.triggers == [1, 2]
+
+
 def test_a_job_that_had_finished_finishes_again_without_doing_anything() -> None:
     bench = Bench(checkpoint_interval_s=None).run()
     bench.end_of_data(*ALL)

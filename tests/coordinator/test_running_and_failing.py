@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import Bench, Ledger, MemoryStorage, ScriptedSource, two_vertices
+from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
+from in_memory import MemoryStorage
 from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
@@ -359,7 +360,7 @@ def test_status_shows_rows_rates_and_watermark() -> None:
             )
             for ref in refs
         )
-        bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks, 1, 2, 1000 + slot)))
+        bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks, 1000 + slot)))
 
     for rows, busy_ms in ((10, 0), (30, 500)):
         beat(0, rows, busy_ms)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pyarrow as pa
-from coordinator_world import Bench, Ledger, MemoryStorage, ScriptedSource, two_vertices
+from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
+from in_memory import MemoryStorage
 from midstream.checkpoint.metadata import SourcePosition, decode_metadata
 from midstream.checkpoint.state_files import encode_parts
 from midstream.core.errors import SchemaError, StorageError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from in_memory import CountingIds
 from midstream.core.keys import key_group_range
 from midstream.operators.base import Operator, OperatorContext
 from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
@@ -27,10 +27,12 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Stands still unless told otherwise; `step_s` passes with each look."""
+    """Stands still unless told otherwise; `step_s` passes with each look. `ms` is the wall clock."""
 
     def __init__(self) -> None:
         self.ms = 1_000_000
+        self.set_by_ms = 0
+        """By how much the wall clock was set, in all."""
         self.step_s = 0.0
         self._s = 0.0
 
@@ -39,15 +41,11 @@ class FakeClock:
 
     def monotonic_s(self) -> float:
         self._s += self.step_s
-        return self._s
+        return self._s + (self.ms - self.set_by_ms) / 1000
 
-
-class FakeIds:
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def new_id(self) -> str:
-        return f"{next(self._numbers):016x}"
+    def set(self, by_ms: int) -> None:
+        self.ms += by_ms
+        self.set_by_ms += by_ms
 
 
 class Collected:
@@ -87,10 +85,10 @@ class World:
         max_parallelism: int = 16,
         parts: Parts | None = None,
         clock: FakeClock | None = None,
-        ids: FakeIds | None = None,
+        ids: CountingIds | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
-        self.ids = ids or FakeIds()
+        self.ids = ids or CountingIds()
         self.out = Collected()
         self.failures: list[BaseException] = []
         self.alarms: list[tuple[int, Callable[[], None], FakeTimer]] = []

@@ -391,6 +391,32 @@ def test_side_outputs_carry_their_tag_and_their_schema() -> None:
         World(operator_of(Sides(), side_outputs={"odd": side})).process(batch(("a", 0, 2)))
 
 
+class SameDict(KeyedProcessFunction):
+    """Goes on with the dicts that it has handed out: its state's own, and one that it fills again and again."""
+
+    sums = ValueState()
+
+    def process(self, row: dict[str, Any], ctx: Any) -> Any:
+        found = self.sums.value
+        if found is None:
+            found = self.sums.value = {"k": ctx.key, "what": "sum", "n": 0}
+        found["n"] += row["v"]
+        ctx.side_output("side", found)
+        return found if row["v"] < 10 else self.twice(found)
+
+    def twice(self, found: dict[str, Any]) -> Any:
+        for _ in range(2):
+            found["n"] += 1
+            yield found
+
+
+def test_a_row_is_taken_as_it_was_when_it_was_returned() -> None:
+    world = World(operator_of(SameDict(), side_outputs={"side": OUT}))
+    world.process(batch(("a", 0, 1), ("a", 0, 2), ("a", 0, 10)))
+    assert [row["n"] for row in world.out.rows()] == [1, 3, 14, 15]
+    assert [row["n"] for row in world.out.rows("side")] == [1, 3, 13]
+
+
 class Fails(KeyedProcessFunction):
     def process(self, row: dict[str, Any], ctx: Any) -> Any:
         if row["v"] == 13:

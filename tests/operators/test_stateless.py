@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -70,6 +70,22 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
     ]
     assert run(MapBatchesOperator("b", lambda frame: frame.filter(pl.col("n") > 1), SCHEMA), batch) == kept
     assert run(MapBatchesOperator("b", lambda arrow: arrow, SCHEMA, "arrow"), batch) == batch.to_pylist()
+
+
+def test_a_function_may_go_on_with_a_dict_that_it_has_returned() -> None:
+    same: dict[str, Any] = {}
+
+    def fill(row: dict[str, Any]) -> dict[str, Any]:
+        same.update(row)
+        return same
+
+    def fill_twice(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for s in ("x", "y"):
+            same.update(row, s=s)
+            yield same
+
+    assert run(MapOperator("m", fill, SCHEMA), rows((1, "a"), (2, "b"))) == [{"n": 1, "s": "a"}, {"n": 2, "s": "b"}]
+    assert [row["s"] for row in run(FlatMapOperator("f", fill_twice, SCHEMA), rows((1, "a"), (2, "b")))] == [*"xyxy"]
 
 
 def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
@@ -163,6 +179,34 @@ def test_a_silent_stream_becomes_idle_once_and_active_with_its_next_row() -> Non
     world.operator.end_input(0)
     world.advance_clock(1_100_000)
     assert world.out.idles == [True, False]
+
+
+def test_a_stream_that_waited_for_its_output_is_not_idle() -> None:
+    world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(idle_after="1 s"), TIMED))
+    (_, check, _) = world.alarms.pop()
+    world.clock.ms += 5_000  # the task is blocked by back-pressure, and its timer's mail with it
+    check()
+    assert world.out.idles == [], "rows may wait that event time must not overtake"
+    world.advance_clock(world.clock.ms + 999)
+    assert world.out.idles == []
+    world.advance_clock(world.clock.ms + 1)
+    assert world.out.idles == [True]
+
+
+@pytest.mark.parametrize("set_by_ms", [-3_600_000, 3_600_000])
+def test_setting_the_wall_clock_makes_no_stream_idle_and_keeps_none_from_it(set_by_ms: int) -> None:
+    world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(idle_after="1 s"), TIMED))
+    (_, check, _) = world.alarms.pop()
+    world.clock.ms += 900
+    world.process(timed(1))
+    world.clock.ms += 100
+    world.clock.set(set_by_ms)
+    check()
+    assert world.out.idles == []
+    world.advance_clock(world.clock.ms + 899)
+    assert world.out.idles == []
+    world.advance_clock(world.clock.ms + 1)
+    assert world.out.idles == [True]
 
 
 def test_bad_event_times_are_refused() -> None:

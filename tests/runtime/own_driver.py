@@ -7,7 +7,8 @@ import sys
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
-from scripted_coordinator import Scripted, plan, until
+from scripted_coordinator import Scripted, plan
+from waiting import until
 
 
 def main(then: str) -> None:

@@ -19,7 +19,7 @@ from midstream.runtime.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Con
 from midstream.runtime.listener import Listener, listen
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.transport import TcpTransport
-from scripted_coordinator import until
+from waiting import until
 
 SECRET = bytes(range(32))
 IDENTITY = Identity(Role.SLOT_DATA, "job", 0, 0, 1)

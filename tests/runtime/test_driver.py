@@ -19,13 +19,14 @@ from midstream.protocol.framing import MESSAGE, ProtocolViolation, frame
 from midstream.protocol.handshake import Dialer, Identity, Refused, Role
 from midstream.protocol.messages import Deployed, DoStop, GetStatus, Register, SlotStatus
 from midstream.runtime import registry
-from midstream.runtime.client import Client, connect, list_jobs
+from midstream.runtime.client import Client
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.slot import run_slot
-from scripted_coordinator import Scripted, alive, plan, until
+from scripted_coordinator import Scripted, plan
+from waiting import alive, until
 
 Start = Callable[[JobPlan], tuple[Driver, Scripted]]
 
@@ -99,7 +100,7 @@ def test_a_process_that_cannot_be_a_slot_says_why(start: Start, monkeypatch: pyt
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
     with pytest.raises(ClusterError, match="needs 3 slots, there are 2"):
         Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)
-    assert list_jobs() == []
+    assert registry.list_jobs() == []
 
 
 class LetsGo(Scripted):
@@ -152,7 +153,7 @@ def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
     """Spark runs a failed task again: that one answers a request which was answered before."""
     _, coordinator = start(plan(slots=1))
     until("the slot", lambda: coordinator.slots)
-    (entry,) = list_jobs()
+    (entry,) = registry.list_jobs()
     again = SlotLaunch(entry.host, entry.port, entry.secret, entry.job_id, "job-0001-request-1")
     with pytest.raises(ClusterError, match="the driver did not take the slot"):
         run_slot(again)
@@ -162,7 +163,7 @@ def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
 def test_a_message_before_registering_or_a_second_registration_ends_the_line(start: Start) -> None:
     _, coordinator = start(plan(slots=1))
     until("the slot", lambda: coordinator.slots)
-    (entry,) = list_jobs()
+    (entry,) = registry.list_jobs()
     for said in (Deployed(0), Register("127.0.0.1", 1, 1, "3.11", "unheard-of")):
         with socket.create_connection((entry.host, entry.port), timeout=10) as sock:
             dialer = Dialer(entry.secret, Identity(Role.SLOT_CONTROL, entry.job_id), os.urandom(32))
@@ -184,12 +185,12 @@ def test_a_slot_imports_the_library_that_starts_threads_only_after_they_are_limi
 
 def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
     start(plan(slots=1, name="flights"))
-    with connect("flights") as client:
+    with Client(registry.find("flights")) as client:
         status = client.ask(GetStatus()).status
         assert status is not None and status.job_id == "job-0001"
         assert client.ask(GetStatus(), timeout_s=5).status is not None
         assert client.ask(DoStop(), timeout_s=10).error == ""
-    until("the entry to be withdrawn", lambda: not list_jobs())
+    until("the entry to be withdrawn", lambda: not registry.list_jobs())
 
 
 def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
@@ -199,16 +200,16 @@ def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
         registry.find("same")
     with pytest.raises(JobError, match="names 2 running jobs"):
         registry.find("aaaa")
-    with connect("aaaa-2") as client:
+    with Client(registry.find("aaaa-2")) as client:
         client.ask(DoStop())
     assert second.ended.wait(10) and not first.ended.is_set()
     assert not other.lost
-    assert [entry.job_id for entry in list_jobs()] == ["aaaa-1"]
+    assert [entry.job_id for entry in registry.list_jobs()] == ["aaaa-1"]
 
 
 def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is_turned_away(start: Start) -> None:
     start(plan(slots=1))
-    entry = list_jobs()[0]
+    entry = registry.list_jobs()[0]
     with pytest.raises((ClusterError, ProtocolViolation)):
         Client(msgspec.structs.replace(entry, secret=bytes(32)))
     with pytest.raises(Refused, match="this is the driver of job job-0001"):
@@ -219,7 +220,7 @@ def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is
 
 def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> None:
     start(plan(slots=1))
-    (entry,) = list_jobs()
+    (entry,) = registry.list_jobs()
     directory = registry.home() / "jobs"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "job-0001.json").stat().st_mode) == 0o600
@@ -228,7 +229,7 @@ def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> Non
     registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started_s=1.0))
     registry.announce(msgspec.structs.replace(entry, job_id="elsewhere", machine="another", pid=1))
     (directory / "torn.json").write_bytes(b'{"job_id"')
-    assert [found.job_id for found in list_jobs()] == ["job-0001"]
+    assert [found.job_id for found in registry.list_jobs()] == ["job-0001"]
     assert sorted(path.name for path in directory.glob("*.json")) == ["elsewhere.json", "job-0001.json"]
     (directory / "elsewhere.json").unlink()
     with pytest.raises(JobError, match=r"no running job 'dead' on this machine; running: scripted \(job-0001\)"):

@@ -14,7 +14,7 @@ from midstream.core.config import RestartStrategy
 from midstream.core.errors import JobError
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.processes import ProcessSlots
-from scripted_coordinator import alive, until
+from waiting import alive, until
 
 
 @pytest.fixture

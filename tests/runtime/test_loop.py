@@ -120,15 +120,16 @@ def test_a_mail_from_another_thread_wakes_a_sleeping_loop(loop: EventLoop) -> No
 
 def test_work_reports_its_value_or_its_error_on_the_loop_thread(loop: EventLoop) -> None:
     outcomes: list[object] = []
+    here = threading.get_ident()
 
     def done(outcome: Done[int] | Failed) -> None:
-        assert loop.is_current()
+        assert threading.get_ident() == here
         outcomes.append(outcome.value if isinstance(outcome, Done) else type(outcome.error))
         if len(outcomes) == 2:
             loop.stop()
 
     def on_pool() -> int:
-        assert not loop.is_current()
+        assert threading.get_ident() != here
         return 7
 
     loop.post(lambda: loop.submit(on_pool, done))

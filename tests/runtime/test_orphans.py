@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.runtime.client import list_jobs
-from scripted_coordinator import alive, until
+from midstream.runtime.registry import list_jobs
+from waiting import alive, until
 
 Started = tuple["subprocess.Popen[str]", list[int]]
 

@@ -16,7 +16,8 @@ from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job, start_job
 from midstream.spark.session import get_session
 from midstream.spark.slots import SparkSlots
-from scripted_coordinator import Scripted, alive, plan, until
+from scripted_coordinator import Scripted, plan
+from waiting import alive, until
 
 
 def numbers_with_a_killed_slot(session: SparkSession, directory: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -24,13 +23,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from midstream import Environment
 from midstream.runtime.processes import ProcessSlots
-
-
-def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
+from waiting import until
 
 
 class Span(InputPartition):
@@ -117,18 +110,18 @@ def test_data_sources_at_both_ends_lose_and_double_nothing(tmp_path):
 
     (source / "size").write_text("10000")
     job = counting(6000).start(slots=ProcessSlots())
-    eventually(lambda: len(committed(out)) > 0, "something committed")
+    until("something committed", lambda: len(committed(out)) > 0)
     os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
-    eventually(lambda: job.status().restarts >= 1, "the job restarted")
+    until("the job restarted", lambda: job.status().restarts >= 1)
     before = len(committed(out))
-    eventually(lambda: len(committed(out)) > before, "more committed")
+    until("more committed", lambda: len(committed(out)) > before)
     job.stop(timeout_s=60)
     seen = committed(out)
     assert seen == sorted(set(seen))
     assert int((source / "forgotten").read_text()) <= len(seen)
     (source / "size").write_text("12000")
     job = counting(None).start(slots=ProcessSlots(), restore_from="latest")
-    eventually(lambda: len(committed(out)) >= 12000, "everything committed")
+    until("everything committed", lambda: len(committed(out)) >= 12000)
     job.stop(drain=True, timeout_s=60)
     assert committed(out) == list(range(12000))
     assert int((source / "forgotten").read_text()) > 0

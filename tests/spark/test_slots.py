@@ -17,9 +17,10 @@ from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.provider import SlotLaunch
-from midstream.spark.session import active_session, check_java, get_session, is_local
+from midstream.spark.session import active_session, check_java, get_session, is_local_master
 from midstream.spark.slots import SparkSlots, explain
-from scripted_coordinator import Scripted, alive, plan, until
+from scripted_coordinator import Scripted, plan
+from waiting import alive, until
 
 pytestmark = pytest.mark.spark
 
@@ -117,10 +118,10 @@ def test_no_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_which_masters_are_local() -> None:
-    assert all(map(is_local, ("local", "local[*]", "local[4]", "local[2,3]", "local-cluster[2,2,1024]")))
+    assert all(map(is_local_master, ("local", "local[*]", "local[4]", "local[2,3]", "local-cluster[2,2,1024]")))
     with pytest.raises(ConfigError, match=r"master 'local\[0\]' is not a Spark master; use for example 'local\[4\]'"):
         get_session("local[0]")
-    assert not any(map(is_local, ("yarn", "spark://local:7077", "k8s://https://local", "localhost")))
+    assert not any(map(is_local_master, ("yarn", "spark://local:7077", "k8s://https://local", "localhost")))
 
 
 def test_why_a_slots_job_failed_is_what_python_said() -> None:

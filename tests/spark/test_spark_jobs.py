@@ -12,7 +12,7 @@ import pytest
 from jobs import NumbersJob
 from midstream.runtime.job import start_job
 from midstream.spark.slots import SparkSlots
-from scripted_coordinator import alive, until
+from waiting import alive, until
 
 pytestmark = pytest.mark.spark
 

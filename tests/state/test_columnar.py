@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import polars as pl
 import pyarrow as pa
 
+from in_memory import CountingIds
 from midstream.core.keys import key_groups
 from midstream.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateForm, freeze
 from midstream.state.parts import KEY_GROUP
 
 SCHEMA = pa.schema([("k", pa.int64()), ("first", pa.int64()), ("n", pa.int64())])
-
-
-class CountingIds:
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def new_id(self) -> str:
-        return str(next(self._numbers))
 
 
 def merge(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:

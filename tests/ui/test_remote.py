@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterator
 
 import msgspec
-import pyarrow as pa
 import pytest
 from sample_status import sample
 
+from in_memory import NoRows
 from midstream.coordinator.events import (
     CancelRequested,
     ClientAsked,
@@ -21,21 +21,10 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.protocol.messages import DoCheckpoint, DoStop, JobStatus, Reply
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
-
-
-class NoRows(Source):
-    schema = pa.schema([("n", pa.int64())])
-
-    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        return Discovery((), b"", True)
-
-    def open_split(self, split: Split) -> SplitReader:
-        raise AssertionError("there are no splits")
 
 
 class Answering:

@@ -40,6 +40,24 @@ def test_an_idle_channel_that_ends_does_not_hold_back_the_end_of_time() -> None:
     assert not valve.is_idle
 
 
+def test_a_channel_that_has_ended_cannot_become_idle_and_hold_back_the_end_of_time() -> None:
+    valve = WatermarkValve(2)
+    valve.advance(0, MAX_WATERMARK_US)
+    assert valve.set_idle(0, True) is None
+    assert not valve.is_idle
+    assert valve.advance(1, MAX_WATERMARK_US) == MAX_WATERMARK_US
+
+
+def test_when_the_last_active_channel_ends_the_rest_is_idle() -> None:
+    valve = WatermarkValve(2)
+    valve.set_idle(0, True)
+    assert not valve.is_idle
+    valve.advance(1, MAX_WATERMARK_US)
+    assert valve.is_idle, "who reads us must not wait for us"
+    valve.set_idle(0, False)
+    assert not valve.is_idle
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     channels=st.integers(1, 4),

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import psutil
@@ -15,22 +15,14 @@ from midstream.api.environment import Environment
 from midstream.api.restarts import no_restart
 from midstream.core.errors import InvariantError
 from midstream.protocol.messages import JobStatus, VertexStatus
+from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 
 Slots: TypeAlias = Literal["spark", "process"]
 W = TypeVar("W")
 
 POLL_S = 0.02
-ENDED = frozenset({"finished", "stopped", "failed"})
-_GOING = frozenset({"running", "end_of_data", "finished"})
-
-
-class Job(Protocol):
-    """What measuring needs of a job handle."""
-
-    def status(self) -> JobStatus: ...
-
-    def wait(self, timeout_s: float | None = None) -> JobStatus: ...
+_GOING = frozenset({"running", "finishing", "finished"})
 
 
 class CheckpointFigures(msgspec.Struct, frozen=True):
@@ -113,7 +105,7 @@ def run_measured(start: Callable[[], Job]) -> Run:
         if running_s is None and all(_all_running(vertex) for vertex in status.vertices):
             running_s = now_s
         memory_bytes = max([memory_bytes, *status.slot_memory_bytes, *map(_peak_memory, status.slot_pids)])
-        if status.state in ENDED:
+        if status.has_ended:
             break
         time.sleep(POLL_S)
     status = job.wait()

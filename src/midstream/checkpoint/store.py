@@ -292,8 +292,8 @@ def check_below(which: str, root: str) -> None:
 def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
     """Make the checkpoint exist, as the last step of it; its path.
 
-    When this raises, no `_metadata` of it is left, unless the message says so. Raises FencedError
-    if a later coordinator has taken over, also when it did so while this was writing.
+    When this raises, no `_metadata` of it is left, except with UnknownOutcomeError and FencedError,
+    which says that a later coordinator has taken over, perhaps while this was writing.
     """
     check_epoch(storage, metadata.epoch)
     path = checkpoint_path(metadata.checkpoint_id)
@@ -308,12 +308,17 @@ def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
         except Exception as second:  # noqa: BLE001 - whatever a file system raises, the outcome is unknown
             raise UnknownOutcomeError(f"{path}: writing failed ({error}), and so did undoing it ({second})") from error
         raise
-    check_epoch(storage, metadata.epoch)
+    try:
+        check_epoch(storage, metadata.epoch)
+    except FencedError:
+        raise
+    except StorageError as error:  # not undone: who has taken over meanwhile may have gone on from it
+        raise UnknownOutcomeError(f"{path} is written, but whether it counts cannot be seen ({error})") from error
     return path
 
 
 class UnknownOutcomeError(StorageError):
-    """Neither written for sure nor undone for sure: its files must be kept."""
+    """Whether this checkpoint will be restored is not known: its files must be kept."""
 
 
 # ---- deleting --------------------------------------------------------------

@@ -3,6 +3,9 @@
 May import everything up to `worker`. A pure machine on the driver's loop thread: events in,
 instructions out (`events`), no clock, thread, file or socket of its own. Storage is touched only
 inside the closures that it hands out in `RunIo`.
+
+Reading order: `events` (its border), `machine` (what comes next), `attempt` (who runs what),
+`checkpoints` (with `completing`, `cleaning`), `committing`, `sources`, `slots`, `requests`, `failures`.
 """
 
 from midstream.coordinator.machine import Coordinator

@@ -199,6 +199,7 @@ class Checkpoints:
         pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop)
         self.pending = pending
         self._began_ms, self._retry = now_ms, False
+        self._not_before_ms = 0  # the wall clock may be set back, to long before it
         by_slot: dict[int, list[TaskRef]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
@@ -364,7 +365,7 @@ class Checkpoints:
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
         self.completed_count += 1
         self._consecutive_failures = 0
-        self._ended_ms = metadata.completed_ms
+        self._ended(metadata.completed_ms)
         state_bytes = sum(ack.state_bytes for ack in pending.acks.values())
         self.last_completed = CheckpointStatus(
             pending.checkpoint_id,
@@ -384,7 +385,7 @@ class Checkpoints:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
         self.failed_count += 1
-        self._ended_ms = now_ms
+        self._ended(now_ms)
         self._not_before_ms = now_ms + RETRY_MS
         status = CheckpointStatus(
             pending.checkpoint_id, "failed", pending.created_ms, now_ms - pending.created_ms, 0, reason
@@ -405,6 +406,11 @@ class Checkpoints:
                     f"{self._consecutive_failures} checkpoints in a row have failed ({tolerable} are tolerable); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
+
+    def _ended(self, now_ms: int) -> None:
+        """The wall clock may have been set back since it began: the next one must not wait for that long."""
+        self._ended_ms = now_ms
+        self._began_ms = min(self._began_ms, now_ms)
 
     def check(self) -> None:
         pending = self.pending

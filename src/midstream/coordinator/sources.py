@@ -25,11 +25,10 @@ from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import JobGraph, SourceSpec
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
 from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, TaskRef
+from midstream.worker.source import SPLITS, splits_of
 
 PENDING_MAX = 10_000
 """Splits that wait to be handed out; above this nothing more is discovered."""
-SPLITS = "splits"
-"""The part of a source's state in which its readers keep their splits (see `worker.source`)."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -234,10 +233,10 @@ class Sources:
 
 def _tell(spec: SourceSpec, settled: _Settled, storage: Storage | None) -> None:
     """On the I/O pool: read which splits are unfinished, and tell the source."""
-    encoded = list(settled.pending)
+    unfinished = [_decoder.decode(split) for split in settled.pending]
     if settled.parts:
         assert storage is not None
         parts = read_parts(storage, settled.parts, range(0), f"source {spec.uid!r}")
         for part in parts.values():
-            encoded += part.table().column("split").to_pylist()
-    spec.source.checkpoint_completed(settled.position, [_decoder.decode(split) for split in encoded])
+            unfinished += splits_of(part)
+    spec.source.checkpoint_completed(settled.position, unfinished)

@@ -14,7 +14,16 @@ from midstream.core.seams import Timer
 from midstream.operators.base import NOTHING, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.event_time import EventTime
 from midstream.operators.process_context import Calendar, Context, Timers
-from midstream.operators.rows import Row, check_keys, python_values, require_keys, to_batch, to_rows, user_error
+from midstream.operators.rows import (
+    Row,
+    as_it_is_now,
+    check_keys,
+    python_values,
+    require_keys,
+    to_batch,
+    to_rows,
+    user_error,
+)
 from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
 from midstream.state.keyed import KeyScope, State
 from midstream.state.parts import Chunk, Redistribute, StatePart
@@ -154,7 +163,7 @@ class ProcessOperator(Operator):
                 context.time_us = times_us[index]
                 result = handler(row, context)
                 if type(result) is dict:
-                    made.append(result)
+                    made.append(result.copy())  # see `as_it_is_now`
                     origin.append(index)
                 elif result is not None:
                     self._take(result, index, spec.method)
@@ -180,20 +189,20 @@ class ProcessOperator(Operator):
     def _take(self, result: Any, index: int, method: str) -> None:
         """Rows that the function returned; a generator runs here, while the key is still set."""
         if isinstance(result, dict):
-            self._rows.append(result)
+            self._rows.append(result.copy())
         elif isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
             raise JobError(
                 f"{self._where}: {method} returned a {type(result).__name__}; return a dict, an iterable of dicts, or None"
             )
         else:
-            self._rows.extend(result)
+            self._rows.extend(map(as_it_is_now, result))
         self._origin.extend([index] * (len(self._rows) - len(self._origin)))
 
     def _side_output(self, tag: str, row: Row) -> None:
         if tag not in self.side_outputs:
             declared = ", ".join(map(repr, self.side_outputs)) or "none"
             raise JobError(f"side output {tag!r} is not declared (declared: {declared})")
-        self._side_rows.setdefault(tag, []).append(row)
+        self._side_rows.setdefault(tag, []).append(as_it_is_now(row))
 
     def _flush(self) -> None:
         rows, origin, sides = self._rows, self._origin, self._side_rows

@@ -57,6 +57,14 @@ def to_rows(batch: pa.RecordBatch) -> list[Row]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
+def as_it_is_now(row: Any) -> Any:
+    """A row for keeping: a function may go on with the same dict for the next one (or have it in its state).
+
+    Values that can change in place themselves, such as lists, are not copied.
+    """
+    return row.copy() if isinstance(row, dict) else row
+
+
 def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[int] | None = None) -> pa.RecordBatch:
     """A batch of `schema` from rows that a user's function returned.
 

@@ -16,7 +16,7 @@ from midstream.core.batches import canonical_schema, conform, from_polars, singl
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, infer_schema, infer_type
-from midstream.operators.rows import Row, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, as_it_is_now, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -111,7 +111,7 @@ class MapOperator(Stateless):
         made: list[Row] = []
         try:
             for row in to_rows(batch):
-                made.append(function(row))
+                made.append(as_it_is_now(function(row)))
         except Exception as error:
             raise user_error(self._where, "the function", error, row=len(made)) from error
         self._out.emit(to_batch(made, self.schema, self._where))
@@ -139,7 +139,7 @@ class FlatMapOperator(Stateless):
                         f"{self._where}: the function returned a {type(result).__name__} for row {index} of the batch; "
                         "return an iterable of dicts, or None (map() is for one row each)"
                     )
-                made.extend(result)
+                made.extend(map(as_it_is_now, result))
                 origin.extend([index] * (len(made) - len(origin)))
         except MidstreamError:
             raise

@@ -7,6 +7,7 @@ less the strategy's delay, less one microsecond (a row with that same time may s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import pyarrow as pa
 
@@ -16,6 +17,9 @@ from midstream.core.errors import ConfigError
 from midstream.core.seams import Timer
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.event_time import EventTime
+
+LATE_LOOK_S = 0.1
+"""A timer that is later than this has waited for the task's output, not for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,9 @@ class TimestampsOperator(Operator):
         self._idle = False
         self._ended = False
         self._timer: Timer | None = None
-        self._last_row_ms = 0
+        self._last_row_s = 0.0
+        self._look_s = 0.0
+        """When the timer is to ring. Monotonic, like the above: the wall clock may be set."""
         self._context: OperatorContext
         self._out: Output
 
@@ -72,8 +78,8 @@ class TimestampsOperator(Operator):
         self._context = context
         self._out = out
         if self._strategy.idle_after_us is not None:
-            self._last_row_ms = context.clock.now_ms()
-            self._watch(self._last_row_ms)
+            self._last_row_s = context.clock.monotonic_s()
+            self._watch(self._last_row_s)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
@@ -100,16 +106,18 @@ class TimestampsOperator(Operator):
     def _stir(self) -> None:
         if self._strategy.idle_after_us is None:
             return
-        self._last_row_ms = self._context.clock.now_ms()
+        self._last_row_s = self._context.clock.monotonic_s()
         if self._idle:
             self._idle = False
             self._out.idle(False)
-            self._watch(self._last_row_ms)
+            self._watch(self._last_row_s)
 
-    def _watch(self, since_ms: int) -> None:
+    def _watch(self, since_s: float) -> None:
         assert self._strategy.idle_after_us is not None
-        at_ms = since_ms + -(-self._strategy.idle_after_us // 1000)
-        self._timer = self._context.call_at(at_ms, self._check_idle)
+        clock = self._context.clock
+        self._look_s = since_s + self._strategy.idle_after_us / 1e6
+        delay_ms = max(1, ceil((self._look_s - clock.monotonic_s()) * 1000))
+        self._timer = self._context.call_at(clock.now_ms() + delay_ms, self._check_idle)
 
     def _unwatch(self) -> None:
         if self._timer is not None:
@@ -122,9 +130,14 @@ class TimestampsOperator(Operator):
         self._timer = None
         if self._ended or self._idle:
             return
-        silent_us = (self._context.clock.now_ms() - self._last_row_ms) * 1000
-        if silent_us < self._strategy.idle_after_us:
-            self._watch(self._last_row_ms)
+        now_s, idle_after_s = self._context.clock.monotonic_s(), self._strategy.idle_after_us / 1e6
+        if now_s < self._last_row_s + idle_after_s:
+            self._watch(self._last_row_s)
+            return
+        if now_s > self._look_s + max(idle_after_s / 4, LATE_LOOK_S):
+            # The task could not get here, for back-pressure: rows may wait that it could not take. They
+            # would be late if event time went on without them.
+            self._watch(now_s)
             return
         self._idle = True
         self._out.idle(True)

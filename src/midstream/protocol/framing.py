@@ -3,8 +3,8 @@
     length: u32, little endian, of what follows | type: u8 | body
 
 The length is checked against a limit before memory is taken for the frame, and the limit is tiny
-until the peer has proved that it knows the job's secret (see `handshake`). Types below
-`TRAFFIC_TYPE_MIN` belong to the connection itself; the rest to whoever uses it.
+until the peer has proved that it knows the job's secret (see `handshake`). Types below 0x10 belong
+to the connection itself; the rest to whoever uses it.
 Sans-I/O: runs on the thread of whoever owns the connection.
 """
 
@@ -17,7 +17,6 @@ from midstream.core.errors import ClusterError
 
 LENGTH: Final = struct.Struct("<I")
 LENGTH_BYTES: Final = LENGTH.size
-TRAFFIC_TYPE_MIN: Final = 0x10
 MESSAGE: Final = 0x10
 """One control message, msgpack."""
 

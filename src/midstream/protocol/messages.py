@@ -251,8 +251,6 @@ class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
 
     attempt: int
     tasks: tuple[TaskMetrics, ...]
-    pool_in_use_bytes: int = 0
-    pool_total_bytes: int = 0
     memory_bytes: int = 0
     """Resident memory of the slot's process; 0 where unknown."""
 
@@ -439,6 +437,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     slot_pids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     """What is not as it should be, but does not keep the job from running; the newest last."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ("finished", "stopped", "failed")
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):

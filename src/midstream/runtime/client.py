@@ -22,10 +22,7 @@ from midstream.protocol.framing import (
 )
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.protocol.messages import ClientRequest, Reply
-from midstream.runtime import registry
-from midstream.runtime.registry import JobEntry, list_jobs
-
-__all__ = ["Client", "connect", "list_jobs"]
+from midstream.runtime.registry import JobEntry
 
 CONNECT_TIMEOUT_S: Final = 10.0
 _RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
@@ -34,13 +31,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Reply)
 
 
-def connect(job: str) -> Client:
-    """Connect to a running job by id or name. Raises JobError when there is none, ClusterError when it does not answer."""
-    return Client(registry.find(job))
-
-
 class Client:
-    """Not thread-safe. `ask` as often as you like, then `close`."""
+    """Not thread-safe. `ask` as often as you like, then `close`. Raises ClusterError when the job does not answer."""
 
     def __init__(self, entry: JobEntry, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self.entry = entry

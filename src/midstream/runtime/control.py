@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -56,7 +56,7 @@ class MessageChannel(Generic[In]):
     def local_host(self) -> str:
         return self._connection.local_host
 
-    def send(self, message: Any) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Queue a message. Raises ClusterError when it is too large to be sent at all."""
         body = _encode(message)
         if len(body) >= CONTROL_FRAME_BYTES_MAX:

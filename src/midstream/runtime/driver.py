@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from midstream.coordinator import Coordinator
 from midstream.coordinator.events import (
     CancelRequested,
     CancelTimer,
@@ -53,6 +54,7 @@ from midstream.runtime import registry
 from midstream.runtime.lines import ClientLine, Lines
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.provider import SlotLaunch, SlotProvider
+from midstream.runtime.storage import FileStorage
 
 END_TIMEOUT_S: Final = 6.0
 """How long peers may take to hear of the end, before they are cut off."""
@@ -85,9 +87,6 @@ class Driver:
         """Raises ClusterError when the cluster cannot have as many slots as the job needs."""
         slots.check(plan.graph.slots)
         if make_coordinator is None:
-            from midstream.coordinator import Coordinator
-            from midstream.runtime.storage import FileStorage
-
             make_coordinator = partial(Coordinator, open_storage=FileStorage)
         self.plan = plan
         self.ended = threading.Event()
@@ -133,7 +132,7 @@ class Driver:
         """The answer, in time; an error reply when the job has ended before it."""
         future: Future[Reply] = Future()
         self._questions[id(future)] = future
-        self._loop.post(partial(self._asked, future, request))
+        self._loop.post(partial(self.client_asked, future, request))
         if self.ended.is_set():  # the loop may have run its last mail before ours
             self._answer_unanswered()
         return future
@@ -287,15 +286,9 @@ class Driver:
         self._abandon(slot)
         self._feed(SlotLost(slot, reason))
 
-    def client_asked(self, client: ClientLine, request: ClientRequest) -> None:
-        self._question(client, request)
-
-    def _asked(self, future: Future[Reply], request: ClientRequest) -> None:
-        self._question(future, request)
-
-    def _question(self, asker: ClientLine | Future[Reply], request: ClientRequest) -> None:
+    def client_asked(self, client: ClientLine | Future[Reply], request: ClientRequest) -> None:
         self._client_count += 1
-        self._clients[self._client_count] = asker
+        self._clients[self._client_count] = client
         if self.outcome is not None:
             self._reply(self._client_count, self._ended_reply())
         else:

@@ -16,7 +16,6 @@ import heapq
 import logging
 import selectors
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -82,7 +81,6 @@ class EventLoop:
         self._pool = IoPool(name, io_threads_max)
         self._stopping = False
         self._closed = False
-        self._thread_id: int | None = None
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -141,7 +139,6 @@ class EventLoop:
     def run(self) -> None:
         """Run on the calling thread until `stop`. What was posted before `stop` is still run."""
         assert not self._closed
-        self._thread_id = threading.get_ident()
         mails, selector = self._mails, self._selector
         while True:
             round_end_s = time.monotonic() + ROUND_S_MAX
@@ -190,10 +187,6 @@ class EventLoop:
         self._wake_out.close()
         self._mails.clear()
         self._timers.clear()
-
-    def is_current(self) -> bool:
-        """Whether the caller is on the loop's thread."""
-        return threading.get_ident() == self._thread_id
 
     # ---- inside
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
 from midstream.checkpoint.state_files import SHARED, read_parts
+from midstream.checkpoint.store import list_checkpoints
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.operators.source import Split
@@ -59,6 +60,8 @@ class Oracle:
 
     def _check_checkpoint(self, data: bytes) -> Iterator[str]:
         metadata = decode_metadata(data, "oracle")
+        if metadata.checkpoint_id not in {entry.checkpoint_id for entry in list_checkpoints(self._storage)}:
+            return  # of a coordinator that had been superseded: never offered, nobody is told
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"

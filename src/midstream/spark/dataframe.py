@@ -31,7 +31,7 @@ from midstream.core.batches import canonical_schema
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, StorageError
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
 from midstream.spark.rows import arrow_schema
-from midstream.spark.session import is_local
+from midstream.spark.session import is_local_master
 
 _WHERE = "DataFrameSource"
 
@@ -71,7 +71,7 @@ class DataFrameSource(Source):
         if checkpoint_dir is None:
             assert self._frame is not None
             master = str(self._frame.sparkSession.conf.get("spark.master", "local"))
-            if not is_local(master):
+            if not is_local_master(master):
                 raise ConfigError(
                     f"{_WHERE} {uid!r}: on {master} its rows must be put where all nodes can read them; "
                     "give Environment(checkpoint_dir=…)"

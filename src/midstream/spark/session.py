@@ -41,7 +41,7 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _INSTALL_JAVA = "install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
 
 
-def is_local(master: str) -> bool:
+def is_local_master(master: str) -> bool:
     """Whether all executors run on this machine."""
     return LOCAL.fullmatch(master) is not None or LOCAL_CLUSTER.fullmatch(master) is not None
 
@@ -52,7 +52,7 @@ def get_session(master: str | None = None, name: str = "midstream") -> SparkSess
     Raises ConfigError for a master that is none, or when a session is active on another one,
     ClusterError when Spark cannot start, above all for want of Java.
     """
-    if master is not None and not is_local(master) and not _REMOTE.fullmatch(master):
+    if master is not None and not is_local_master(master) and not _REMOTE.fullmatch(master):
         raise ConfigError(
             f"master {master!r} is not a Spark master; use for example 'local[4]', 'local[*]', "
             "'spark://host:7077', 'yarn' or 'k8s://https://host:6443'"
@@ -93,7 +93,7 @@ def _create(master: str | None, name: str) -> SparkSession:
         settings["spark.ui.enabled"] = "false"
     if master is not None:
         builder = builder.master(master)
-    if master is not None and is_local(master):
+    if master is not None and is_local_master(master):
         # executors of local-cluster bind the machine's outside address otherwise, and may not reach it
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]

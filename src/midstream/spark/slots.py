@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from midstream.core.errors import ClusterError
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.slot import run_slot
-from midstream.spark.session import LOCAL, LOCAL_CLUSTER, LOOPBACK, first_line, is_local
+from midstream.spark.session import LOCAL, LOCAL_CLUSTER, LOOPBACK, first_line, is_local_master
 
 RELEASE_WAIT_S: Final = 3.0
 """How long released slots may take to end by themselves."""
@@ -49,7 +49,7 @@ class SparkSlots:
         conf = self._context.getConf()
         if conf.get("spark.speculation", "false") == "true":
             _log.warning("spark.speculation is on: copies of slots will start and be turned away; turn it off")
-        if is_local(self._master):
+        if is_local_master(self._master):
             self.bind_host = self.driver_host = LOOPBACK
         else:
             self.driver_host = conf.get("spark.driver.host") or LOOPBACK

@@ -14,6 +14,8 @@ from typing import TextIO
 import msgspec
 from rich.console import Console, RenderableType
 
+from midstream.ui.text import printable
+
 
 class Exit(IntEnum):
     """The exit status of the command line; 128 + n after signal n."""
@@ -38,6 +40,20 @@ def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
         stream.flush()
     else:
         Console(file=stream, highlight=False).print(answer.view)
+
+
+@contextmanager
+def busy_with(what: str, silent: bool) -> Iterator[None]:
+    """Some things take seconds: say which, on stderr, unless `silent`."""
+    console = Console(stderr=True, highlight=False)
+    if silent:
+        yield
+    elif console.is_terminal:
+        with console.status(printable(what)):
+            yield
+    else:
+        console.print(printable(what), markup=False)
+        yield
 
 
 @contextmanager

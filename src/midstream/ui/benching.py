@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from midstream.core.errors import ConfigError
 from midstream.ui import text
-from midstream.ui.answer import Answer
+from midstream.ui.answer import Answer, busy_with
 
 NAMES = ("window", "exchange", "latency")
 SLOTS = ("spark", "process")
@@ -26,7 +24,7 @@ def run_bench(name: str, events: int | None, slots: str, silent: bool) -> Answer
         raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
     if events is not None and (events < 1000 or events % 2):
         raise ConfigError(f"--events: {events} is not an even number of at least 1000")
-    with _running(name, silent):
+    with busy_with(f"benchmark {name}: warming up, then measuring", silent):
         result = _benchmark(name)(events, slots)
     return Answer(result, figures_table(msgspec.to_builtins(result)))
 
@@ -57,16 +55,3 @@ def _figure(value: object) -> str:
     if isinstance(value, (int, float)):
         return f"{value:,}"
     return text.printable(str(value))
-
-
-@contextmanager
-def _running(name: str, silent: bool) -> Iterator[None]:
-    console = Console(stderr=True, highlight=False)
-    if silent:
-        yield
-    elif console.is_terminal:
-        with console.status(f"benchmark {name}: warming up, then measuring"):
-            yield
-    else:
-        console.print(f"benchmark {name}: warming up, then measuring")
-        yield

@@ -20,22 +20,14 @@ from rich.text import Text
 
 from midstream.core.errors import MidstreamError
 from midstream.protocol.messages import FailureStatus, JobStatus
+from midstream.runtime.job import Job
 from midstream.ui import text
 from midstream.ui.rates import Rates
 from midstream.ui.tables import job_view, progress_line
 
-ENDED = frozenset({"finished", "stopped", "failed"})
 POLL_S = 0.1
 REFRESH_S = 0.5
 LINE_EVERY_S = 5.0
-
-
-class RunningJob(Protocol):
-    """What following needs of `runtime.driver.Job`."""
-
-    def status(self) -> JobStatus: ...
-
-    def stop(self, drain: bool = False) -> str | None: ...
 
 
 class Display(Protocol):
@@ -130,7 +122,7 @@ class Interrupts:
 class _Stop(threading.Thread):
     """Asks the job to stop while the display goes on."""
 
-    def __init__(self, job: RunningJob) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__(name="midstream-stop", daemon=True)
         self._job = job
         self.error = ""
@@ -142,7 +134,7 @@ class _Stop(threading.Thread):
             self.error = str(error)
 
 
-def follow(job: RunningJob, screen: Display, interrupts: Interrupts) -> JobStatus:
+def follow(job: Job, screen: Display, interrupts: Interrupts) -> JobStatus:
     """Show the job until it has ended, or until stopping it failed; its last status."""
     stop: _Stop | None = None
     next_look_s = 0.0
@@ -159,7 +151,7 @@ def follow(job: RunningJob, screen: Display, interrupts: Interrupts) -> JobStatu
             if status.failures and status.failures[0] != told and status.state != "failed":
                 told = status.failures[0]
                 screen.say(f"{text.clock(told.at_ms)} failure: {text.printable(told.summary)}")
-            if status.state in ENDED:
+            if status.has_ended:
                 return status
             if stop is not None and stop.error:
                 screen.say(f"the job could not be stopped cleanly: {stop.error}")

@@ -16,15 +16,13 @@ from midstream.checkpoint.state_files import read_parts, verify_chunks
 from midstream.checkpoint.store import checkpoint_path, load
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
-from midstream.operators.source import Split
 from midstream.protocol.messages import PartHandle
 from midstream.runtime.storage import FileStorage
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
+from midstream.worker.source import SPLITS, splits_of
 
 _CHECKPOINT = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")
-SPLITS = "splits"
-"""The part in which a source's readers keep their splits."""
 SPLITS_SHOWN_MAX = 20
 
 
@@ -198,10 +196,8 @@ def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: i
         return
     handles = [handle for handle in _handles(operator) if handle.name == SPLITS]
     parts = read_parts(storage, handles, range(max_parallelism), "inspect")
-    for chunk in parts[SPLITS].chunks if SPLITS in parts else ():
-        for encoded in chunk.table.column("split").to_pylist():
-            split = msgspec.msgpack.decode(encoded, type=Split)
-            yield SplitReport(split.id, split.offset)
+    for split in splits_of(parts[SPLITS]) if SPLITS in parts else ():
+        yield SplitReport(split.id, split.offset)
 
 
 # ---- for people ------------------------------------------------------------

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.errors import ClusterError, JobError
@@ -14,7 +11,7 @@ from midstream.runtime import registry
 from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.ui import text
-from midstream.ui.answer import Answer
+from midstream.ui.answer import Answer, busy_with
 from midstream.ui.failures import RequestFailed, users_part
 from midstream.ui.tables import job_view, jobs_table
 
@@ -55,7 +52,7 @@ def show_status(job: str | None) -> Answer:
 def make_checkpoint(job: str | None, silent: bool) -> Answer:
     """Make a checkpoint and wait until it is complete. Raises RequestFailed when it is not completed."""
     entry = _named(job)
-    with _waiting(f"checkpoint of {entry.name}", silent):
+    with busy_with(f"checkpoint of {entry.name}", silent):
         reply = _ask(entry, DoCheckpoint(), timeout_s=None)
     return Answer({"job_id": entry.job_id, "checkpoint": reply.checkpoint}, Text(reply.checkpoint or ""))
 
@@ -63,7 +60,7 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
 def stop_job(job: str | None, drain: bool, silent: bool) -> Answer:
     """Stop a job and wait until it has ended. Raises RequestFailed when it goes on instead."""
     entry = _named(job)
-    with _waiting(f"{'draining' if drain else 'stopping'} {entry.name}", silent):
+    with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent):
         reply = _ask(entry, DoStop(drain), timeout_s=None)
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
@@ -102,14 +99,3 @@ def _status_of(entry: JobEntry) -> JobStatus:
 def _last_failure(status: JobStatus) -> list[Text]:
     trace = users_part(status.failures[0].details) if status.failures else ""
     return [Text(text.printable(trace), style="dim")] if trace else []
-
-
-@contextmanager
-def _waiting(what: str, silent: bool) -> Iterator[None]:
-    """Some answers take a while: show that we wait."""
-    console = Console(stderr=True, highlight=False)
-    if silent or not console.is_terminal:
-        yield
-        return
-    with console.status(text.printable(what)):
-        yield

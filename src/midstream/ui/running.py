@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +11,9 @@ from rich.text import Text
 
 from midstream.protocol.messages import JobStatus
 from midstream.ui import text
-from midstream.ui.answer import Answer, Exit
+from midstream.ui.answer import Answer, Exit, busy_with
 from midstream.ui.failures import print_error, print_job_failure
-from midstream.ui.follow import ENDED, Interrupts, display, follow
+from midstream.ui.follow import Interrupts, display, follow
 from midstream.ui.tables import job_view, rows_read
 
 
@@ -45,7 +43,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
 
     errors = Console(stderr=True, highlight=False)
     environment = load_job(path)
-    with _starting(errors, silent=json):
+    with busy_with("starting Spark and the job's slots", silent=json):
         job = environment.start(
             parallelism=overrides.parallelism,
             master=overrides.master,
@@ -62,26 +60,13 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
                 job.wait()
             print_job_failure(errors, last, _how_to_go_on(last, again))
             return Answer(last, "", Exit.JOB_FAILED)
-        if last.state not in ENDED:
+        if not last.has_ended:
             job.cancel("it could not be stopped cleanly")
             print_error(errors, f"{last.name}: ended without a last checkpoint", _how_to_go_on(last, again))
             return Answer(last, "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
         view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
-
-
-@contextmanager
-def _starting(console: Console, silent: bool) -> Iterator[None]:
-    """Starting Spark takes seconds: say so."""
-    if silent:
-        yield
-    elif console.is_terminal:
-        with console.status("starting Spark and the job's slots"):
-            yield
-    else:
-        console.print("starting Spark and the job's slots")
-        yield
 
 
 def _summary(status: JobStatus, again: str) -> Text:

@@ -8,6 +8,7 @@ rows while a watermark that came before them is still pending for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -15,17 +16,14 @@ from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.operators.base import Operator
 
 
-class Edges:
+class Edges(Protocol):
     """Where the last operator's rows leave the task. Implemented by the task."""
 
-    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
-        raise NotImplementedError
+    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None: ...
 
-    def watermark(self, watermark_us: int) -> None:
-        raise NotImplementedError
+    def watermark(self, watermark_us: int) -> None: ...
 
-    def idle(self, idle: bool) -> None:
-        raise NotImplementedError
+    def idle(self, idle: bool) -> None: ...
 
 
 class Link:

@@ -10,7 +10,6 @@ Messages and completions of an attempt that is not the current one are ignored.
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
-from midstream.worker.task import Task, TaskSeams
+from midstream.worker.task import Task, TaskSeams, failure_texts
 
 WINDOW_BUFFERS_MAX = 64
 """Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
@@ -159,13 +158,7 @@ class SlotMachine:
 
     def status(self) -> m.SlotStatus:
         """For the heartbeat. Memory is for the process to fill in."""
-        pool = self.pool
-        return m.SlotStatus(
-            attempt=self.attempt,
-            tasks=tuple(task.metrics() for task in self.tasks.values()),
-            pool_in_use_bytes=pool.in_use * pool.buffer_bytes if pool else 0,
-            pool_total_bytes=pool.total * pool.buffer_bytes if pool else 0,
-        )
+        return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in self.tasks.values()))
 
     def check(self) -> None:
         """Every invariant that must hold between two mails."""
@@ -227,7 +220,7 @@ class SlotMachine:
                 self._build(deploy, config, [task.graph for task in loaded], storage)
                 for task, of_task in zip(self.tasks.values(), loaded, strict=True):
                     task.open(of_task.parts, of_task.known)
-            except Exception as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
+            except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._deploy_failed(deploy.attempt, error)
                 return
             self.state = SlotState.DEPLOYED
@@ -237,8 +230,7 @@ class SlotMachine:
 
     def _deploy_failed(self, attempt: int, error: BaseException) -> None:
         self.close()
-        summary = f"{type(error).__name__}: {error}"
-        details = "".join(traceback.format_exception(error))
+        summary, details = failure_texts(error)
         fatal = isinstance(error, (ConfigError, SchemaError))
         self._send(m.DeployFailed(attempt, summary, details, fatal))
 

@@ -22,16 +22,15 @@ from midstream.core.errors import InvariantError, StorageError
 from midstream.core.seams import Done, Executor, Failed, Storage
 from midstream.operators.base import Snapshot
 from midstream.protocol import messages as m
-from midstream.protocol.messages import ChunkHandle, PartHandle
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    parts: tuple[tuple[str, tuple[PartHandle, ...]], ...]
+    parts: tuple[tuple[str, tuple[m.PartHandle, ...]], ...]
     """Per operator uid, in chain order."""
     committables: tuple[tuple[str, tuple[bytes, ...]], ...]
     """Per operator uid, only where there are some."""
-    chunks: dict[str, ChunkHandle]
+    chunks: dict[str, m.ChunkHandle]
     """Every chunk of this snapshot, for the next one to refer to once this one has completed."""
     files: tuple[str, ...] = ()
     state_bytes: int = 0
@@ -40,7 +39,7 @@ class StoredSnapshot:
 
 
 def store_snapshot(
-    storage: Storage, uids: Sequence[str], snapshots: Sequence[Snapshot], known: Mapping[str, ChunkHandle], file: str
+    storage: Storage, uids: Sequence[str], snapshots: Sequence[Snapshot], known: Mapping[str, m.ChunkHandle], file: str
 ) -> Callable[[], StoredSnapshot]:
     """The work of completing and storing a snapshot, to be run once on the I/O pool.
 
@@ -53,7 +52,7 @@ def store_snapshot(
             (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
         )
         pieces: list[memoryview] = []
-        parts: list[tuple[str, tuple[PartHandle, ...]]] = []
+        parts: list[tuple[str, tuple[m.PartHandle, ...]]] = []
         size = 0
         for uid, result in zip(uids, results, strict=True):
             new, handles = encode_parts(result.parts, known, file, size)

@@ -19,6 +19,7 @@ from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 SPLITS = "splits"
+"""The part of a source's state that its readers' splits are in, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 FIRST_ROWS = 256
 """Of the first batches, while it is not known how long the chain takes for a row."""
@@ -26,6 +27,11 @@ SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
+
+
+def splits_of(part: StatePart) -> list[Split]:
+    """What is in the part SPLITS."""
+    return [_decoder.decode(encoded) for encoded in part.table().column("split").to_pylist()]
 
 
 class Progress(Enum):
@@ -85,8 +91,7 @@ class SourceDriver:
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
-            for encoded in parts[SPLITS].table().column("split").to_pylist():
-                self._open.append(_Open(_decoder.decode(encoded)))
+            self._open.extend(_Open(split) for split in splits_of(parts[SPLITS]))
 
     def add_split(self, encoded: bytes) -> None:
         self._requested = False

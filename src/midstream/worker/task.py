@@ -70,6 +70,9 @@ _log = logging.getLogger(__name__)
 SLICE_S = 0.01
 """How long a step may keep the loop, as far as that can be foreseen."""
 
+SUMMARY_CHARS_MAX = 10_000
+DETAILS_CHARS_MAX = 100_000
+
 
 class TaskState(Enum):
     CREATED = "created"
@@ -361,7 +364,7 @@ class Task:
             self._backpressured_since = None
         try:
             return self._step(started_s)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the border to user code, where a panic is no Exception
             self.fail(error)
@@ -641,7 +644,23 @@ class Task:
 def describe_failure(
     attempt: int, ref: m.TaskRef, name: str, error: BaseException, symptom: bool = False
 ) -> m.TaskFailed:
-    summary = f"{name} (subtask {ref.subtask}): {type(error).__name__}: {error}"
-    details = "".join(traceback.format_exception(error))
+    summary, details = failure_texts(error)
     fatal = isinstance(error, (SchemaError, ConfigError))
-    return m.TaskFailed(attempt, ref, summary, details, fatal, symptom)
+    return m.TaskFailed(attempt, ref, f"{name} (subtask {ref.subtask}): {summary}", details, fatal, symptom)
+
+
+def failure_texts(error: BaseException) -> tuple[str, str]:
+    """Type and message, and the traceback. User code may raise what has no text, or has megabytes of it."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 - even `__str__` is user code
+        text = f"(no text: its __str__ raised {type(second).__name__})"
+    details = "".join(traceback.format_exception(error))
+    return _shortened(f"{type(error).__name__}: {text}", SUMMARY_CHARS_MAX), _shortened(details, DETAILS_CHARS_MAX)
+
+
+def _shortened(text: str, chars_max: int) -> str:
+    if len(text) <= chars_max:
+        return text
+    half = chars_max // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"

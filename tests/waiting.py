@@ -1,0 +1,27 @@
+"""Waiting for a condition, with a deadline; never for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+
+def until(what: str, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """Wait for a condition; its value once it is true."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
