@@ -9,6 +9,7 @@ whatever the size of the state.
     split       with p == q its own rows, else all chunks with index j and stride q (rows dealt in turn)
     union       everything
     broadcast   with p == q its own copy, else that of the first old subtask that was still running
+    event time  the lowest watermark of the old subtasks: no row that any of them awaits is late
 
 Only subtasks that had not finished have state to give.
 """
@@ -18,12 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from midstream.checkpoint.assign_channels import assign_channels
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
 from midstream.checkpoint.state_files import intersects, rule_of
+from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Vertex
-from midstream.protocol.messages import OperatorSnapshot, PartHandle, TaskRef
+from midstream.protocol.messages import ChannelState, OperatorSnapshot, PartHandle, TaskRef
 from midstream.state.parts import Redistribute
 
 
@@ -32,7 +35,9 @@ class Assignment:
     """Everything a graph takes over from a checkpoint."""
 
     tasks: Mapping[TaskRef, tuple[OperatorSnapshot, ...]]
-    """The state of each task that gets any."""
+    """The state and event time of each task that gets any."""
+    channels: Mapping[TaskRef, tuple[ChannelState, ...]]
+    """What was in flight to each task, in the order in which it is to be read."""
     finished: tuple[int, ...]
     """Vertices that had finished; they are not run again."""
     sources: Mapping[str, SourcePosition]
@@ -57,6 +62,7 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
     finished = finished_vertices(old, graph)
     return Assignment(
         tasks=_assign_tasks(old, graph, finished),
+        channels=assign_channels(metadata, graph, allow_dropped_state),
         finished=finished,
         sources={position.uid: position for position in metadata.sources if position.uid not in dropped},
         dropped=dropped,
@@ -75,7 +81,7 @@ def _assign_tasks(
                 snapshot
                 for spec in vertex.specs
                 if (op := old.get(spec.uid))
-                and (snapshot := assign_operator(op, subtask, vertex.parallelism, graph)).parts
+                and (snapshot := assign_operator(op, subtask, vertex.parallelism, graph)) != OperatorSnapshot(spec.uid)
             )
             if snapshots:
                 tasks[TaskRef(vertex.id, subtask)] = snapshots
@@ -98,7 +104,12 @@ def assign_operator(old: OperatorState, subtask: int, parallelism: int, graph: J
         )
         if assigned is not None and assigned.chunks:
             parts.append(assigned)
-    return OperatorSnapshot(old.uid, tuple(parts))
+    return OperatorSnapshot(
+        old.uid,
+        tuple(parts),
+        watermark_in_us=min((old.subtasks[i].watermark_in_us for i in old.running), default=MIN_WATERMARK_US),
+        watermark_out_us=min((old.subtasks[i].watermark_out_us for i in old.running), default=MIN_WATERMARK_US),
+    )
 
 
 def _parts(old: OperatorState) -> Iterator[tuple[int, PartHandle]]:

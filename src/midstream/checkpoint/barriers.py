@@ -180,8 +180,9 @@ class BarrierHandler:
         """The checkpoint that is being aligned or captured for."""
         return self._pending.barrier.checkpoint_id if self._pending else None
 
-    def is_pending(self, checkpoint_id: int) -> bool:
-        return self.pending_id == checkpoint_id
+    @property
+    def pending(self) -> CheckpointBarrier | None:
+        return self._pending.barrier if self._pending else None
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
         match event:
@@ -192,7 +193,8 @@ class BarrierHandler:
             case CancelReceived(checkpoint_id):
                 return self._on_cancel(checkpoint_id)
             case EndAnnounced(channel):
-                self._ending.add(channel)
+                if channel in self._open:
+                    self._ending.add(channel)
                 return self._go_on()
             case ChannelEnded(channel):
                 return self._on_end(channel)
@@ -215,12 +217,13 @@ class BarrierHandler:
     def _on_received(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
         if channel not in self._open:
             raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which has ended")
+        blocked = self._pending is not None and not self._pending.capturing and channel in self._pending.received
+        if blocked:
+            raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which is blocked")
         out = self._begin(barrier)
         if out is None or self._pending is None:
             return out or []
         pending = self._pending
-        if channel in pending.received:
-            raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which is blocked")
         if pending.capturing:
             raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, where it was overtaken")
         pending.announced.add(channel)

@@ -72,9 +72,7 @@ def encode_channels(
                 offset += size
                 waiting, size, batches, rows = [], 0, 0, 0
         if segments:
-            states.append(
-                ChannelState(item.edge, item.producer, item.consumer, item.is_output, tuple(segments))
-            )
+            states.append(ChannelState(item.edge, item.producer, item.consumer, item.is_output, tuple(segments)))
     return pieces, tuple(states)
 
 

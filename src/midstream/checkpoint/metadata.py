@@ -18,10 +18,10 @@ import xxhash
 
 from midstream.core.errors import StorageError
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import OperatorSnapshot
+from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 1
+VERSION: Final = 2
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
@@ -106,6 +106,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
     files: tuple[str, ...]
     """All state files that it references, sorted; older checkpoints may share them."""
+    channels: tuple[ChannelState, ...] = ()
+    """What was in flight. Of one consumer's input parts the order matters."""
 
     @property
     def finished_vertices(self) -> tuple[int, ...]:
@@ -137,9 +139,10 @@ def names_of(graph: JobGraph) -> dict[str, str]:
     return {spec.uid: spec.name for vertex in graph.vertices for spec in vertex.specs}
 
 
-def files_of(operators: Iterable[OperatorSnapshot]) -> set[str]:
-    """The state files that these snapshots reference."""
-    return {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
+def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelState] = ()) -> set[str]:
+    """The files that these snapshots and states reference."""
+    files = {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
+    return files | {segment.file for state in channels for segment in state.segments}
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:

@@ -27,7 +27,7 @@ from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 COMPRESS_FROM_BYTES = 64 * 2**10
 
 SHARED = "shared"
-_NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.state")
+_NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,10 +39,12 @@ class StateFile:
     checkpoint_id: int
     vertex: int
     subtask: int
+    kind: str = "state"
+    """Or "channels": what was in flight, see `checkpoint.channel_state`."""
 
     @property
     def path(self) -> str:
-        name = f"e{self.epoch}-a{self.attempt}-c{self.checkpoint_id}-v{self.vertex}-s{self.subtask}.state"
+        name = f"e{self.epoch}-a{self.attempt}-c{self.checkpoint_id}-v{self.vertex}-s{self.subtask}.{self.kind}"
         return f"{SHARED}/{name}"
 
     @classmethod
@@ -52,13 +54,19 @@ class StateFile:
         match = _NAME.fullmatch(name) if directory == SHARED else None
         if match is None:
             return None
-        file = cls(*(int(group) for group in match.groups()))
+        epoch, attempt, checkpoint_id, vertex, subtask = map(int, match.groups()[:5])
+        file = cls(epoch, attempt, checkpoint_id, vertex, subtask, match[6])
         return file if file.path == path else None
 
 
 def state_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int) -> str:
-    """Path of the one file that a subtask writes for a checkpoint."""
+    """Path of the one file for operator state that a subtask writes for a checkpoint."""
     return StateFile(epoch, attempt, checkpoint_id, vertex, subtask).path
+
+
+def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int) -> str:
+    """Likewise for what was in flight."""
+    return StateFile(epoch, attempt, checkpoint_id, vertex, subtask, "channels").path
 
 
 # ---- writing ---------------------------------------------------------------

@@ -28,7 +28,14 @@ from midstream.checkpoint.store import (
 )
 from midstream.coordinator.attempt import Attempt, CheckpointPlan
 from midstream.coordinator.cleaning import Cleaning
-from midstream.coordinator.completing import build_metadata, committables_of, merged, operator_states, refusal
+from midstream.coordinator.completing import (
+    build_metadata,
+    channels_of,
+    committables_of,
+    merged,
+    operator_states,
+    refusal,
+)
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import InvariantError, StorageError
@@ -203,8 +210,10 @@ class Checkpoints:
         by_slot: dict[int, list[TaskRef]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
+        timeout_s = self._plan.config.aligned_timeout_s
+        overtake_ms = None if timeout_s is None else round(timeout_s * 1000)
         for slot, refs in by_slot.items():
-            self._effects.send(slot, TriggerCheckpoint(attempt.number, checkpoint_id, now_ms, tuple(refs)))
+            self._effects.send(slot, TriggerCheckpoint(attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms))
         timeout_s = self._plan.config.checkpoint_timeout_s
         expired = partial(self._expired, checkpoint_id, timeout_s)
         pending.timer = self._effects.set_timer(f"checkpoint:{checkpoint_id}", timeout_s, expired)
@@ -312,7 +321,8 @@ class Checkpoints:
         pending.timer = None
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
-        why_not = refusal(operators, written.union(*(retained.files for retained in self.retained)))
+        channels = channels_of(pending.acks)
+        why_not = refusal(operators, channels, written.union(*(retained.files for retained in self.retained)))
         if why_not:
             self._abort(pending, why_not, counts=False, retry=False)
             return
@@ -327,6 +337,7 @@ class Checkpoints:
             operators=operators,
             sources=pending.sources,
             committables=(*self._listener.uncommitted(), *own),
+            channels=channels,
         )
         pending.publishing = True
         assert self.storage is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
+import msgspec
+
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
@@ -13,7 +15,7 @@ from midstream.checkpoint.metadata import (
     layout_of,
 )
 from midstream.coordinator.events import JobPlan
-from midstream.protocol.messages import CheckpointAck, OperatorSnapshot, TaskRef
+from midstream.protocol.messages import ChannelState, CheckpointAck, OperatorSnapshot, TaskRef
 from midstream.state.parts import Redistribute
 
 
@@ -78,15 +80,23 @@ def _snapshot(
 ) -> OperatorSnapshot:
     """State only: committables are kept apart."""
     if ref in acks:
-        return next(
-            (OperatorSnapshot(uid, op.parts) for op in acks[ref].operators if op.uid == uid), OperatorSnapshot(uid)
-        )
+        of_task = (op for op in acks[ref].operators if op.uid == uid)
+        return next((msgspec.structs.replace(op, committables=(), earlier=()) for op in of_task), OperatorSnapshot(uid))
     if before is not None and ref.subtask in before.finished and ref.subtask < len(before.subtasks):
         return before.subtasks[ref.subtask]
     return OperatorSnapshot(uid)
 
 
-def refusal(operators: Iterable[OperatorState], readable: Set[str]) -> str:
+def channels_of(acks: Mapping[TaskRef, CheckpointAck]) -> tuple[ChannelState, ...]:
+    """What was in flight, task by task in the order of the graph."""
+    return tuple(state for _, ack in sorted(acks.items(), key=_by_task) for state in ack.channels)
+
+
+def _by_task(item: tuple[TaskRef, CheckpointAck]) -> tuple[int, int]:
+    return item[0].vertex, item[0].subtask
+
+
+def refusal(operators: Iterable[OperatorState], channels: Iterable[ChannelState], readable: Set[str]) -> str:
     """Why these states cannot make a checkpoint that may be restored; "" if they can.
 
     `readable`: files that retained checkpoints hold or that were written for this one. A task whose
@@ -104,7 +114,8 @@ def refusal(operators: Iterable[OperatorState], readable: Set[str]) -> str:
         missing = files_of(op.subtasks) - readable
         if missing:
             return f"operator {op.name!r} refers to {min(missing)}, which is no longer kept"
-    return ""
+    missing = files_of((), channels) - readable
+    return f"a channel refers to {min(missing)}, which is no longer kept" if missing else ""
 
 
 def build_metadata(
@@ -118,6 +129,7 @@ def build_metadata(
     operators: tuple[OperatorState, ...],
     sources: tuple[SourcePosition, ...],
     committables: tuple[Committables, ...],
+    channels: tuple[ChannelState, ...],
 ) -> CheckpointMetadata:
     """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
@@ -137,6 +149,7 @@ def build_metadata(
         operators=operators,
         sources=sources,
         committables=committables,
-        state_bytes=sum(chunks.values()),
-        files=tuple(sorted(files_of(snapshots))),
+        state_bytes=sum(chunks.values()) + sum(segment.length for c in channels for segment in c.segments),
+        files=tuple(sorted(files_of(snapshots, channels))),
+        channels=channels,
     )

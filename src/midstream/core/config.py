@@ -84,6 +84,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float | None = 10.0
     checkpoint_timeout_s: float = 600.0
+    aligned_timeout_s: float | None = None
+    """How long a checkpoint's barriers wait behind rows in flight before they overtake; None: for ever."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 3
     retained_checkpoints: int = 2

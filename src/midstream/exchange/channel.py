@@ -141,7 +141,8 @@ class RemoteChannel:
         if (self._partial is not None) != inside or (inside and not isinstance(event, CheckpointBarrier)):
             raise InvariantError(f"{self.id}: {type(event).__name__} inside a batch")
         self.queue.append(event)
-        self._on_data()
+        if len(self.queue):
+            self._on_data()
 
     def _next_sequence(self, sequence: int) -> None:
         if sequence != self._sequence:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition
 from midstream.core.errors import InvariantError
 from midstream.exchange.channel import InputChannel
-from midstream.exchange.queue import Taken
+from midstream.exchange.queue import InFlight, Taken
 from midstream.graph.job_graph import Edge
 
 RECOVERED: Final = -1
@@ -121,6 +121,19 @@ class InputGate:
         self._blocked.discard(channel)
         if self.channels[channel].has_data():
             self.on_data(channel)
+
+    def capture(self, channel: int, checkpoint_id: int) -> list[InFlight]:
+        """See `ElementQueue.capture`."""
+        queue = self.channels[channel].queue
+        captured = queue.capture(checkpoint_id)
+        if self._is_ready[channel] and not self.channels[channel].has_data():  # the barrier was all that there was
+            self._is_ready[channel] = False
+            self._ready.remove(channel)
+        return captured
+
+    def stop_capture(self) -> None:
+        for channel in self.channels:
+            channel.queue.stop_capture()
 
     def discard(self) -> None:
         if self.recovered is not None:

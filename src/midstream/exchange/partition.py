@@ -87,7 +87,7 @@ class Subpartition:
         else:
             self.closed = isinstance(element, EndOfPartition)
             self.queue.append(element)
-        if self._on_data is not None:
+        if self._on_data is not None and len(self.queue):
             self._on_data()
 
     def take(self, rows_max: int) -> tuple[Element, Taken] | None:

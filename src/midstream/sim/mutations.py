@@ -54,13 +54,13 @@ def killed_after(name: str, seeds_max: int, start: int = 0) -> tuple[int, str] |
 
 
 def _skip_alignment() -> Replacements:
-    def on_barrier(self: Any, channel: int, barrier: Any) -> list[Any]:
+    def on_received(self: Any, channel: int, barrier: Any) -> list[Any]:
         if barrier.checkpoint_id <= self._last_id:
             return []
         self._last_id = barrier.checkpoint_id
         return [barriers.TakeSnapshot(barrier)]
 
-    return [(barriers.BarrierHandler, "_on_barrier", on_barrier)]
+    return [(barriers.BarrierHandler, "_on_received", on_received)]
 
 
 def _end_is_no_barrier() -> Replacements:
@@ -188,9 +188,9 @@ def _drop_an_element() -> Replacements:
 
     def block(self: Any, channel: int) -> None:
         original(self, channel)
-        elements = getattr(self.channels[channel], "_elements", None)
-        if elements and hasattr(elements[0][0], "num_rows"):
-            self.channels[channel]._taken = elements.popleft()[1]
+        queue = self.channels[channel].queue
+        if len(queue) and not queue.head_is_event():
+            self.channels[channel].take(1)
             self.channels[channel].done()
 
     return [(InputGate, "block", block)]
@@ -278,8 +278,8 @@ def _finish_without_end_of_data() -> Replacements:
 
     def add(self: Any, element: Any) -> None:
         original(self, element)
-        if type(element).__name__ == "EndOfData" and len(self._elements) > 1:
-            self._elements.rotate(1)
+        if type(element).__name__ == "EndOfData" and len(self.queue) > 1:
+            self.queue._items.rotate(1)
 
     return [(Subpartition, "add", add)]
 

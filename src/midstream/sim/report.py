@@ -61,5 +61,5 @@ def _waits(machine: SlotMachine, task: Task) -> Iterator[str]:
     for partition in task.partitions:
         if task.is_live and not partition.is_available():
             yield f"room in the output of e{partition.edge.id}"
-    if task.is_live and not any(gate.has_data() for gate in task.gates):
+    if task.is_live and not any(channel.has_data() for gate in task.gates for channel in gate.channels):
         yield "input" if task.gates else "its source or the coordinator"

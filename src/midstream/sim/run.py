@@ -49,6 +49,7 @@ class Outcome:
     doubled: int = 0
     checkpoints: int = 0
     finished_in_checkpoint: int = 0
+    in_flight_in_checkpoint: int = 0
     launches: int = 0
     attempts: int = 0
     rescaled_restores: int = 0
@@ -127,6 +128,7 @@ class Run:
         outcome.seconds = world.now_us / 1e6
         outcome.checkpoints = self._oracle.checkpoints
         outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
+        outcome.in_flight_in_checkpoint = self._oracle.in_flight
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
         outcome.trace = world.trace
@@ -144,6 +146,7 @@ class Run:
             checkpoint_dir=ROOT,
             checkpoint_interval_s=s.interval_s,
             checkpoint_timeout_s=s.timeout_s,
+            aligned_timeout_s=s.aligned_timeout_s,
             min_pause_s=s.min_pause_s,
             tolerable_failures=1000,
             retained_checkpoints=s.retained,

@@ -75,6 +75,7 @@ class Scenario:
     sink_pause_s: float
     tempo: Tempo
     faults: tuple[Fault, ...]
+    aligned_timeout_s: float | None = None
     steps_max: int = 400_000
 
 
@@ -138,6 +139,7 @@ def draw(
             interleave=choice((0.0, 0.0, 0.2)),
         ),
         faults=drawn,
+        aligned_timeout_s=Random(f"mode {seed}").choice((None, 0.0, 0.0, 0.001, 0.01)),
     )
 
 

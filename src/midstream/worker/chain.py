@@ -7,7 +7,7 @@ rows while a watermark that came before them is still pending for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -68,8 +68,8 @@ class Chain:
         self.rows_in = [0] * len(self.operators)
         self._pending: dict[int, int] = {}
         """Operator index: the watermark that it has not finished firing for."""
-        self.watermark_us = MIN_WATERMARK_US
-        """The last watermark that left the chain."""
+        self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
+        """The last watermark offered to each operator; the last entry is the one that left the chain."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if self.operators:
@@ -89,16 +89,38 @@ class Chain:
             operator = self.operators[index]
             if operator.makes_watermarks and watermark_us != MAX_WATERMARK_US:
                 return
+            if watermark_us <= self.offered_us[index]:
+                return
+            self.offered_us[index] = watermark_us
             if index in self._pending:
-                self._pending[index] = max(watermark_us, self._pending[index])
+                self._pending[index] = watermark_us
                 return
             if not operator.advance_watermark(watermark_us):
                 self._pending[index] = watermark_us
                 return
             index += 1
-        if watermark_us > self.watermark_us:
-            self.watermark_us = watermark_us
+        if watermark_us > self.offered_us[-1]:
+            self.offered_us[-1] = watermark_us
             self._edges.watermark(watermark_us)
+
+    @property
+    def watermark_us(self) -> int:
+        """The last watermark that left the chain."""
+        return self.offered_us[-1]
+
+    def restore(self, marks: Mapping[int, tuple[int, int]]) -> None:
+        """Where event time stood: by operator, the watermark offered to it and the one that left it.
+
+        An operator that had not finished firing goes on with it. An index that is not in `marks` is
+        that of an operator that is new.
+        """
+        for index, (offered_us, left_us) in marks.items():
+            self.offered_us[index] = max(offered_us, self.offered_us[index])
+            self.offered_us[index + 1] = max(left_us, self.offered_us[index + 1])
+            if left_us < offered_us and not self.operators[index].makes_watermarks:
+                self._pending[index] = offered_us
+            elif index + 1 < len(self.operators) and index + 1 not in marks and left_us > MIN_WATERMARK_US:
+                self._pending[index + 1] = left_us
 
     @property
     def is_firing(self) -> bool:

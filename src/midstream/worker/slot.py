@@ -27,13 +27,14 @@ from midstream.core.ids import ChannelId, TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Transport
 from midstream.exchange.channel import InputChannel, LocalChannel, RemoteChannel
-from midstream.exchange.gate import InputGate
+from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
+from midstream.worker.recovery import GateRecovery
 from midstream.worker.task import Task, TaskSeams, failure_texts
 
 WINDOW_BUFFERS_MAX = 64
@@ -61,6 +62,8 @@ class _Loaded:
     """By operator uid."""
     known: dict[str, m.ChunkHandle]
     """Which of their chunks are in files already."""
+    watermarks: dict[str, tuple[int, int]]
+    """See `Task.open`."""
 
 
 class SlotMachine:
@@ -128,8 +131,8 @@ class SlotMachine:
         match message:
             case m.Start(_, peers):
                 self._start(peers)
-            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks):
-                barrier = CheckpointBarrier(checkpoint_id, created_ms)
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms):
+                barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms)
                 for ref in tasks:
                     self._task(ref).trigger_checkpoint(barrier)
             case m.CheckpointCompleted(_, checkpoint_id):
@@ -200,8 +203,9 @@ class SlotMachine:
                 graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
                 parallelism = graph.vertices[ref.vertex].parallelism
                 owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)
-                task = _Loaded(graph, {}, {})
+                task = _Loaded(graph, {}, {}, {})
                 for snapshot in restore.get(ref, ()):
+                    task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
                     assert storage is not None, "state to restore, but no storage"
                     parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
                     task.parts[snapshot.uid] = parts
@@ -219,7 +223,7 @@ class SlotMachine:
             try:
                 self._build(deploy, config, [task.graph for task in loaded], storage)
                 for task, of_task in zip(self.tasks.values(), loaded, strict=True):
-                    task.open(of_task.parts, of_task.known)
+                    task.open(of_task.parts, of_task.known, of_task.watermarks)
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._deploy_failed(deploy.attempt, error)
                 return
@@ -265,13 +269,29 @@ class SlotMachine:
                     if slot != self.slot_id:
                         self._outgoing.append((slot, partition, index))
         window = self._window(deploy, graphs, pool)
+        channels = dict(deploy.channels)
         for graph, ref in zip(graphs, deploy.tasks, strict=True):
             task_id = TaskId(ref.vertex, ref.subtask)
             gates = []
-            for edge in graph.inputs(ref.vertex):
-                gate = InputGate(edge, ref.subtask, partial(self._wake_task, task_id))
+            for number, edge in enumerate(graph.inputs(ref.vertex)):
+                arrived = partial(self._arrived, task_id, number)
+                gate = InputGate(edge, ref.subtask, partial(self._wake_task, task_id), arrived)
                 gates.append(gate)
                 self._wire(gate, graph, deploy, partitions, window)
+                states = [state for state in channels.get(ref, ()) if state.edge == edge.id]
+                if states:
+                    assert storage is not None, "in-flight data to restore, but no storage"
+                    gate.recovered = GateRecovery(
+                        edge,
+                        states,
+                        max_parallelism=config.max_parallelism,
+                        pool=pool,
+                        quota=pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
+                        executor=self._executor,
+                        storage=storage,
+                        wake=partial(self._wake_task, task_id),
+                        fail=partial(self._fail_task, deploy.attempt, task_id),
+                    )
             self.tasks[task_id] = Task(
                 task_id,
                 graph.vertices[ref.vertex],
@@ -374,6 +394,15 @@ class SlotMachine:
                 return
 
     # ---- running -----------------------------------------------------------------
+
+    def _arrived(self, task_id: TaskId, gate: int, channel: int, event: Arrival) -> None:
+        task = self.tasks.get(task_id)
+        if task is not None:
+            task.arrived(gate, channel, event)
+
+    def _fail_task(self, attempt: int, task_id: TaskId, error: BaseException) -> None:
+        if attempt == self.attempt and task_id in self.tasks:
+            self.tasks[task_id].fail(error)
 
     def _wake_task(self, task_id: TaskId) -> None:
         task = self.tasks.get(task_id)

@@ -1,6 +1,6 @@
 """The snapshots of one task, from the moment they are taken until their checkpoint's fate is known.
 
-    taken --files written--> stored --in order--> acknowledged --completed--> known
+    taken --both files written--> stored --in order--> acknowledged --completed--> known
                  \\-- not written: declined; what its sinks prepared is reported with the next one
 
 Invariants: acknowledgements leave in the order of the checkpoints, because each one reports what
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+
+import msgspec
 
 from midstream.checkpoint.state_files import encode_parts
 from midstream.core.errors import InvariantError, StorageError
@@ -70,6 +71,29 @@ def store_snapshot(
     return work
 
 
+@dataclass(frozen=True, slots=True)
+class StoredInFlight:
+    """What a barrier overtook, at rest."""
+
+    channels: tuple[m.ChannelState, ...] = ()
+    files: tuple[str, ...] = ()
+    state_bytes: int = 0
+    error: Exception | None = None
+    """The file could not be written."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A snapshot on its way to its acknowledgement: both parts have to be at rest."""
+
+    operators: tuple[m.OperatorSnapshot, ...]
+    """With uids and watermarks; what is stored is filled in."""
+    alignment_ms: float
+    finished: bool
+    stored: StoredSnapshot | None = None
+    in_flight: StoredInFlight | None = None
+
+
 class TaskSnapshots:
     """`send` acknowledgements; `fail` the task when what a sink has taken cannot be made durable."""
 
@@ -89,8 +113,8 @@ class TaskSnapshots:
         self._closed = False
         self._stored: dict[str, m.ChunkHandle] = {}
         """Chunks that a completed checkpoint has stored: they are not written again."""
-        self._storing: dict[int, Callable[[], None] | None] = {}
-        """Snapshots whose files are being written (None), or are written but have to wait for older ones."""
+        self._taken: dict[int, _Taken] = {}
+        """Snapshots that have not been acknowledged, oldest first."""
         self._unconfirmed: dict[int, StoredSnapshot] = {}
         """Snapshots of which it is not known yet that their checkpoint completed, by its id, oldest first."""
 
@@ -101,16 +125,20 @@ class TaskSnapshots:
     def take(
         self,
         checkpoint_id: int,
-        snapshots: list[tuple[str, Snapshot]],
+        operators: list[tuple[m.OperatorSnapshot, Snapshot]],
         storage: Storage,
         file: str,
         *,
         alignment_ms: float,
         finished: bool,
     ) -> None:
-        """Store what the operators captured, by uid in chain order, then acknowledge it."""
-        uids = [uid for uid, _ in snapshots]
-        work = store_snapshot(storage, uids, [snapshot for _, snapshot in snapshots], dict(self._stored), file)
+        """Store what the operators captured, in chain order; `in_flight_stored` has to follow for it to be acknowledged."""
+        if self._taken and next(reversed(self._taken)) >= checkpoint_id:
+            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._taken)}")
+        heads = tuple(head for head, _ in operators)
+        taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, finished)
+        uids = [head.uid for head in heads]
+        work = store_snapshot(storage, uids, [snapshot for _, snapshot in operators], dict(self._stored), file)
 
         def done(outcome: Done[StoredSnapshot] | Failed) -> None:
             if self._closed:
@@ -118,15 +146,16 @@ class TaskSnapshots:
             if isinstance(outcome, Failed):
                 self._fail(outcome.error)
                 return
-            self._storing[checkpoint_id] = partial(
-                self._acknowledge, checkpoint_id, uids, outcome.value, alignment_ms, finished
-            )
+            taken.stored = outcome.value
             self._acknowledge_in_order()
 
-        if self._storing and next(reversed(self._storing)) >= checkpoint_id:
-            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._storing)}")
-        self._storing[checkpoint_id] = None
         self._executor.submit(work, done)
+
+    def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
+        """What was in flight at the snapshot is at rest (or there was nothing, or it is not needed any more)."""
+        if not self._closed:
+            self._taken[checkpoint_id].in_flight = in_flight
+            self._acknowledge_in_order()
 
     def completed(self, checkpoint_id: int) -> None:
         for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
@@ -142,16 +171,15 @@ class TaskSnapshots:
         self._closed = True
 
     def _acknowledge_in_order(self) -> None:
-        while self._storing:
-            oldest = next(iter(self._storing))
-            acknowledge = self._storing[oldest]
-            if acknowledge is None:
+        while self._taken:
+            oldest, taken = next(iter(self._taken.items()))
+            if taken.stored is None or taken.in_flight is None:
                 return
-            del self._storing[oldest]
-            acknowledge()
+            del self._taken[oldest]
+            self._acknowledge(oldest, taken, taken.stored, taken.in_flight)
 
     def _acknowledge(
-        self, checkpoint_id: int, uids: list[str], stored: StoredSnapshot, alignment_ms: float, finished: bool
+        self, checkpoint_id: int, taken: _Taken, stored: StoredSnapshot, in_flight: StoredInFlight
     ) -> None:
         """With what the sinks prepared for older checkpoints that are not known to have completed."""
         earlier: dict[str, list[m.EarlierCommittables]] = {}
@@ -159,13 +187,20 @@ class TaskSnapshots:
             for uid, committables in snapshot.committables:
                 earlier.setdefault(uid, []).append(m.EarlierCommittables(older, committables))
         self._unconfirmed[checkpoint_id] = stored
-        if stored.error is not None:
-            self.decline(checkpoint_id, f"task {self._task.vertex}/{self._task.subtask}: {stored.error}", counts=True)
+        error = stored.error or in_flight.error
+        if error is not None:
+            self.decline(checkpoint_id, f"task {self._task.vertex}/{self._task.subtask}: {error}", counts=True)
             return
         parts = dict(stored.parts)
         prepared = dict(stored.committables)
         operators = tuple(
-            m.OperatorSnapshot(uid, parts[uid], prepared.get(uid, ()), tuple(earlier.get(uid, ()))) for uid in uids
+            msgspec.structs.replace(
+                head,
+                parts=parts[head.uid],
+                committables=prepared.get(head.uid, ()),
+                earlier=tuple(earlier.get(head.uid, ())),
+            )
+            for head in taken.operators
         )
         self._send(
             m.CheckpointAck(
@@ -173,9 +208,10 @@ class TaskSnapshots:
                 checkpoint_id,
                 self._task,
                 operators,
-                stored.files,
-                stored.state_bytes,
-                alignment_ms,
-                finished,
+                stored.files + in_flight.files,
+                stored.state_bytes + in_flight.state_bytes,
+                taken.alignment_ms,
+                taken.finished,
+                in_flight.channels,
             )
         )

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import traceback
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,22 +24,12 @@ from enum import Enum
 
 import pyarrow as pa
 
-from midstream.checkpoint.barriers import (
-    AbortCheckpoint,
-    BarrierEvent,
-    BarrierHandler,
-    BarrierReceived,
-    Block,
-    CancelReceived,
-    ChannelEnded,
-    Resume,
-    TakeSnapshot,
-    TriggerReceived,
-)
+from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, ChannelEnded, TriggerReceived
 from midstream.checkpoint.state_files import state_file
 from midstream.core.config import JobConfig
 from midstream.core.elements import (
     MAX_WATERMARK_US,
+    MIN_WATERMARK_US,
     CancelCheckpointMarker,
     CheckpointBarrier,
     Element,
@@ -54,13 +43,15 @@ from midstream.core.errors import ConfigError, InvariantError, SchemaError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
-from midstream.exchange.gate import InputGate
+from midstream.exchange.gate import RECOVERED, Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
 from midstream.operators.base import OperatorContext, Snapshot, SnapshotResult
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
+from midstream.worker.checkpoints import Rest, TaskCheckpoints
+from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import FIRST_ROWS, SPLITS, Progress, SourceDriver
 from midstream.worker.valve import WatermarkValve
@@ -163,21 +154,29 @@ class Task:
         self._rows_per_s = 0.0
         self._next_gate = 0
 
-        self._first_channel: list[int] = []
-        """Channels are numbered through all gates: number = _first_channel[gate] + index."""
-        channels = 0
-        for gate in gates:
-            self._first_channel.append(channels)
-            channels += len(gate.channels)
+        self._snapshots = TaskSnapshots(seams.attempt, self._ref, seams.executor, seams.send, self.fail)
+        self._checkpoints = TaskCheckpoints(
+            path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
+            gates=gates,
+            partitions=partitions,
+            snapshots=self._snapshots,
+            take=self._snapshot,
+            rest=self._rest,
+            mail=self.mail,
+            fail=self.fail,
+            clock=seams.clock,
+            executor=seams.executor,
+            storage=seams.storage,
+            buffer_bytes=config.buffer_bytes,
+        )
+        channels = self._checkpoints.channels
         self._ended_data = [False] * channels
-        self._barriers = BarrierHandler(channels)
         self._valve = WatermarkValve(channels)
         self._port_open = {
             port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
             for port in {gate.edge.port for gate in gates}
         }
         self._was_idle = False
-        self._align_started_s = 0.0
 
         self._edges = _TaskEdges(partitions)
         self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
@@ -188,7 +187,6 @@ class Task:
         self._stop_mode_drain = True
         self._final_checkpoint: int | None = None
         """The first checkpoint that this task joined after its data had ended."""
-        self._snapshots = TaskSnapshots(seams.attempt, self._ref, seams.executor, seams.send, self.fail)
 
         self.rows_in = 0
         self.busy_s = 0.0
@@ -197,10 +195,16 @@ class Task:
 
     # ---- life --------------------------------------------------------------
 
-    def open(self, restored: Mapping[str, Mapping[str, StatePart]], stored: Mapping[str, m.ChunkHandle]) -> None:
+    def open(
+        self,
+        restored: Mapping[str, Mapping[str, StatePart]],
+        stored: Mapping[str, m.ChunkHandle],
+        watermarks: Mapping[str, tuple[int, int]],
+    ) -> None:
         """Open every operator and give it its state; nothing runs yet. Raises whatever an operator raises.
 
-        `restored`: parts by operator uid; `stored`: which of their chunks are in files already.
+        `restored`: parts by operator uid; `stored`: which of their chunks are in files already;
+        `watermarks`: the last one offered to each operator, and the last one that left it.
         """
         self._snapshots.restored(stored)
         config, vertex = self._config, self.vertex
@@ -240,10 +244,20 @@ class Task:
             spec.operator.open(context, self._chain.links[index + 1])
             if spec.uid in restored:
                 spec.operator.restore(restored[spec.uid])
+        self._chain.restore({i: watermarks[uid] for i, uid in enumerate(self._uids) if uid in watermarks})
+        if not self._uids and vertex.source is not None and vertex.source.uid in watermarks:
+            self._chain.offered_us[0] = watermarks[vertex.source.uid][1]
+        if self.gates:
+            self._valve.watermark_us = self._chain.offered_us[0]
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskState.CREATED)
         self._seams.send(m.TaskRunning(self._attempt, self._ref))
+        if self._chain.watermark_us > MIN_WATERMARK_US:
+            self._edges.watermark(self._chain.watermark_us)  # its consumers have heard of it, but do not remember
+        for gate in self.gates:
+            if isinstance(gate.recovered, GateRecovery):
+                gate.recovered.start()
         self.wake()
 
     def close(self) -> None:
@@ -275,6 +289,7 @@ class Task:
         self._mails.clear()
         self._due.clear()
         self._snapshots.close()
+        self._checkpoints.close()
         if self._source is not None:
             self._source.close()
         for spec in self.vertex.operators:
@@ -315,7 +330,12 @@ class Task:
             # It finished while the trigger was on its way.
             self._snapshots.decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
         else:
-            self.mail(lambda: self._handle(TriggerReceived(barrier)))
+            self.mail(lambda: self._checkpoints.handle(TriggerReceived(barrier)))
+
+    def arrived(self, gate: int, channel: int, event: Arrival) -> None:
+        """A barrier or an end waits in a channel."""
+        if self.is_live:
+            self._checkpoints.arrived(gate, channel, event)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         self.mail(lambda: self._on_completed(checkpoint_id))
@@ -373,7 +393,7 @@ class Task:
             self.busy_s += clock.monotonic_s() - started_s
 
     def _step(self, started_s: float) -> bool:
-        if self._mails and not self._chain.is_firing:
+        if self._mails:
             self._mails.popleft()()  # needs no buffer: barriers and bookkeeping
             return True
         if not self._output_available():
@@ -434,10 +454,10 @@ class Task:
         return False
 
     def _on_element(self, gate: int, index: int, element: Element) -> None:
-        channel = self._first_channel[gate] + index
+        channel = self._checkpoints.first_channel[gate] + index
         port = self.gates[gate].edge.port
         if isinstance(element, pa.RecordBatch):
-            if self._ended_data[channel]:
+            if index != RECOVERED and self._ended_data[channel]:
                 raise InvariantError(f"{self.gates[gate].channels[index].id}: rows after the end of data")
             self.rows_in += element.num_rows
             self._current = _Current(gate, index, port, element, 0)
@@ -449,15 +469,15 @@ class Task:
             case WatermarkStatus(idle):
                 self._advance(self._valve.set_idle(channel, idle))
             case CheckpointBarrier():
-                self._handle(BarrierReceived(channel, element))
+                self._checkpoints.handle(BarrierReceived(channel, element))
             case CancelCheckpointMarker(checkpoint_id):
-                self._handle(CancelReceived(checkpoint_id))
+                self._checkpoints.handle(CancelReceived(checkpoint_id))
             case EndOfData(drain):
                 self._end_of_data(channel, port, drain)
             case EndOfPartition():
                 if not self._ended_data[channel]:
                     raise InvariantError(f"{self.gates[gate].channels[index].id}: closed before the end of data")
-                self._handle(ChannelEnded(channel))
+                self._checkpoints.handle(ChannelEnded(channel))
 
     def _process_slice(self, current: _Current) -> None:
         """As many rows of the batch as fit the budget, judged by the rows before them."""
@@ -530,50 +550,36 @@ class Task:
 
     # ---- checkpoints -----------------------------------------------------------
 
-    def _handle(self, event: BarrierEvent) -> None:
-        was_aligning = self._barriers.pending_id
-        for instruction in self._barriers.handle(event):
-            match instruction:
-                case Block(channel):
-                    gate, index = self._locate(channel)
-                    gate.block(index)
-                case Resume(channels):
-                    for channel in channels:
-                        gate, index = self._locate(channel)
-                        gate.resume(index)
-                case TakeSnapshot(barrier):
-                    if was_aligning != barrier.checkpoint_id:
-                        self._align_started_s = self._seams.clock.monotonic_s()
-                    self._snapshot(barrier)
-                case AbortCheckpoint(checkpoint_id, reason):
-                    self._edges.broadcast(CancelCheckpointMarker(checkpoint_id))
-                    self._snapshots.decline(checkpoint_id, reason, counts=False)
-        aligning = self._barriers.pending_id
-        if aligning is not None and aligning != was_aligning:
-            self._align_started_s = self._seams.clock.monotonic_s()
+    def _rest(self) -> Rest | None:
+        current = self._current
+        if current is None:
+            return None
+        taken = self.gates[current.gate].taken(current.channel)
+        return Rest(current.gate, current.batch.slice(current.next_row), taken)
 
-    def _locate(self, channel: int) -> tuple[InputGate, int]:
-        gate = bisect_right(self._first_channel, channel) - 1
-        return self.gates[gate], channel - self._first_channel[gate]
-
-    def _snapshot(self, barrier: CheckpointBarrier) -> None:
-        """The barrier goes on first; then every operator's state, as of this point between two batches."""
+    def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+        """Every operator's state and event time, as of this point between two slices."""
         checkpoint_id = barrier.checkpoint_id
-        alignment_ms = (self._seams.clock.monotonic_s() - self._align_started_s) * 1000
-        self._edges.broadcast(barrier)
         finished = self.state is TaskState.FINISHING
         if finished and self._final_checkpoint is None:
             self._final_checkpoint = checkpoint_id
         storage = self._seams.storage
         if storage is None:
             raise InvariantError(f"task {self.ref}: checkpoint {checkpoint_id} of a job without checkpoint storage")
-        snapshots: list[tuple[str, Snapshot]] = []
+        offered_us = self._chain.offered_us
+        snapshots: list[tuple[m.OperatorSnapshot, Snapshot]] = []
         if self._source is not None and self.vertex.source is not None:
             part = self._source.snapshot(self._seams.ids.new_id())
             parts = {SPLITS: part} if part.chunks else {}
-            snapshots.append((self.vertex.source.uid, Snapshot(SnapshotResult(parts=parts))))
-        for uid, operator in zip(self._uids, self._chain.operators, strict=True):
-            snapshots.append((uid, operator.snapshot(checkpoint_id)))
+            head = m.OperatorSnapshot(
+                self.vertex.source.uid, watermark_in_us=offered_us[0], watermark_out_us=offered_us[0]
+            )
+            snapshots.append((head, Snapshot(SnapshotResult(parts=parts))))
+        for index, operator in enumerate(self._chain.operators):
+            head = m.OperatorSnapshot(
+                self._uids[index], watermark_in_us=offered_us[index], watermark_out_us=offered_us[index + 1]
+            )
+            snapshots.append((head, operator.snapshot(checkpoint_id)))
         file = state_file(self._seams.epoch, self._attempt, checkpoint_id, *self.ref)
         self._snapshots.take(checkpoint_id, snapshots, storage, file, alignment_ms=alignment_ms, finished=finished)
 
@@ -605,7 +611,8 @@ class Task:
             self._end()
 
     def _on_aborted(self, checkpoint_id: int) -> None:
-        self._handle(CancelReceived(checkpoint_id))
+        self._checkpoints.handle(CancelReceived(checkpoint_id))
+        self._checkpoints.drop(checkpoint_id)
         if self._final_checkpoint == checkpoint_id:
             self._final_checkpoint = None
         for operator in self._chain.operators:
@@ -636,7 +643,7 @@ class Task:
 
     def check(self) -> None:
         """Everything that must hold between two steps."""
-        self._barriers.check()
+        self._checkpoints.check()
         for gate in self.gates:
             gate.check()
 

@@ -1,0 +1,310 @@
+"""The part of one task that takes checkpoints: barriers in, barriers out, snapshots and what is in flight.
+
+A checkpoint in a task is one step on the loop: the barrier goes on (behind what is queued for the
+consumers, or before all of it), every operator gives its snapshot, and what the barrier has
+overtaken is held for storing. What happens later only adds to it: batches that were on their way
+(until the last channel has announced its barrier), and outputs that a barrier overtakes when its
+time has come. When nothing can be added any more it is written, off the loop, and acknowledged
+together with the operators' state.
+
+Every batch in flight is stored by exactly one owner: what has arrived by its consumer, what has
+not left (or has left in part) by its producer, recovered data by the gate that recovers it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from midstream.checkpoint.barriers import (
+    AbortCheckpoint,
+    BarrierAnnounced,
+    BarrierEvent,
+    BarrierHandler,
+    Block,
+    CaptureComplete,
+    EndAnnounced,
+    Resume,
+    TakeSnapshot,
+    TimedOut,
+)
+from midstream.checkpoint.channel_state import Captured, capturable, encode_channels
+from midstream.checkpoint.state_files import channel_file
+from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
+from midstream.core.errors import StorageError
+from midstream.core.ids import ChannelId
+from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
+from midstream.exchange.gate import Arrival, InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.queue import InFlight, Taken, let_go
+from midstream.worker.recovery import GateRecovery
+from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+
+SEGMENT_BUFFERS = 16
+"""Size of a segment of channel state: what a recovering gate reads at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left of the batch that is being worked on."""
+
+    gate: int
+    batch: pa.RecordBatch
+    taken: Taken
+
+
+@dataclass(slots=True)
+class _InFlightState:
+    """What one checkpoint of this task has overtaken so far."""
+
+    barrier: CheckpointBarrier
+    inputs: list[tuple[Captured, list[InFlight]]] = field(default_factory=list)
+    """In the order in which they are to be read again; the lists grow until all barriers are announced."""
+    outputs: list[tuple[ChannelId, list[InFlight]]] = field(default_factory=list)
+    held: list[InFlight] = field(default_factory=list)
+    """What else has to be let go of."""
+    capturing: bool = False
+
+    def let_go(self) -> None:
+        let_go(self.held)
+        for _, items in self.inputs:
+            let_go(items)
+        for _, items in self.outputs:
+            let_go(items)
+
+
+class TaskCheckpoints:
+    """`take(barrier)` snapshots the operators; `rest()` is the batch at work; `mail` runs a step between two slices."""
+
+    def __init__(
+        self,
+        *,
+        path: Callable[[int], tuple[int, int, int, int, int]],
+        gates: Sequence[InputGate],
+        partitions: Sequence[ResultPartition],
+        snapshots: TaskSnapshots,
+        take: Callable[[CheckpointBarrier, float], None],
+        rest: Callable[[], Rest | None],
+        mail: Callable[[Callable[[], None]], None],
+        fail: Callable[[BaseException], None],
+        clock: Clock,
+        executor: Executor,
+        storage: Storage | None,
+        buffer_bytes: int,
+    ) -> None:
+        self._path = path
+        self._gates = gates
+        self._partitions = partitions
+        self._snapshots = snapshots
+        self._take = take
+        self._rest = rest
+        self._mail = mail
+        self._fail = fail
+        self._clock = clock
+        self._executor = executor
+        self._storage = storage
+        self._segment_bytes = SEGMENT_BUFFERS * buffer_bytes
+        self.first_channel: list[int] = []
+        """Channels are numbered through all gates: number = first_channel[gate] + index."""
+        channels = 0
+        overtakable: list[int] = []
+        for gate in gates:
+            self.first_channel.append(channels)
+            if capturable(gate.edge):
+                overtakable += range(channels, channels + len(gate.channels))
+            channels += len(gate.channels)
+        self.channels = channels
+        self._handler = BarrierHandler(channels, overtakable)
+        self._in_flight: dict[int, _InFlightState] = {}
+        """By checkpoint, until it is written or given up."""
+        self._timers: dict[int, Timer] = {}
+        self._seen_s: tuple[int, float] = (-1, 0.0)
+        """The newest checkpoint, and when its first barrier was seen."""
+        for partition in partitions:
+            partition.on_barrier_sent = self._barrier_sent
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing of this task will be checkpointed any more."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for state in self._in_flight.values():
+            state.let_go()
+        self._in_flight.clear()
+
+    # ---- what happens ----
+
+    def arrived(self, gate: int, channel: int, event: Arrival) -> None:
+        """A barrier, or the end, has arrived at a channel of a gate; it waits its turn there."""
+        number = self.first_channel[gate] + channel
+        if isinstance(event, CheckpointBarrier):
+            if event.timeout_ms is not None:
+                self._mail(lambda: self.handle(BarrierAnnounced(number, event)))
+        else:
+            self._mail(lambda: self.handle(EndAnnounced(number)))
+
+    def handle(self, event: BarrierEvent) -> None:
+        """One event of the barrier handler, and what it leads to."""
+        for instruction in self._handler.handle(event):
+            match instruction:
+                case Block(channel):
+                    gate, index = self._locate(channel)
+                    gate.block(index)
+                case Resume(channels):
+                    for channel in channels:
+                        gate, index = self._locate(channel)
+                        gate.resume(index)
+                case TakeSnapshot():
+                    self._snapshot(instruction)
+                case CaptureComplete(checkpoint_id):
+                    self._in_flight[checkpoint_id].capturing = False
+                    self._store_if_complete(checkpoint_id)
+                case AbortCheckpoint(checkpoint_id, reason):
+                    for partition in self._partitions:
+                        partition.broadcast(CancelCheckpointMarker(checkpoint_id))
+                    self.drop(checkpoint_id)
+                    self._snapshots.decline(checkpoint_id, reason, counts=False)
+        pending = self._handler.pending
+        if pending is not None:
+            self._see(pending)
+
+    def _see(self, barrier: CheckpointBarrier) -> None:
+        """Alignment is measured from here; the timeout runs from the barrier's creation."""
+        checkpoint_id = barrier.checkpoint_id
+        if self._seen_s[0] == checkpoint_id:
+            return
+        self._seen_s = checkpoint_id, self._clock.monotonic_s()
+        if barrier.timeout_ms and checkpoint_id not in self._timers:
+            delay_s = max(0.0, (barrier.created_ms + barrier.timeout_ms - self._clock.now_ms()) / 1000)
+            self._timers[checkpoint_id] = self._executor.call_later(
+                delay_s, lambda: self._mail(lambda: self._timed_out(barrier))
+            )
+
+    def _timed_out(self, barrier: CheckpointBarrier) -> None:
+        self._timers.pop(barrier.checkpoint_id, None)
+        self.handle(TimedOut(barrier.checkpoint_id))
+        state = self._in_flight.get(barrier.checkpoint_id)
+        if state is not None:
+            for partition in self._partitions:
+                if capturable(partition.edge):
+                    state.outputs += partition.overtake_waiting(barrier)
+            self._store_if_complete(barrier.checkpoint_id)
+
+    def _barrier_sent(self, checkpoint_id: int) -> None:
+        """Called from the middle of sending."""
+        if checkpoint_id in self._in_flight:
+            self._mail(lambda: self._store_if_complete(checkpoint_id))
+
+    def drop(self, checkpoint_id: int) -> None:
+        """The checkpoint is not to be had: forget what was captured for it."""
+        timer = self._timers.pop(checkpoint_id, None)
+        if timer is not None:
+            timer.cancel()
+        state = self._in_flight.pop(checkpoint_id, None)
+        if state is not None:
+            if state.capturing:
+                for gate in self._gates:
+                    gate.stop_capture()
+            state.let_go()
+            self._snapshots.in_flight_stored(checkpoint_id, StoredInFlight())
+
+    def _locate(self, channel: int) -> tuple[InputGate, int]:
+        gate = bisect_right(self.first_channel, channel) - 1
+        return self._gates[gate], channel - self.first_channel[gate]
+
+    # ---- the snapshot ----
+
+    def _snapshot(self, taken: TakeSnapshot) -> None:
+        barrier = taken.barrier
+        self._see(barrier)
+        state = _InFlightState(barrier)
+        for partition in self._partitions:
+            if taken.overtaking and capturable(partition.edge):
+                state.outputs += partition.overtake(barrier)
+            else:
+                partition.broadcast(barrier)
+        self._take(barrier, (self._clock.monotonic_s() - self._seen_s[1]) * 1000)
+        if taken.capture:
+            self._capture(state, taken.capture)
+        state.capturing = bool(taken.capture)
+        self._in_flight[barrier.checkpoint_id] = state
+        self._store_if_complete(barrier.checkpoint_id)
+
+    def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
+        """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
+        rest = self._rest()
+        for number, gate in enumerate(self._gates):
+            first = self.first_channel[number]
+            mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
+            if not mine:
+                continue
+            if rest is not None and rest.gate == number:
+                state.inputs.append((Captured(gate.edge.id, gate.consumer, gate.consumer, False, (rest.batch,)), []))
+                state.held += [item.hold() for item in rest.taken]
+            if isinstance(gate.recovered, GateRecovery):
+                remaining = gate.recovered.remaining()
+                state.inputs.append((Captured(gate.edge.id, 0, gate.consumer, False, stored=remaining), []))
+            for index in mine:
+                where = Captured(gate.edge.id, gate.channels[index].id.producer, gate.consumer, False)
+                state.inputs.append((where, gate.capture(index, state.barrier.checkpoint_id)))
+
+    def _store_if_complete(self, checkpoint_id: int) -> None:
+        """Write it once nothing can be added: every barrier has come, and every one sent has left or overtaken."""
+        state = self._in_flight.get(checkpoint_id)
+        if state is None or state.capturing:
+            return
+        if state.barrier.timeout_ms is not None and any(
+            capturable(partition.edge) and partition.is_waiting(checkpoint_id) for partition in self._partitions
+        ):
+            return
+        del self._in_flight[checkpoint_id]
+        timer = self._timers.pop(checkpoint_id, None)
+        if timer is not None:
+            timer.cancel()
+        captured = [
+            where if where.stored or where.batches else _with(where, items) for where, items in state.inputs
+        ] + [_with(Captured(*channel, True), items) for channel, items in state.outputs]
+        captured = [item for item in captured if item.batches or item.stored]
+        if not captured:
+            state.let_go()
+            self._snapshots.in_flight_stored(checkpoint_id, StoredInFlight())
+            return
+        storage, segment_bytes = self._storage, self._segment_bytes
+        assert storage is not None
+        file = channel_file(*self._path(checkpoint_id))
+
+        def work() -> StoredInFlight:
+            pieces, states = encode_channels(captured, file, segment_bytes)
+            if pieces:
+                try:
+                    storage.write(file, pieces)
+                except (StorageError, OSError) as error:
+                    return StoredInFlight(error=error)
+            size = sum(memoryview(piece).nbytes for piece in pieces)
+            return StoredInFlight(states, (file,) if pieces else (), size)
+
+        def done(outcome: Done[StoredInFlight] | Failed) -> None:
+            state.let_go()
+            if self._closed:
+                return
+            if isinstance(outcome, Failed):
+                self._fail(outcome.error)
+            else:
+                self._snapshots.in_flight_stored(checkpoint_id, outcome.value)
+
+        self._executor.submit(work, done)
+
+    def check(self) -> None:
+        self._handler.check()
+        pending = self._handler.pending_id
+        for checkpoint_id, state in self._in_flight.items():
+            assert not state.capturing or checkpoint_id == pending, (checkpoint_id, pending)
+
+
+def _with(where: Captured, items: list[InFlight]) -> Captured:
+    return Captured(where.edge, where.producer, where.consumer, where.is_output, tuple(i.batch for i in items))
