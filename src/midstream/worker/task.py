@@ -262,6 +262,8 @@ class Task:
         Its channels stay as they are until the attempt is cancelled: peers that know nothing of it
         yet still send with the credit they have, and work on what they have taken by reference.
         """
+        if self.state is TaskState.FINISHED:
+            _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
         if self.state in (TaskState.FINISHED, TaskState.CLOSED):
             return
         self.state = TaskState.CLOSED
@@ -280,7 +282,7 @@ class Task:
         for spec in self.vertex.operators:
             try:
                 spec.operator.close()
-            except Exception:  # noqa: BLE001 - the others must be closed too, and what came out of it stands
+            except BaseException:  # noqa: BLE001 - the others must be closed too, and what came out of it stands
                 _log.warning("%s: closing it failed", spec.name, exc_info=True)
 
     def _become(self, state: TaskState, *expected: TaskState) -> None:
