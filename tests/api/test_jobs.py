@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -408,6 +410,21 @@ def test_whatever_a_function_raises_is_told(function, message):
     with pytest.raises(JobError, match=message) as caught:
         env.execute(slots=ProcessSlots())
     assert len(str(caught.value)) < 200_000
+
+
+class ExitsAtTheEnd(KeyedProcessFunction):
+    def process(self, row, ctx):
+        return row
+
+    def close(self):
+        sys.exit(3)
+
+
+def test_a_job_ends_whatever_closing_its_functions_raises(tmp_path):
+    env = Environment(checkpoint_dir=tmp_path)
+    rows = env.generate(lambda i: {"n": i}, 10).key_by("n").process(ExitsAtTheEnd(), schema={"n": int}).collect()
+    run(env)
+    assert values(rows, "n") == list(range(10))
 
 
 def test_a_schema_that_the_function_breaks_ends_the_job_at_once():

@@ -268,6 +268,19 @@ def test_a_checkpoint_whose_output_is_not_committed_is_not_dropped() -> None:
     assert [n for n, _ in bench.sink.committed] == [1, 2, 3]
 
 
+def test_the_checkpoint_that_the_job_would_restart_from_is_not_dropped_for_newer_ones() -> None:
+    first = Bench(retained_checkpoints=3).run()
+    for _ in range(3):
+        first.checkpoint()
+    bench = Bench(retained_checkpoints=1, storage=first.storage, restore="2", job_id="job2").run()
+    assert bench.storage.checkpoints() == [2, 3]
+    bench.fail(READ0)
+    bench.advance(1)
+    assert bench.state == "running" and bench.job.restored_from == "memory://checkpoints/chk-2"
+    assert bench.checkpoint() == 4
+    assert bench.storage.checkpoints() == [4]
+
+
 def test_what_cannot_be_deleted_is_tried_again_later() -> None:
     bench = Bench(retained_checkpoints=1).run()
     bench.storage.refuse_delete = lambda path: True

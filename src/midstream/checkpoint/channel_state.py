@@ -23,7 +23,7 @@ import xxhash
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.core.seams import Storage
-from midstream.graph.job_graph import Edge, Partitioning
+from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState, Segment
 
 _LENGTH = struct.Struct("<Q")
@@ -39,11 +39,6 @@ class Captured:
     is_output: bool
     batches: tuple[pa.RecordBatch, ...] = ()
     stored: tuple[ChannelState, ...] = ()
-
-
-def capturable(edge: Edge) -> bool:
-    """Whether any subtask that exists after a rescale can be given the rows in flight on this edge."""
-    return edge.partitioning in (Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL)
 
 
 def encode_channels(

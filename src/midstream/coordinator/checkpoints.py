@@ -281,15 +281,17 @@ class Checkpoints:
         return self._uncertain_files.union(*(retained.files for retained in self.retained))
 
     def retain(self, oldest_uncommitted: int | None) -> None:
-        """Drop the oldest checkpoints above the number to keep, but none that is not committed.
+        """Drop the oldest checkpoints above the number to keep, but none that is not committed or would be restored.
 
         Not while one is in progress: it may refer to any file that was there when it began.
         """
         if self.pending is not None:
             return
-        keep = self._plan.config.retained_checkpoints
+        # The one to restore is not the newest on disk when the job was told to begin from an older one.
+        needed = self.newest.checkpoint_id if self.newest is not None else self._next_id
         if oldest_uncommitted is not None:
-            keep = max(keep, sum(r.checkpoint_id >= oldest_uncommitted for r in self.retained))
+            needed = min(needed, oldest_uncommitted)
+        keep = max(self._plan.config.retained_checkpoints, sum(r.checkpoint_id >= needed for r in self.retained))
         if len(self.retained) <= keep:
             return
         self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)

@@ -19,8 +19,6 @@ UInt64s = npt.NDArray[np.uint64]
 _C1 = np.uint64(0xBF58476D1CE4E5B9)
 _C2 = np.uint64(0x94D049BB133111EB)
 _COMBINE = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK_ROWS = 32_768
-"""Hashed at a time, so that they stay in the cache: 128 k rows at once take five times as long."""
 
 
 def key_type_supported(kind: pa.DataType) -> bool:
@@ -43,16 +41,12 @@ def key_type_supported(kind: pa.DataType) -> bool:
 
 
 def _mix(x: UInt64s) -> UInt64s:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014), in place: a bijection that mixes all bits."""
-    shifted = np.empty(min(len(x), _BLOCK_ROWS), np.uint64)
-    for start in range(0, len(x), _BLOCK_ROWS):
-        block = x[start : start + _BLOCK_ROWS]
-        scratch = shifted[: len(block)]
-        block ^= np.right_shift(block, np.uint64(30), out=scratch)
-        block *= _C1
-        block ^= np.right_shift(block, np.uint64(27), out=scratch)
-        block *= _C2
-        block ^= np.right_shift(block, np.uint64(31), out=scratch)
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): a bijection that mixes all bits."""
+    x = x ^ (x >> np.uint64(30))
+    x *= _C1
+    x ^= x >> np.uint64(27)
+    x *= _C2
+    x ^= x >> np.uint64(31)
     return x
 
 
@@ -93,12 +87,7 @@ def hash_keys(batch: pa.RecordBatch, keys: tuple[str, ...]) -> UInt64s:
 
 def key_groups(batch: pa.RecordBatch, keys: tuple[str, ...], max_parallelism: int) -> npt.NDArray[np.int32]:
     """The key group of each row: int32 in [0, max_parallelism)."""
-    hashes = hash_keys(batch, keys)
-    if max_parallelism & (max_parallelism - 1):
-        hashes %= np.uint64(max_parallelism)
-    else:  # a power of two, as by default: ten times faster
-        hashes &= np.uint64(max_parallelism - 1)
-    return hashes.astype(np.int32)
+    return (hash_keys(batch, keys) % np.uint64(max_parallelism)).astype(np.int32)
 
 
 def subtask_of(groups: npt.NDArray[np.int32], parallelism: int, max_parallelism: int) -> npt.NDArray[np.int32]:

@@ -14,7 +14,8 @@
             self.count.clear()
 
 What is not in a state declared on the class is not in a checkpoint. `process`, `on_timer` and the
-like return or yield rows (dicts): one dict, an iterable of dicts, or None.
+like return or yield rows (dicts): one dict, an iterable of dicts, or None. A row counts as it was
+when it was returned; of a list or dict in it that is going to change (a state's own), hand out a copy.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import io
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -40,6 +41,7 @@ from midstream.coordinator.events import (
 )
 from midstream.coordinator.slots import PYTHON
 from midstream.core.seams import Done, Failed, Storage, Timer
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.protocol import messages as m
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
 from midstream.sim.trace import Kind
@@ -47,7 +49,7 @@ from midstream.sim.world import Process, World
 from midstream.worker.slot import SlotMachine
 
 HEARTBEAT_S: Final = 0.5
-CHECK_STEPS: Final = 4
+CHECK_STEPS: Final = 16
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -92,10 +94,7 @@ class Cluster:
 
     def pickle(self, value: object) -> bytes:
         buffer = io.BytesIO()
-        pickler = pickle.Pickler(buffer, protocol=5)
-        names = self._names
-        pickler.persistent_id = lambda item: names.get(id(item))  # type: ignore[method-assign]
-        pickler.dump(value)
+        _Pickler(buffer, self._names, self._externals).dump(value)
         return buffer.getvalue()
 
     def unpickle(self, data: bytes) -> Any:
@@ -109,6 +108,30 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
+
+
+class _Pickler(pickle.Pickler):
+    """Every task has a graph of its own, so what never changes is not copied, and the rest the quick way.
+
+    `externals` grow by the edges that come by.
+    """
+
+    def __init__(self, file: io.BytesIO, names: Mapping[int, str], externals: dict[str, object]) -> None:
+        super().__init__(file, protocol=5)
+        self._names = names
+        self._externals = externals
+
+    def persistent_id(self, item: Any) -> str | None:
+        if type(item) is Edge:
+            name = f"edge {len(self._externals)}"
+            self._externals[name] = item
+            return name
+        return self._names.get(id(item))
+
+    def reducer_override(self, item: Any) -> Any:
+        if type(item) in (JobGraph, Vertex, OperatorSpec, SourceSpec):
+            return type(item), tuple(getattr(item, entry.name) for entry in fields(item))
+        return NotImplemented
 
 
 class Connection:

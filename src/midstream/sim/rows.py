@@ -29,14 +29,16 @@ Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000
 SOURCE_IDS: Final = 10_000_000
 COUNT_LIMIT: Final = 100_000
+_TIMESTAMP: Final = pa.timestamp("us")
+_TEXT: Final = pa.large_string()
 SCHEMA: Final = pa.schema(
     [
         ("id", pa.int64()),
         ("key", pa.int64()),
         ("sequence", pa.int64()),
-        ("ts", pa.timestamp("us")),
+        ("ts", _TIMESTAMP),
         ("n", pa.int64()),
-        ("text", pa.large_string()),
+        ("text", _TEXT),
     ]
 )
 """`id` = source * 10^7 + split * 10^4 + offset; `sequence` counts the rows of the key in its split;
@@ -149,15 +151,16 @@ class SimSource(Source):
         base = ids[start:]
         # Event times grow through a split, and splits follow each other in time.
         ts = (split * SPLIT_IDS + np.arange(start, stop, dtype=np.int64)) * 1000
-        text = ["x" * (self.text_bytes * (1 + int(i) % 7) // 4) for i in base]
+        text_bytes = self.text_bytes
+        text = ["x" * (text_bytes * (1 + i % 7) // 4) for i in base.tolist()] if text_bytes else [""] * (stop - start)
         return pa.record_batch(
             [
                 pa.array(base),
                 pa.array(keys[start:]),
                 pa.array(sequence[start:]),
-                pa.array(ts, pa.timestamp("us")),
+                pa.array(ts).view(_TIMESTAMP),
                 pa.array(np.zeros(stop - start, dtype=np.int64)),
-                pa.array(text, pa.large_string()),
+                pa.array(text, _TEXT),
             ],
             schema=SCHEMA,
         )
@@ -282,6 +285,8 @@ class Count(Operator):
         self._counts: dict[int, tuple[int, int]] = {}
         self._next: dict[tuple[int, int], int] = {}
         self._broadcast: set[int] = set()
+        self._owned: set[int] = set()
+        """Keys that have been seen to be of this subtask."""
         self._chunks: dict[str, Chunk] = {}
         """Parts that have not changed since they were captured: the same chunk again, under its id."""
         self._out: Output
@@ -316,8 +321,11 @@ class Count(Operator):
                 self._broadcast.add(row)
             return
         keys = batch.column("key").to_pylist()
-        for group in set(key_groups(batch, ("key",), self._context.max_parallelism).tolist()):
-            self._check_owner(group)
+        unknown = set(keys) - self._owned
+        if unknown:
+            for group in self._groups(sorted(unknown)):
+                self._check_owner(group)
+            self._owned |= unknown
         counted = []
         self._chunks.pop("keys", None)
         self._chunks.pop("order", None)

@@ -37,6 +37,9 @@ FAULTS: Final = (
 )
 """Every kind of fault and request that can strike a run."""
 
+ROWS: Final = {1: (20, 50, 100), 3: (50, 100, 200), 10: (100, 200, 400), 50: (200, 400, 800)}
+"""By rows in a batch: how many rows there are. What takes time, and makes an order, is a batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -101,7 +104,8 @@ def draw(
     elif parallelism is None and random.random() < 0.5:
         rescaled = with_parallelism(base, choice((1, 2, 3, 4)), random, same=False)
     buffer_bytes = choice((4096, 4096, 8192, 32768))
-    count = rows if rows is not None else choice((50, 200, 400, 800))
+    batch_rows = choice(tuple(ROWS))
+    count = rows if rows is not None else choice(ROWS[batch_rows])
     drawn = draw_faults(Random(f"faults {seed}"), tuple(FAULTS if faults is None else faults), count)
     if rescaled is not None and (faults is None or rescale_to is not None):
         kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
@@ -122,7 +126,7 @@ def draw(
         key_groups=max(choice((4, 7, 16, 128)), limit, rescale_to or 1),
         buffer_bytes=buffer_bytes,
         pool_buffers=choice((0, 0, 16, 1024)),
-        batch_rows=choice((1, 3, 10, 50)),
+        batch_rows=batch_rows,
         wire_bytes=choice((2048, 16384, 262144)),
         interval_s=choice((0.0005, 0.002, 0.005, 0.02)),
         timeout_s=choice((10.0, 60.0) if clock_tick_us else (0.2, 1.0, 60.0)),

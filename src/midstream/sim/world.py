@@ -332,6 +332,7 @@ class Process:
         self.io_us = max(1, world.tempo.io_us)
         self.skew_ms = world.below(400)
         """Wall clocks differ."""
+        self._clock_tick_us = world.tempo.clock_tick_us
         self._mails: deque[tuple[Mail, int]] = deque()
         self._turn_is_due = False
         world.processes.append(self)
@@ -343,9 +344,8 @@ class Process:
 
     def monotonic_s(self) -> float:
         world = self.world
-        tick_us = world.tempo.clock_tick_us
-        if tick_us:
-            world.now_us += world.delay(tick_us)
+        if self._clock_tick_us:
+            world.now_us += world.delay(self._clock_tick_us)
         return world.now_us / 1e6
 
     # ---- Ids

@@ -4,6 +4,6 @@ May import everything below it (`core` … `exchange`). Confined to the slot's l
 are reached through `Executor.submit`, peers through `exchange` links, the driver through `send`.
 
 Reading order: chain (rows and watermarks through operators), valve (watermarks of several
-channels), source (splits into batches), snapshots (state into files), task (one subtask), slot
-(all tasks of a process).
+channels), source (splits into batches), snapshots (state into files), failures (what is told of an
+exception), task (one subtask), slot (all tasks of a process).
 """

@@ -31,7 +31,7 @@ from midstream.checkpoint.barriers import (
     TakeSnapshot,
     TimedOut,
 )
-from midstream.checkpoint.channel_state import Captured, capturable, encode_channels
+from midstream.checkpoint.channel_state import Captured, encode_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError
@@ -113,7 +113,7 @@ class TaskCheckpoints:
         overtakable: list[int] = []
         for gate in gates:
             self.first_channel.append(channels)
-            if capturable(gate.edge):
+            if gate.edge.partitioning.redistributable:
                 overtakable += range(channels, channels + len(gate.channels))
             channels += len(gate.channels)
         self.channels = channels
@@ -191,7 +191,7 @@ class TaskCheckpoints:
         state = self._in_flight.get(barrier.checkpoint_id)
         if state is not None:
             for partition in self._partitions:
-                if capturable(partition.edge):
+                if partition.edge.partitioning.redistributable:
                     state.outputs += partition.overtake_waiting(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
@@ -224,7 +224,7 @@ class TaskCheckpoints:
         self._see(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
-            if taken.overtaking and capturable(partition.edge):
+            if taken.overtaking and partition.edge.partitioning.redistributable:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
@@ -259,7 +259,8 @@ class TaskCheckpoints:
         if state is None or state.capturing:
             return
         if state.barrier.timeout_ms is not None and any(
-            capturable(partition.edge) and partition.is_waiting(checkpoint_id) for partition in self._partitions
+            partition.edge.partitioning.redistributable and partition.is_waiting(checkpoint_id)
+            for partition in self._partitions
         ):
             return
         del self._in_flight[checkpoint_id]

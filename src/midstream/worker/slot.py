@@ -22,7 +22,7 @@ import msgspec
 from midstream.checkpoint.state_files import known_chunks, read_parts
 from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import ClusterError, ConfigError, InvariantError, SchemaError
+from midstream.core.errors import ClusterError, InvariantError
 from midstream.core.ids import ChannelId, TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Transport
@@ -34,8 +34,9 @@ from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
+from midstream.worker.failures import deploy_failed
 from midstream.worker.recovery import GateRecovery
-from midstream.worker.task import Task, TaskSeams, failure_texts
+from midstream.worker.task import Task, TaskSeams
 
 WINDOW_BUFFERS_MAX = 64
 """Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
@@ -234,9 +235,7 @@ class SlotMachine:
 
     def _deploy_failed(self, attempt: int, error: BaseException) -> None:
         self.close()
-        summary, details = failure_texts(error)
-        fatal = isinstance(error, (ConfigError, SchemaError))
-        self._send(m.DeployFailed(attempt, summary, details, fatal))
+        self._send(deploy_failed(attempt, error))
 
     def _build(self, deploy: m.Deploy, config: JobConfig, graphs: list[JobGraph], storage: Storage | None) -> None:
         """Tasks with their partitions and gates; channels between tasks of this slot are connected at once."""

@@ -16,7 +16,6 @@ channels closed: whoever commits for it (the sinks' committer) is sure to have e
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from midstream.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from midstream.core.errors import ConfigError, InvariantError, SchemaError
+from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
@@ -51,6 +50,7 @@ from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
 from midstream.worker.checkpoints import Rest, TaskCheckpoints
+from midstream.worker.failures import task_failed
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import FIRST_ROWS, SPLITS, Progress, SourceDriver
@@ -60,9 +60,6 @@ _log = logging.getLogger(__name__)
 
 SLICE_S = 0.01
 """How long a step may keep the loop, as far as that can be foreseen."""
-
-SUMMARY_CHARS_MAX = 10_000
-DETAILS_CHARS_MAX = 100_000
 
 
 class TaskState(Enum):
@@ -276,11 +273,13 @@ class Task:
         Its channels stay as they are until the attempt is cancelled: peers that know nothing of it
         yet still send with the credit they have, and work on what they have taken by reference.
         """
+        if self.state is TaskState.FINISHED:
+            _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
         if self.state in (TaskState.FINISHED, TaskState.CLOSED):
             return
         self.state = TaskState.CLOSED
         self._let_go()
-        self._seams.send(describe_failure(self._attempt, self._ref, self.vertex.name, error, symptom))
+        self._seams.send(task_failed(self._attempt, self._ref, self.vertex.name, error, symptom))
 
     def _let_go(self) -> None:
         for timer in self._timers:
@@ -295,7 +294,7 @@ class Task:
         for spec in self.vertex.operators:
             try:
                 spec.operator.close()
-            except Exception:  # noqa: BLE001 - the others must be closed too, and what came out of it stands
+            except BaseException:  # noqa: BLE001 - the others must be closed too, and what came out of it stands
                 _log.warning("%s: closing it failed", spec.name, exc_info=True)
 
     def _become(self, state: TaskState, *expected: TaskState) -> None:
@@ -646,28 +645,3 @@ class Task:
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()
-
-
-def describe_failure(
-    attempt: int, ref: m.TaskRef, name: str, error: BaseException, symptom: bool = False
-) -> m.TaskFailed:
-    summary, details = failure_texts(error)
-    fatal = isinstance(error, (SchemaError, ConfigError))
-    return m.TaskFailed(attempt, ref, f"{name} (subtask {ref.subtask}): {summary}", details, fatal, symptom)
-
-
-def failure_texts(error: BaseException) -> tuple[str, str]:
-    """Type and message, and the traceback. User code may raise what has no text, or has megabytes of it."""
-    try:
-        text = str(error)
-    except Exception as second:  # noqa: BLE001 - even `__str__` is user code
-        text = f"(no text: its __str__ raised {type(second).__name__})"
-    details = "".join(traceback.format_exception(error))
-    return _shortened(f"{type(error).__name__}: {text}", SUMMARY_CHARS_MAX), _shortened(details, DETAILS_CHARS_MAX)
-
-
-def _shortened(text: str, chars_max: int) -> str:
-    if len(text) <= chars_max:
-        return text
-    half = chars_max // 2
-    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
