@@ -5,9 +5,10 @@ BIN := .venv/bin
 export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHON
 REPEAT ?= 20
+SIM_SECONDS ?= 120
 BENCHES ?= window exchange latency
 
-.PHONY: help setup setup-python demo test check format bench nightly clean
+.PHONY: help setup setup-python demo test simulate check format bench nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -26,6 +27,11 @@ demo: setup  ## 336,776 real flights through a stateful job on embedded Spark, e
 test: setup  ## all tests, those on real Spark slots included
 	$(BIN)/pytest -q
 
+simulate: setup-python  ## fresh seeds in the simulator for SIM_SECONDS=120; the commit decides which (SIM_BASE=N: others)
+	@base=$${SIM_BASE:-$$(printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || date +%y%m%d)")}; \
+	echo "seed base $$base"; \
+	$(BIN)/midstream simulate --seeds $$base:$$((base + 1000000)) --seconds $(SIM_SECONDS)
+
 check: setup-python  ## lint, formatting, strict types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -38,7 +44,8 @@ format: setup-python  ## let ruff put the code in order
 bench: setup  ## the benchmarks of benchmarks/README.md (BENCHES="window latency" picks some)
 	@for name in $(BENCHES); do $(BIN)/midstream bench $$name || exit; done
 
-nightly: check test  ## also the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test  ## also an hour of fresh seeds, and the tests on real Spark slots, REPEAT=20 times in a row
+	@$(MAKE) simulate SIM_SECONDS=3600
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
 
 clean:  ## what builds and runs leave behind; .venv stays

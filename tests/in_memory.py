@@ -24,6 +24,9 @@ class MemoryStorage:
             raise StorageError(f"cannot read {path}: there is no such file")
         return self.files[path]
 
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.read(path)[offset : offset + length]
+
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         if self.refuse(path):
             raise StorageError(f"cannot write {path}: the disk is full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from midstream.coordinator.events import (
 )
 from midstream.coordinator.slots import PYTHON
 from midstream.core.config import JobConfig, RestartStrategy
+from midstream.core.errors import ConfigError
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator
@@ -130,6 +132,7 @@ class Bench:
         allow_dropped_state: bool = False,
         held: tuple[str, ...] = (),
         checkpoint_dir: str | None = ROOT,
+        graphs: Callable[[int], JobGraph] | None = None,
         **config: Any,
     ) -> None:
         self.source = ScriptedSource(("a", "b", "c"))
@@ -142,6 +145,7 @@ class Bench:
             "restart": RestartStrategy(kind="fixed", attempts=3, delay_s=0.5),
             "checkpoint_interval_s": 10.0,
             "max_parallelism": self.graph.max_parallelism,
+            "parallelism": self.graph.slots,
             **config,
         }
         plan = JobPlan(
@@ -151,7 +155,10 @@ class Bench:
             JobConfig(name="bench", checkpoint_dir=checkpoint_dir, **config),
             restore,
             allow_dropped_state,
+            rescaled=self._rescaled,
         )
+        self._graphs = graphs
+        self.plan = plan
         self.job = Coordinator(plan, START_MS, lambda root: self.storage)
         self.sent: list[tuple[int, m.ToSlot]] = []
         self.closed: list[int] = []
@@ -167,6 +174,15 @@ class Bench:
         self._slots = 0
         self._clients = 0
         self._prepared = 0
+
+    def _rescaled(self, parallelism: int) -> JobPlan:
+        if parallelism > self.graph.max_parallelism:
+            raise ConfigError(f"parallelism {parallelism} is above max_parallelism {self.graph.max_parallelism}")
+        make = self._graphs or (lambda n: two_vertices(self.source, self.sink, n, n))
+        config = msgspec.structs.replace(self.plan.config, parallelism=parallelism)
+        return dataclasses.replace(
+            self.plan, graph=make(parallelism), graph_bytes=b"graph of %d" % parallelism, config=config
+        )
 
     # ---- driving ----
 
@@ -318,6 +334,12 @@ class Bench:
     def finish(self, *refs: m.TaskRef, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
         for ref in refs:
             self.say(ref, m.TaskFinished(self.attempt, ref, committables))
+
+    def feed_from(self, slot: int, message: m.FromSlot) -> None:
+        self.feed(SlotMessage(slot, message))
+
+    def feed_cancelled(self, slot: int) -> None:
+        self.feed_from(slot, m.Cancelled(self.attempt))
 
     # ---- checkpoints ----
 

@@ -50,4 +50,4 @@ def test_a_stopped_slot_is_given_up_and_the_job_goes_on(spark: Any, tmp_path: Pa
         assert numbers.numbers() == list(range(300_000))
     finally:
         job.cancel("the test is over", 30)
-    assert not alive(zombie)
+    until("the stopped slot is gone", lambda: not alive(zombie), 30)  # Spark ends it when its job is cancelled

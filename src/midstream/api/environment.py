@@ -41,8 +41,9 @@ class Environment:
     """One job: begin with a source, end with sinks, then `execute()` or `start()`.
 
     `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts
-    the job over. `checkpoint_interval`: None for no periodic checkpoints. `max_parallelism`: the
-    number of key groups; it can never change for a job that goes on from its checkpoints.
+    the job over. `checkpoint_interval`: None for no periodic checkpoints. `aligned_timeout`: how long
+    a checkpoint waits behind rows in flight before it overtakes and stores them; 0 for at once, None
+    for never. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
     `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots.
 
     Raises ConfigError for settings that cannot be.
@@ -58,6 +59,7 @@ class Environment:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: Duration | None = "10 s",
         checkpoint_timeout: Duration = "10 min",
+        aligned_timeout: Duration | None = None,
         min_pause: Duration = 0,
         tolerable_failures: int = 3,
         retained_checkpoints: int = 2,
@@ -83,6 +85,7 @@ class Environment:
             if checkpoint_interval is None
             else duration_s(checkpoint_interval, "checkpoint_interval"),
             checkpoint_timeout_s=duration_s(checkpoint_timeout, "checkpoint_timeout"),
+            aligned_timeout_s=_aligned_timeout_s(aligned_timeout),
             min_pause_s=duration_s(min_pause, "min_pause"),
             tolerable_failures=_whole(tolerable_failures, "tolerable_failures"),
             retained_checkpoints=_whole(retained_checkpoints, "retained_checkpoints"),
@@ -248,6 +251,7 @@ class Environment:
         master: str | None = None,
         restore_from: str | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
+        aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> JobStatus:
         """Run the job to its end. Arguments and errors as in `start`; raises what the job failed with (JobError).
@@ -259,6 +263,7 @@ class Environment:
             master=master,
             restore_from=restore_from,
             checkpoint_dir=checkpoint_dir,
+            aligned_timeout=aligned_timeout,
             slots=slots,
         )
         try:
@@ -274,11 +279,12 @@ class Environment:
         master: str | None = None,
         restore_from: str | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
+        aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> Job:
         """Start the job and return at once.
 
-        `parallelism`, `checkpoint_dir`: instead of the environment's. `master`: a Spark master URL;
+        `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
         by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
         path of a checkpoint. `slots`: for tests, `runtime.processes.ProcessSlots()` runs on plain
         processes without Spark.
@@ -299,6 +305,8 @@ class Environment:
             config = msgspec.structs.replace(config, parallelism=parallelism)
         if checkpoint_dir is not None:
             config = msgspec.structs.replace(config, checkpoint_dir=_directory(checkpoint_dir))
+        if aligned_timeout is not None:
+            config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(aligned_timeout))
         return submit(self._program.graph, config.check(), self._directory, restore_from, master, slots)
 
 
@@ -310,6 +318,10 @@ def _directory(path: str | os.PathLike[str] | None) -> str | None:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"checkpoint_dir: {path!r} is not a directory or a storage URL")
     return text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
+
+
+def _aligned_timeout_s(timeout: Duration | None) -> float | None:
+    return None if timeout is None else duration_s(timeout, "aligned_timeout")
 
 
 def _directory_of(file: str | None) -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import cloudpickle
+import msgspec
 
 from midstream.api.shipping import register_modules_below
 from midstream.coordinator.events import JobPlan
@@ -40,6 +42,7 @@ def submit(
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
     _check_sinks(graph, restoring=restore_from is not None)
+    nodes = list(logical.nodes)
     with ExitStack() as undo:
         if slots is None:
             slots = _spark_slots(master)
@@ -48,16 +51,41 @@ def submit(
             if vertex.source is not None:
                 undo.callback(vertex.source.source.close)
                 vertex.source.source.prepare(vertex.source.uid, config.checkpoint_dir, restore_from is not None)
+        graph_bytes = cloudpickle.dumps(graph)
         plan = JobPlan(
             job_id=RandomIds().new_id(),
             graph=graph,
-            graph_bytes=cloudpickle.dumps(graph),
+            graph_bytes=graph_bytes,
             config=config,
             restore=restore_from,
+            rescaled=lambda parallelism: rescaled(plan, LogicalGraph(nodes), slots, parallelism),
         )
         job = start_job(plan, slots)
         undo.pop_all()
     return job
+
+
+def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallelism: int) -> JobPlan:
+    """The plan of the same job at another parallelism, of the operators that do not say their own.
+
+    What is shipped is what was shipped with `plan`: on the driver, sources and sinks have been at
+    work since. Raises ConfigError, JobError, or ClusterError when there cannot be so many slots.
+    """
+    config = msgspec.structs.replace(plan.config, parallelism=parallelism)
+    graph = build_job_graph(logical, config)
+    slots.check(graph.slots)
+    shipped: JobGraph = cloudpickle.loads(plan.graph_bytes)
+    sources = {vertex.source.uid: vertex.source for vertex in shipped.vertices if vertex.source}
+    operators = {spec.uid: spec for vertex in shipped.vertices for spec in vertex.operators}
+    vertices = tuple(
+        replace(
+            vertex,
+            source=sources[vertex.source.uid] if vertex.source else None,
+            operators=tuple(operators[spec.uid] for spec in vertex.operators),
+        )
+        for vertex in graph.vertices
+    )
+    return replace(plan, graph=graph, graph_bytes=cloudpickle.dumps(replace(graph, vertices=vertices)), config=config)
 
 
 def _spark_slots(master: str | None) -> SlotProvider:

@@ -13,18 +13,19 @@ Pure functions; only handles are moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of
 from midstream.core.errors import ConfigError
 from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning
 from midstream.protocol.messages import ChannelState, TaskRef
 
-_Ends = tuple[str, str, int, str | None]
-"""uid of the last operator before an edge and of the first one behind it, input port, side output."""
+_Ends = tuple[str, str, int, str | None, int]
+"""uid of the last operator before an edge and of the first one behind it, input port, side output; which of those alike."""
 
 
 def assign_channels(
@@ -32,22 +33,26 @@ def assign_channels(
 ) -> dict[TaskRef, tuple[ChannelState, ...]]:
     """For each task that gets any: the states to read before its channels, in order, with the edges of `graph`.
 
-    Raises ConfigError when rows were in flight on an edge that is gone or cannot tell whom to give them.
+    Raises ConfigError when rows were in flight on an edge that is gone, has other columns now, or cannot
+    tell whom to give them.
     """
-    there = {_ends_now(graph, edge): edge for edge in graph.edges}
+    there = dict(zip(_ends_now(graph), graph.edges, strict=True))
     found: dict[TaskRef, list[ChannelState]] = {}
-    for old in metadata.edges:
+    for ends, old in zip(_ends_then(metadata), metadata.edges, strict=True):
         states = _in_order(metadata, old)
         if not states:
             continue
-        edge = there.get(_ends_then(metadata, old))
+        edge = there.get(ends)
         if edge is None or edge.partitioning is Partitioning.BROADCAST:
             if allow_dropped_state:
                 continue
             raise _nowhere(metadata, old, states, edge)
+        _check_columns(metadata, old, edge)
         had = metadata.vertices[old.target].parallelism
         for subtask, state in _deal(states, old, edge, had, graph):
-            placed = msgspec.structs.replace(state, edge=edge.id)
+            # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
+            # (all of this) comes before what did not.
+            placed = msgspec.structs.replace(state, edge=edge.id, consumer=subtask, is_output=False)
             found.setdefault(TaskRef(edge.target, subtask), []).append(placed)
     return {ref: tuple(states) for ref, states in found.items()}
 
@@ -66,6 +71,8 @@ def _deal(
         yield from _by_key(states, old, edge, had, parallelism, graph.max_parallelism)
         return
     for index, state in enumerate(states):
+        if state.key_groups is not None:
+            raise _was_keyed(edge)
         if edge.partitioning is Partitioning.GLOBAL:
             yield 0, state
         else:
@@ -85,10 +92,7 @@ def _by_key(
                 whose = key_group_range(state.consumer, had, max_parallelism)
                 first, behind = state.key_groups or (whose.start, whose.stop)
             elif state.key_groups is not None:
-                raise ConfigError(
-                    f"rows are in flight to {edge.target} that were keyed by other columns; start from a checkpoint "
-                    "that was made before the keys were changed, and without rows being recovered"
-                )
+                raise _was_keyed(edge)
             low, high = max(first, own.start), min(behind, own.stop)
             if low >= high:
                 continue
@@ -96,12 +100,46 @@ def _by_key(
             yield subtask, msgspec.structs.replace(state, key_groups=(low, high)) if narrower else state
 
 
-def _ends_now(graph: JobGraph, edge: Edge) -> _Ends:
-    return graph.vertices[edge.source].specs[-1].uid, graph.vertices[edge.target].specs[0].uid, edge.port, edge.tag
+def _ends_now(graph: JobGraph) -> list[_Ends]:
+    vertices = graph.vertices
+    return _numbered(
+        (vertices[e.source].specs[-1].uid, vertices[e.target].specs[0].uid, e.port, e.tag) for e in graph.edges
+    )
 
 
-def _ends_then(metadata: CheckpointMetadata, edge: EdgeLayout) -> _Ends:
-    return metadata.vertices[edge.source].uids[-1], metadata.vertices[edge.target].uids[0], edge.port, edge.tag
+def _ends_then(metadata: CheckpointMetadata) -> list[_Ends]:
+    vertices = metadata.vertices
+    return _numbered((vertices[e.source].uids[-1], vertices[e.target].uids[0], e.port, e.tag) for e in metadata.edges)
+
+
+def _numbered(ends: Iterable[tuple[str, str, int, str | None]]) -> list[_Ends]:
+    """A stream may be united with itself, by other keys: then two edges have the same ends."""
+    seen: Counter[tuple[str, str, int, str | None]] = Counter()
+    found = []
+    for end in ends:
+        found.append((*end, seen[end]))
+        seen[end] += 1
+    return found
+
+
+def _check_columns(metadata: CheckpointMetadata, old: EdgeLayout, edge: Edge) -> None:
+    now = columns_of(edge)
+    if old.columns in ((), now):
+        return
+    then = ", ".join(f"{name} {kind}" for name, kind in old.columns)
+    source, target = metadata.vertices[old.source].uids[-1], metadata.vertices[old.target].uids[0]
+    raise ConfigError(
+        f"checkpoint {metadata.checkpoint_id} holds rows in flight from {source!r} to {target!r} with the columns "
+        f"{then}; now they are {', '.join(f'{name} {kind}' for name, kind in now)}. Go on with the columns as they "
+        "were, or stop at an aligned checkpoint first"
+    )
+
+
+def _was_keyed(edge: Edge) -> ConfigError:
+    return ConfigError(
+        f"rows are still being recovered on their way to {edge.target}, which were keyed in another way; go on with "
+        "the keys as they were until a checkpoint holds none of them any more, then change the keys"
+    )
 
 
 def _nowhere(

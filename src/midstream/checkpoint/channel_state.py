@@ -71,9 +71,9 @@ def encode_channels(
     return pieces, tuple(states)
 
 
-def read_segment(storage: Storage, segment: Segment, schema: pa.Schema, where: str) -> list[pa.RecordBatch]:
-    """Its batches. Raises StorageError naming `where` and the file when it is missing, short or altered."""
-    data = segment_bytes(storage, segment, where)
+def read_segment(storage: Storage, segment: Segment, schema: pa.Schema, place: str) -> list[pa.RecordBatch]:
+    """Its batches. Raises StorageError naming `place` and the file when it is missing, short or altered."""
+    data = segment_bytes(storage, segment, place)
     batches = []
     position = 0
     try:
@@ -85,22 +85,37 @@ def read_segment(storage: Storage, segment: Segment, schema: pa.Schema, where: s
             batches.append(pa.ipc.read_record_batch(pa.py_buffer(data[position : position + length]), schema))
             position += length
     except (StorageError, struct.error, pa.ArrowException, OSError) as error:
-        raise _damaged(segment, where, f"its bytes are as written but are no batches of this edge: {error}") from error
+        raise _damaged(segment, place, f"its bytes are as written but are no batches of this edge: {error}") from error
     if len(batches) != segment.batches or sum(batch.num_rows for batch in batches) != segment.rows:
-        raise _damaged(segment, where, f"it does not hold {segment.batches} batches of {segment.rows} rows")
+        raise _damaged(segment, place, f"it does not hold {segment.batches} batches of {segment.rows} rows")
     return batches
 
 
-def segment_bytes(storage: Storage, segment: Segment, where: str) -> memoryview:
+def verify_channels(storage: Storage, states: Sequence[ChannelState]) -> None:
+    """Raises StorageError, naming the channel and the file, unless every segment to be read is there and whole."""
+    for state in states:
+        behind = 0
+        for segment in state.segments:
+            behind += segment.batches
+            if behind > state.skip:
+                segment_bytes(storage, segment, where(state))
+
+
+def where(state: ChannelState) -> str:
+    """For messages."""
+    return f"in-flight data of edge {state.edge}, subtask {state.producer} to {state.consumer}"
+
+
+def segment_bytes(storage: Storage, segment: Segment, place: str) -> memoryview:
     """Its bytes, of the right length and checksum. Raises StorageError."""
     try:
         data = memoryview(storage.read_range(segment.file, segment.offset, segment.length))
     except StorageError as error:
-        raise StorageError(f"{where}: {error}") from error
+        raise StorageError(f"{place}: {error}") from error
     if data.nbytes != segment.length:
-        raise _damaged(segment, where, f"only {data.nbytes} bytes of it are there: it was cut short or replaced")
+        raise _damaged(segment, place, f"only {data.nbytes} bytes of it are there: it was cut short or replaced")
     if xxhash.xxh3_64_intdigest(data) != segment.checksum:
-        raise _damaged(segment, where, "its checksum is wrong: the file is damaged")
+        raise _damaged(segment, place, "its checksum is wrong: the file is damaged")
     return data
 
 
@@ -116,9 +131,9 @@ def rows_of(batch: pa.RecordBatch, edge: Edge, groups: range | None, max_paralle
     return batch.take(pa.array(np.flatnonzero(keep))) if kept else batch.slice(0, 0)
 
 
-def _damaged(segment: Segment, where: str, what: str) -> StorageError:
-    place = f"bytes {segment.offset} to {segment.offset + segment.length}"
+def _damaged(segment: Segment, place: str, what: str) -> StorageError:
+    extent = f"bytes {segment.offset} to {segment.offset + segment.length}"
     return StorageError(
-        f"{where}: channel state file {segment.file} ({place}): {what}. "
+        f"{place}: channel state file {segment.file} ({extent}): {what}. "
         "This checkpoint cannot be restored; choose another one with --from."
     )

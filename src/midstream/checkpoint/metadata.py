@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from midstream.core.errors import StorageError
-from midstream.graph.job_graph import JobGraph
+from midstream.graph.job_graph import Edge, JobGraph
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
@@ -45,6 +45,8 @@ class EdgeLayout(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
     port: int
     tag: str | None
+    columns: tuple[tuple[str, str], ...] = ()
+    """Name and type of each: what is in flight can only be read as that."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
@@ -128,10 +130,16 @@ def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayo
         for vertex in graph.vertices
     )
     edges = tuple(
-        EdgeLayout(edge.id, edge.source, edge.target, edge.partitioning.value, edge.keys, edge.port, edge.tag)
+        EdgeLayout(
+            edge.id, edge.source, edge.target, edge.partitioning.value, edge.keys, edge.port, edge.tag, columns_of(edge)
+        )
         for edge in graph.edges
     )
     return vertices, edges
+
+
+def columns_of(edge: Edge) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, str(field.type)) for field in edge.schema)
 
 
 def names_of(graph: JobGraph) -> dict[str, str]:

@@ -27,7 +27,7 @@ from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 COMPRESS_FROM_BYTES = 64 * 2**10
 
 SHARED = "shared"
-_NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels)")
+_NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9]\d*)?)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +40,7 @@ class StateFile:
     vertex: int
     subtask: int
     kind: str = "state"
-    """Or "channels": what was in flight, see `checkpoint.channel_state`."""
+    """Or "channels", "channels-1", …: what was in flight, see `checkpoint.channel_state`."""
 
     @property
     def path(self) -> str:
@@ -64,9 +64,10 @@ def state_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtas
     return StateFile(epoch, attempt, checkpoint_id, vertex, subtask).path
 
 
-def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int) -> str:
-    """Likewise for what was in flight."""
-    return StateFile(epoch, attempt, checkpoint_id, vertex, subtask, "channels").path
+def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int, part: int = 0) -> str:
+    """Likewise of file number `part` for what was in flight."""
+    kind = f"channels-{part}" if part else "channels"
+    return StateFile(epoch, attempt, checkpoint_id, vertex, subtask, kind).path
 
 
 # ---- writing ---------------------------------------------------------------

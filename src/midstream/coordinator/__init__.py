@@ -5,7 +5,7 @@ instructions out (`events`), no clock, thread, file or socket of its own. Storag
 inside the closures that it hands out in `RunIo`.
 
 Reading order: `events` (its border), `machine` (what comes next), `attempt` (who runs what),
-`checkpoints` (with `completing`, `cleaning`), `committing`, `sources`, `slots`, `requests`, `failures`.
+`checkpoints` (with `completing`, `cleaning`), `committing`, `sources`, `slots`, `requests`, `rescaling`, `failures`.
 """
 
 from midstream.coordinator.machine import Coordinator

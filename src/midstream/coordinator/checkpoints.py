@@ -65,6 +65,8 @@ class Pending:
     """Who asked for a checkpoint and waits for this one."""
     is_stop: bool
     """The job stops with this one."""
+    is_rescale: bool
+    """It goes on at another parallelism from this one."""
     acks: dict[TaskRef, CheckpointAck] = field(default_factory=dict)
     timer: str | None = None
     publishing: bool = False
@@ -150,6 +152,12 @@ class Checkpoints:
         self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
         self._cleaning.storage, self._cleaning.epoch = storage, opened.epoch
 
+    def rescale(self, plan: JobPlan) -> None:
+        """Between two attempts: the same job in another graph."""
+        assert self.settled
+        self._plan = plan
+        self._names = names_of(plan.graph)
+
     @property
     def settled(self) -> bool:
         """It is known which checkpoint is the newest."""
@@ -195,15 +203,17 @@ class Checkpoints:
         sources: tuple[SourcePosition, ...],
         clients: tuple[int, ...],
         is_stop: bool,
+        is_rescale: bool = False,
+        must_align: bool = False,
     ) -> None:
-        """Begin one. `sources` is as of this very step, see `coordinator.sources`."""
+        """Begin one. `sources` is as of this very step, see `coordinator.sources`. `must_align`: whatever the job's timeout says."""
         assert self.pending is None, self.pending
         assert self.storage is not None
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
-        pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop)
+        pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale)
         self.pending = pending
         self._began_ms, self._retry = now_ms, False
         self._not_before_ms = 0  # the wall clock may be set back, to long before it
@@ -211,7 +221,7 @@ class Checkpoints:
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
         timeout_s = self._plan.config.aligned_timeout_s
-        overtake_ms = None if timeout_s is None else round(timeout_s * 1000)
+        overtake_ms = None if timeout_s is None or must_align else round(timeout_s * 1000)
         for slot, refs in by_slot.items():
             self._effects.send(slot, TriggerCheckpoint(attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms))
         timeout_s = self._plan.config.checkpoint_timeout_s

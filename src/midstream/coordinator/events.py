@@ -34,6 +34,8 @@ class JobPlan:
     """None: from the beginning. "latest", a checkpoint's id ("17") or its path: from there."""
     allow_dropped_state: bool = False
     """Whether state of operators that the graph no longer has may be left behind."""
+    rescaled: Callable[[int], JobPlan] | None = field(default=None, compare=False, repr=False)
+    """The same job at another parallelism; runs on the I/O pool. Raises MidstreamError when that cannot be."""
 
 
 # ---- events ----------------------------------------------------------------

@@ -34,6 +34,7 @@ from midstream.coordinator.failures import Failure, Restarts, failure_of, failur
 from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
+from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import PYTHON, Slots
 from midstream.coordinator.sources import Sources
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
@@ -69,9 +70,10 @@ class Coordinator:
         """Why the job ends."""
 
         self._effects = Effects()
-        self.slots = Slots(self._effects, plan.graph.slots, plan.config.slot_timeout_s, self._fail_attempt, self._warn)
+        self.slots = Slots(self._effects, plan.graph.slots, plan.config.slot_timeout_s, self._slots_failed, self._warn)
         self.restarts = Restarts(plan.config.restart)
         self.requests = Requests(self._effects)
+        self.rescaling = Rescaling(self._effects, self.slots)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
         self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
@@ -120,8 +122,9 @@ class Coordinator:
         self.slots.check()
         self.checkpoints.check()
         self._committing.check()
-        running = self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
-        assert not running or (self.slots.complete and self.attempt is not None), self.phase
+        if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
+            assert self.attempt is not None, self.phase
+            assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
         pending = self.checkpoints.pending
         assert pending is None or pending.publishing or self.phase is Phase.RUNNING, (self.phase, pending)
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
@@ -198,7 +201,7 @@ class Coordinator:
                 f"slot {slot} on {register.host} runs Python {register.python}, the driver Python {PYTHON}: functions "
                 "sent from one cannot be read by the other. Point PYSPARK_PYTHON to the same version everywhere"
             )
-            self._end("failed", error, str(error))
+            self._slots_failed(Failure(str(error), "", error, fatal=True))
 
     def _slot_lost(self, slot: int, reason: str) -> None:
         lost = self.slots.live.get(slot)
@@ -208,12 +211,24 @@ class Coordinator:
         if self.attempt is not None:
             self.attempt.awaited.discard(slot)
         text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {reason}"
-        if self.phase is Phase.GATHERING:
+        spare = self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
+        if self.phase is Phase.GATHERING or spare:
             self._warn(text)  # nothing ran on it: another one will do
+        elif self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
+            self._warn(text)  # what its tasks have made is being committed: to begin again would double it
         else:
             self._fail_attempt(Failure(text, "", ClusterError(text)))
-        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
+        if spare:
+            self.rescaling.spare_slot_lost()
+        elif self.phase in (Phase.GATHERING, Phase.CANCELLING):
             self.slots.gather()
+
+    def _slots_failed(self, failure: Failure) -> None:
+        """While the job runs only a rescale needs slots that are not there."""
+        if self.phase is Phase.RUNNING:
+            self.rescaling.give_up(failure.summary)
+        else:
+            self._fail_attempt(failure)
 
     # ---- what slots say ----
 
@@ -232,6 +247,8 @@ class Coordinator:
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled() if cancelling:
                 attempt.awaited.discard(slot)
+            case m.TaskFailed() if cancelling and self.rescaling.stage is Stage.SWITCHING:
+                return  # what is left of the old tasks, above all that others have gone before them
             case m.TaskFailed(_, ref, summary, details, fatal, symptom):
                 self._check_owner(slot, ref)
                 self._task_failed(failure_of_user_code(summary, details, fatal), symptom)
@@ -341,6 +358,7 @@ class Coordinator:
         self._has_run = self.slots.job_has_run = True
         self.restarts.running(self._effects.now_ms)
         self.checkpoints.running()
+        self.rescaling.running()
         return True
 
     def _run_on(self) -> bool:
@@ -358,6 +376,16 @@ class Coordinator:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
+        match self.rescaling.stage:
+            case Stage.GATHERING if self.slots.complete:
+                self.rescaling.gathered()
+                return True
+            case Stage.STORED:
+                self.rescaling.switching()
+                self._sources.pause()
+                self._sources_are_reset = False
+                self._cancel_attempt("the job is being rescaled")
+                return True
         self._trigger_when_due()
         return False
 
@@ -368,9 +396,11 @@ class Coordinator:
             return
         if self.requests.draining and not attempt.at_end_of_data:
             return  # it would hold some sources as ended in the middle of their input, while others could read on
-        if self.checkpoints.is_due(wanted=self.requests.wants_checkpoint or attempt.at_end_of_data):
+        rescale = self.rescaling.wants_checkpoint
+        if self.checkpoints.is_due(wanted=self.requests.wants_checkpoint or rescale or attempt.at_end_of_data):
             clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
-            self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop)
+            must_align = rescale and self.rescaling.must_align
+            self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop, rescale, must_align)
 
     # ---- checkpoints ----
 
@@ -386,6 +416,8 @@ class Coordinator:
             if pending.attempt.number > 0 and not self._attempt_had_checkpoint:
                 self._cleaning.drop_attempts_before(pending.attempt.number, self.checkpoints.referenced_files())
             self._attempt_had_checkpoint = True
+            if pending.is_rescale:
+                self.rescaling.stored(completed.metadata, path)
         self._committing.add(checkpoint_id, completed.committables)
         self._sources.completed(completed.metadata)
         for client in pending.clients:
@@ -400,6 +432,8 @@ class Coordinator:
         self.requests.refuse(pending.clients, reason)
         if pending.is_stop and not pending.attempt_is_over:
             self.requests.stop_failed(f"{reason}; the job runs on")
+        if pending.is_rescale and not pending.attempt_is_over:
+            self.rescaling.give_up(reason)
 
     def _too_many_failures(self, reason: str) -> None:
         self._fail_attempt(Failure(reason, "", StorageError(reason)))
@@ -432,8 +466,17 @@ class Coordinator:
         if self.outcome is not None:
             self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
             return
+        if isinstance(request, m.DoRescale):
+            if self.phase is not Phase.RUNNING or self.requests.stop is not None:
+                state = self.status(self._effects.now_ms).state
+                self.requests.refuse([client], f"the job is {state}: it can be rescaled while it runs")
+            else:
+                self.rescaling.asked(client, request.parallelism, self.plan)
+            return
         if self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None):
             self._stop_sources()
+        if self.requests.stop is not None and self.rescaling.stage is not Stage.SWITCHING:
+            self.rescaling.give_up("it is asked to stop")
 
     def _stop_sources(self) -> None:
         """Drain. Before the tasks run there is nobody to tell; they are told when they start."""
@@ -468,9 +511,16 @@ class Coordinator:
         self.failures.appendleft(m.FailureStatus(now_ms, number, failure.summary, failure.details))
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
-        if self.phase in (Phase.CANCELLING, Phase.OPENING) and not failure.fatal:
+        before = self.rescaling.give_up(failure.summary)
+        if before is not None:
+            self._sources.pause()
+            self._go_on_with(before)
+        if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        delay_s = None if failure.fatal or self._commit_is_final() else self.restarts.after_failure(now_ms)
+        if before is not None:
+            delay_s: float | None = 0.0  # not the job has failed, but what was to become of it
+        else:
+            delay_s = None if failure.fatal or self._commit_is_final() else self.restarts.after_failure(now_ms)
         if delay_s is None:
             self._end("failed", self.restarts.last_word(failure), failure.summary)
             return
@@ -481,7 +531,14 @@ class Coordinator:
         if self.phase is Phase.GATHERING:
             self.slots.gather()
             return
-        self._cancel_attempt(failure.summary)
+        self._cancel_attempt(f"the job failed: {failure.summary}")
+
+    def _go_on_with(self, plan: ev.JobPlan) -> None:
+        """The same job at another parallelism, from the next attempt on."""
+        self.plan = plan
+        self.slots.resize(plan.graph.slots)
+        self.checkpoints.rescale(plan)
+        self._sources.rescale(plan.graph)
 
     def _delay_is_over(self) -> None:
         self._delay = None
@@ -496,8 +553,8 @@ class Coordinator:
         stop = self.requests.stop
         pending = self.checkpoints.pending
         if stop is not None and not stop.drain and (stop.checkpoint or (pending and pending.is_stop)):
-            self.requests.stop_failed(f"the job failed while it was stopping, and goes on: {why}")
-        self.checkpoints.attempt_over(f"the job failed: {why}")
+            self.requests.stop_failed(f"{why}; it goes on and does not stop")
+        self.checkpoints.attempt_over(why)
         self._committing.abort_held()
         self._look_at_the_epochs()
         attempt.awaited = set(attempt.slots) & self.slots.live.keys()
@@ -528,6 +585,9 @@ class Coordinator:
         self._effects.cancel_timer(self._cancel_timer)
         self._cancel_timer = None
         self.phase = Phase.GATHERING
+        if self.rescaling.stage is Stage.SWITCHING:
+            self._go_on_with(self.rescaling.plan)
+            self.slots.gather()
         return True
 
     # ---- the end ----
@@ -542,6 +602,7 @@ class Coordinator:
         self._why = why
         self._effects.cancel_all_timers()
         self.checkpoints.attempt_over(why)
+        self.rescaling.job_ended(why)
         self._sources.pause()
         self._sources.stop()
         self._committing.give_up()

@@ -83,6 +83,18 @@ class Slots:
         if not self.complete and self._timer is None:
             self._timer = self._effects.set_timer("slots", self._timeout_s, self._timed_out)
 
+    def resize(self, needed: int) -> None:
+        """So many from now on; of those that are too many, requests are forgotten first, then the newest let go."""
+        self.needed = needed
+        surplus = len(self.live) + len(self._open) - needed
+        for request in sorted(self._open)[: max(0, surplus)]:
+            self._open.discard(request)
+        for slot in self.ids()[needed:]:
+            self._effects.close_slot(slot, "this slot is not needed any more")
+            del self.live[slot]
+        if self.complete:
+            self.gathered()
+
     def gathered(self) -> None:
         """All are there and get to work."""
         assert self.complete

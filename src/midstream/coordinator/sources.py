@@ -84,6 +84,15 @@ class Sources:
 
     # ---- attempts ----
 
+    def rescale(self, graph: JobGraph) -> None:
+        """Between two attempts: the same sources in another graph of the same job."""
+        assert self._attempt is None
+        for vertex in graph.vertices:
+            if vertex.source is not None:
+                state = self._states[vertex.source.uid]
+                state.vertex, state.parallelism = vertex.id, vertex.parallelism
+        self._by_vertex = {state.vertex: state for state in self._states.values()}
+
     def reset(self, positions: Mapping[str, SourcePosition], finished: Collection[int]) -> None:
         """Go on from these positions (from the beginning where there is none), and begin to discover."""
         self._attempt = None

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from midstream.coordinator.phase import Phase
+from midstream.coordinator.rescaling import Stage
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.graph.job_graph import Vertex
 from midstream.protocol.messages import JobStatus, OperatorStatus, TaskRef, VertexStatus
@@ -46,6 +47,8 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
 
 def _state(job: Coordinator) -> str:
     again = job.restarts.total > 0
+    if job.rescaling.stage is Stage.SWITCHING:
+        return "rescaling"
     match job.phase:
         case Phase.CREATED | Phase.OPENING:
             return "created"

@@ -367,7 +367,13 @@ class DoStop(msgspec.Struct, frozen=True, tag="do_stop"):
     drain: bool = False
 
 
-ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoStop
+class DoRescale(msgspec.Struct, frozen=True, tag="do_rescale"):
+    """Go on at another parallelism, of the operators that do not say their own, from a checkpoint made for it."""
+
+    parallelism: int
+
+
+ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoStop | DoRescale
 
 
 class OperatorStatus(msgspec.Struct, frozen=True):
@@ -414,7 +420,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     name: str
     state: str
-    """created, deploying, running, restarting, stopping, finished, stopped, or failed."""
+    """created, deploying, running, restarting, rescaling, stopping, finished, stopped, or failed."""
     attempt: int
     started_ms: int
     now_ms: int
@@ -444,9 +450,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """`error` is empty when it went well. A checkpoint answers when it has completed, a stop when the job has ended."""
+    """`error` is empty when it went well.
+
+    A checkpoint answers when it has completed, a stop when the job has ended, a rescale when it runs again.
+    """
 
     error: str = ""
     status: JobStatus | None = None
     checkpoint: str | None = None
-    """Path of the checkpoint made, for DoCheckpoint and DoStop."""
+    """Path of the checkpoint made, for DoCheckpoint, DoStop and DoRescale (None when it was at that parallelism)."""

@@ -7,7 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import JobError
-from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoStop, GetStatus, JobStatus, Reply
+from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoStop, GetStatus, JobStatus, Reply
 from midstream.runtime.driver import Driver
 from midstream.runtime.provider import SlotProvider
 
@@ -63,6 +63,15 @@ class Job:
         reply = self._ask(DoCheckpoint(), timeout_s)
         assert reply.checkpoint is not None
         return reply.checkpoint
+
+    def rescale(self, parallelism: int, timeout_s: float | None = None) -> str | None:
+        """Go on at another parallelism, from a checkpoint made for it, and wait until all tasks run again.
+
+        Operators whose parallelism the program sets keep it. Returns the checkpoint's path; None when
+        the job was at that parallelism. Raises JobError when that cannot be (the job then runs on as
+        it was), TimeoutError when it takes longer.
+        """
+        return self._ask(DoRescale(parallelism), timeout_s).checkpoint
 
     def stop(self, drain: bool = False, timeout_s: float | None = None) -> str | None:
         """Stop at a checkpoint, or (`drain`) end the sources and let everything flow out; wait for the end.

@@ -42,6 +42,7 @@ from midstream.coordinator.events import (
 from midstream.coordinator.slots import PYTHON
 from midstream.core.seams import Done, Failed, Storage, Timer
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
 from midstream.sim.trace import Kind
@@ -113,7 +114,7 @@ class Cluster:
 class _Pickler(pickle.Pickler):
     """Every task has a graph of its own, so what never changes is not copied, and the rest the quick way.
 
-    `externals` grow by the edges that come by.
+    `externals` grow by the edges and reductions that come by.
     """
 
     def __init__(self, file: io.BytesIO, names: Mapping[int, str], externals: dict[str, object]) -> None:
@@ -122,8 +123,8 @@ class _Pickler(pickle.Pickler):
         self._externals = externals
 
     def persistent_id(self, item: Any) -> str | None:
-        if type(item) is Edge:
-            name = f"edge {len(self._externals)}"
+        if type(item) in (Edge, Reduction):
+            name = f"constant {len(self._externals)}"
             self._externals[name] = item
             return name
         return self._names.get(id(item))
@@ -164,6 +165,7 @@ class Driver:
         self.process = Process(world, name)
         self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage)
         self.outcome: JobEnded | None = None
+        self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
         self.connections: dict[int, Connection] = {}
         """By slot number; open ones."""
@@ -200,6 +202,7 @@ class Driver:
         return client
 
     def cancel(self, reason: str) -> None:
+        self.is_cancelled = True
         self.process.post(partial(self._feed, CancelRequested(reason)))
 
     # ---- events and instructions

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import msgspec
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Options, Summary, campaign, shrink
+from midstream.sim.coverage import lines_of, report
+from midstream.sim.mutations import MUTATIONS, Kill, kill_table
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import FAULTS, Scenario
 from midstream.sim.topologies import SHAPES
+from midstream.sim.trace import channel_pattern, checkpoint_pattern
 
 TOPOLOGIES = (*SHAPES, "random")
 PARALLELISM_MAX = 64
+JOBS_MAX = 1024
+SURVIVED_SEEDS = 2000
+"""A mutation that no run finds in so many is a hole in the simulator."""
+TABLE_CHARS = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +43,45 @@ def simulate(
     rescale_to: int | None = None,
     faults: str | None = None,
     rows: int | None = None,
-    processes: int | None = None,
+    jobs: int | None = None,
+    seconds: float | None = None,
+    coverage: bool = False,
     failures_max: int = 1,
     make_small: bool = True,
     progress: Callable[[Summary], None] | None = None,
 ) -> Simulated:
     """Run the seeds `A:B` (B not included). `faults`: comma-separated kinds, "none", or None for all.
 
+    `jobs`: processes, by default one per core. `seconds`: begin no run after so long. `coverage`: say which states have met which events.
     Raises ConfigError for anything that does not exist.
     """
-    options = _options(topology, parallelism, rescale_to, faults, rows)
+    if jobs is not None and not 1 <= jobs <= JOBS_MAX:
+        raise ConfigError(f"jobs: {jobs} is not between 1 and {JOBS_MAX}")
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"seconds: {seconds:g} is no time to run anything")
+    options = replace(_options(topology, parallelism, rescale_to, faults, rows), coverage=coverage)
     summary = campaign(
-        options, parse_seeds(seeds), processes=processes, progress=progress, failures_max=max(1, failures_max)
+        options,
+        parse_seeds(seeds),
+        processes=jobs,
+        progress=progress,
+        failures_max=max(1, failures_max),
+        seconds_max=seconds,
     )
-    data = asdict(summary)
+    data = {f.name: getattr(summary, f.name) for f in fields(summary) if f.name != "pairs"}
     data["faults"] = dict(sorted(summary.faults.items()))
-    data["runs_per_s"] = round(summary.runs / summary.seconds, 1) if summary.seconds else 0.0
+    data["runs_per_s"] = round(summary.runs_per_s, 1)
     data["replay"] = None
     restarts = (
         f"{summary.restarts_of_the_job} restarts of the job, {summary.rescaled_restores} of them at another parallelism"
     )
+    checkpoints = (
+        f"{summary.checkpoints_completed} checkpoints ({summary.checkpoints_with_rows_in_flight} with rows in flight, "
+        f"{summary.checkpoints_with_finished_tasks} with finished tasks)"
+    )
     lines = [
         f"{summary.runs} runs in {summary.seconds:.1f} s ({data['runs_per_s']} runs/s), {summary.records_in} rows in",
-        f"{summary.checkpoints_completed} checkpoints, {restarts}",
+        f"{checkpoints}, {restarts}",
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in data["faults"].items()) or "none"),
         f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}",
     ]
@@ -67,7 +92,35 @@ def simulate(
             scenario, failure = shrink(options.scenario(summary.first_failing_seed))
             data["shrunk"] = describe_scenario(scenario)
             lines += ["made smaller, it still fails:", *(f"  {line}" for line in data["shrunk"]), failure]
+    if coverage:
+        found = report(summary.pairs)
+        data["coverage"] = msgspec.to_builtins(found)
+        lines += ["", *lines_of(found)]
     return Simulated(data, "\n".join(lines), ok=summary.failures == 0)
+
+
+def measure_mutations(
+    *, names: str | None = None, jobs: int | None = None, progress: Callable[[Kill], None] | None = None
+) -> Simulated:
+    """Put every known bug back, or those of the comma-separated `names`, and see how soon a run fails."""
+    chosen = list(MUTATIONS) if names is None else [name.strip() for name in names.split(",")]
+    unknown = [name for name in chosen if name not in MUTATIONS]
+    if unknown:
+        raise ConfigError(f"mutations: there is no {unknown[0]!r}; there are {', '.join(MUTATIONS)}")
+    kills = []
+    for kill in kill_table(chosen, SURVIVED_SEEDS, jobs):
+        kills.append(kill)
+        if progress is not None:
+            progress(kill)
+    survivors = [kill.name for kill in kills if kill.seeds is None]
+    lines = [
+        f"{'survived ' + str(SURVIVED_SEEDS) if kill.seeds is None else kill.seeds:>14}  {kill.name}: "
+        f"{MUTATIONS[kill.name].what} → {kill.failure.splitlines()[0] if kill.failure else ''}"[:TABLE_CHARS]
+        for kill in kills
+    ]
+    lines = ["seeds needed", *lines, f"{len(kills) - len(survivors)} of {len(kills)} mutations are found"]
+    data = {"seeds_max": SURVIVED_SEEDS, "survivors": survivors, "mutations": msgspec.to_builtins(kills)}
+    return Simulated(data, "\n".join(lines), ok=not survivors)
 
 
 def replay(
@@ -78,15 +131,26 @@ def replay(
     rescale_to: int | None = None,
     faults: str | None = None,
     rows: int | None = None,
+    channel: str | None = None,
+    checkpoint: int | None = None,
     pattern: str | None = None,
     tail: int | None = None,
 ) -> Simulated:
-    """Run one seed again and show every event of it; `pattern` (a regular expression) filters the lines.
+    """Run one seed again and show every event of it, or those that fit all of:
 
-    Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
+    `channel` (edge:producer:consumer), `checkpoint` (its number), `pattern` (a regular expression),
+    and of those the last `tail`. Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
     """
     options = _options(topology, parallelism, rescale_to, faults, rows)
+    patterns = []
+    if channel is not None:
+        patterns.append(channel_pattern(channel))
+    if checkpoint is not None:
+        patterns.append(checkpoint_pattern(checkpoint))
+    if tail is not None and tail < 1:
+        raise ConfigError(f"tail: {tail} is not a number of lines")
     if pattern is not None:
+        patterns.append(pattern)
         try:
             re.compile(pattern)
         except re.error as error:
@@ -94,7 +158,7 @@ def replay(
     scenario = options.scenario(seed)
     outcome = run(scenario, keep_trace=True)
     assert outcome.trace is not None
-    shown = list(outcome.trace.lines(pattern, tail))
+    shown = list(outcome.trace.lines(*patterns, tail=tail))
     lines = [*describe_scenario(scenario), *shown, *_verdict(outcome)]
     data = {
         "seed": seed,

@@ -290,7 +290,7 @@ def _watch_checkpoints() -> Sequence[Watched]:
 
 def _watch_channels() -> Sequence[Watched]:
     def remote(what: str) -> Callable[..., tuple[str, str]]:
-        def of_call(channel: Any, *_: Any) -> tuple[str, str]:
+        def of_call(channel: Any, *_: Any, **__: Any) -> tuple[str, str]:
             part = " and a part" if channel._partial is not None else ""
             return f"remote: {'data' if channel.has_data() else 'empty'}{part}", what
 

@@ -24,6 +24,7 @@ class Disk:
         self.torn: dict[str, bytes] = {}
         """What crashes have left under temporary names."""
         self.is_full = False
+        self.is_gone = False
         self.failing_writes: set[int] = set()
         """Numbers of write operations that fail."""
         self.failing_names: dict[str, int] = {}
@@ -37,7 +38,7 @@ class Disk:
         self._world = world
 
     def read(self, path: str) -> bytes:
-        self._world.io_point()
+        self._touch()
         data = self.files.get(_confined(path))
         if data is None:
             raise StorageError(f"cannot read {path}: there is no such file")
@@ -68,7 +69,7 @@ class Disk:
         return True
 
     def delete(self, path: str) -> None:
-        self._world.io_point()
+        self._touch()
         name = _confined(path)
         if self._world.torn:
             raise Killed
@@ -79,20 +80,25 @@ class Disk:
         self._world.note(("deleted", name))
 
     def list(self, path: str) -> list[str]:
-        self._world.io_point()
+        self._touch()
         name = _confined(path) if path not in ("", ".") else ""
         below = name + "/" if name else ""
         skip = len(below)
         return sorted({file[skip:].split("/", 1)[0] for file in self.files if file.startswith(below)})
 
     def exists(self, path: str) -> bool:
-        self._world.io_point()
+        self._touch()
         name = _confined(path)
         return name in self.files or any(file.startswith(name + "/") for file in self.files)
 
+    def _touch(self) -> None:
+        self._world.io_point()
+        if self.is_gone and not self._world.is_looking:
+            raise StorageError(f"the storage does not answer {SIM}")
+
     def _begin_write(self, name: str, data: bytes) -> None:
         world = self._world
-        world.io_point()
+        self._touch()
         if world.torn:
             directory, _, base = name.rpartition("/")
             self.torn[f"{directory}/{TEMPORARY}{base}"] = data[: world.below(len(data) + 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from midstream.protocol.messages import DoCheckpoint, DoStop
+from midstream.protocol.messages import DoCheckpoint, DoStop, GetStatus
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
@@ -154,6 +154,18 @@ def _disk_full(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _disk_gone(stage: Stage, victim: int) -> bool:
+    """Nothing can be read, listed, written or deleted for a while."""
+    disk = stage.disk
+    disk.is_gone = True
+
+    def back() -> None:
+        disk.is_gone = False
+
+    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
+    return True
+
+
 def _slow_storage(stage: Stage, victim: int) -> bool:
     """Everything on the I/O pools takes fifty times as long for a while."""
     processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
@@ -176,6 +188,18 @@ def _user_error(stage: Stage, victim: int) -> bool:
         return False
     row, _ = source.rows_of(split, source.rows[split])[victim // 13 % source.rows[split]]
     stage.outside.poison[row] = 1 + victim % 2
+    return True
+
+
+def _open_fails(stage: Stage, victim: int) -> bool:
+    """Operators that are opened raise; so that some are opened, a slot dies."""
+    stage.outside.open_failures += 1 + victim % 3
+    return _kill_slot(stage, victim)
+
+
+def _cancel(stage: Stage, victim: int) -> bool:
+    """Ctrl-C: no last checkpoint. The job is started again from the newest one."""
+    stage.driver.cancel(f"somebody has had enough {SIM}")
     return True
 
 
@@ -208,6 +232,7 @@ def _drain(stage: Stage, victim: int) -> bool:
 
 def _checkpoint(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoCheckpoint())
+    stage.driver.ask(GetStatus())
     return True
 
 
@@ -224,11 +249,14 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "write_fails": _write_fails,
     "disk_full": _disk_full,
     "slow_storage": _slow_storage,
+    "disk_gone": _disk_gone,
     "user_error": _user_error,
+    "open_fails": _open_fails,
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
     "stop": _stop,
     "drain": _drain,
     "checkpoint": _checkpoint,
+    "cancel": _cancel,
 }

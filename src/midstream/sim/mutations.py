@@ -6,9 +6,12 @@ mutations that the project keeps. A mutation that survives is a hole in the simu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -51,6 +54,29 @@ def killed_after(name: str, seeds_max: int, start: int = 0) -> tuple[int, str] |
             if failures:
                 return index + 1, failures[0]
     return None
+
+
+class Kill(msgspec.Struct, frozen=True):
+    name: str
+    seeds: int | None
+    """How many it took; None: the mutation survived."""
+    failure: str
+
+
+def kill_table(names: Sequence[str], seeds_max: int, jobs: int | None = None) -> Iterator[Kill]:
+    """One after the other, in the order given, found by `jobs` processes (one per core)."""
+    work = partial(_kill, seeds_max)
+    processes = min(jobs or os.cpu_count() or 1, len(names))
+    if processes == 1:
+        yield from map(work, names)
+        return
+    with get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(work, names)
+
+
+def _kill(seeds_max: int, name: str) -> Kill:
+    killed = killed_after(name, seeds_max)
+    return Kill(name, None, "") if killed is None else Kill(name, *killed)
 
 
 def _skip_alignment() -> Replacements:
@@ -214,9 +240,9 @@ def _failure_discards() -> Replacements:
     """A failed task drops its channels while its peers still use them."""
     original = task.Task.fail
 
-    def fail(self: Any, error: BaseException) -> None:
+    def fail(self: Any, error: BaseException, **symptom: bool) -> None:
         was_live = self.is_live
-        original(self, error)
+        original(self, error, **symptom)
         if was_live:
             self.close()
 

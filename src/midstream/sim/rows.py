@@ -28,7 +28,6 @@ from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000
 SOURCE_IDS: Final = 10_000_000
-COUNT_LIMIT: Final = 100_000
 _TIMESTAMP: Final = pa.timestamp("us")
 _TEXT: Final = pa.large_string()
 SCHEMA: Final = pa.schema(
@@ -67,6 +66,8 @@ class Outside:
         """How many of the next commits fail."""
         self.read_failures = 0
         """How many of the next reads of blocking sources fail."""
+        self.open_failures = 0
+        """How many of the next operators that are opened fail."""
 
     def check_poison(self, ids: Sequence[int]) -> None:
         for row in ids:
@@ -74,6 +75,11 @@ class Outside:
             if left:
                 self.poison[row] = left - 1
                 raise UserError(f"{SIM} row {row} is poisonous")
+
+    def check_open(self) -> None:
+        if self.open_failures:
+            self.open_failures -= 1
+            raise UserError(f"{SIM} this operator cannot be opened")
 
     def rows_of(self, sink: str) -> list[tuple[int, int, int]]:
         """(id, key, n) of all committed rows of a sink."""
@@ -225,6 +231,7 @@ class Pass(Operator):
         self._out: Output
 
     def open(self, context: OperatorContext, out: Output) -> None:
+        self._outside.check_open()
         self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
@@ -237,29 +244,6 @@ class Pass(Operator):
         aside = ids % 3 == 0
         self._out.emit(batch.filter(pa.array(~aside)))
         self._out.emit(batch.filter(pa.array(aside)), self._side)
-
-
-class Pack(Operator):
-    """Windows as rows: `id` is key and start, `n` the sum of the ids in it times `COUNT_LIMIT`, plus their count."""
-
-    def open(self, context: OperatorContext, out: Output) -> None:
-        self._out = out
-
-    def process(self, batch: pa.RecordBatch, port: int) -> None:
-        start_ms = batch.column("window_start").cast(pa.int64()).to_numpy() // 1000
-        keys = batch.column("key").to_numpy()
-        counts = batch.column("count").to_numpy().astype(np.int64)
-        sums = batch.column("sum").to_numpy().astype(np.int64)
-        size = batch.num_rows
-        columns = [
-            pa.array(start_ms * 1000 + keys),
-            pa.array(keys),
-            pa.array(np.zeros(size, dtype=np.int64)),
-            batch.column("window_start"),
-            pa.array(sums * COUNT_LIMIT + counts),
-            pa.array([""] * size, pa.large_string()),
-        ]
-        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
 
 _KEY_STATE: Final = pa.schema(
@@ -293,6 +277,7 @@ class Count(Operator):
         self._context: OperatorContext
 
     def open(self, context: OperatorContext, out: Output) -> None:
+        self._outside.check_open()
         self._out = out
         self._context = context
 

@@ -20,7 +20,7 @@ from midstream.sim.report import who_waits
 from midstream.sim.rows import LedgerSink, Outside, SimSource
 from midstream.sim.scenario import Scenario
 from midstream.sim.topologies import Shape, job_graph, uid_of
-from midstream.sim.trace import Kind, Trace
+from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 
 JOB: Final = "simulated"
@@ -59,7 +59,11 @@ class Outcome:
 
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
-    return Run(scenario, keep_trace, make_coordinator or Coordinator).go()
+    prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
+    if not keep_trace:
+        return prepared.go()
+    with following_elements(prepared.world.note):
+        return prepared.go()
 
 
 class Run:
@@ -74,7 +78,7 @@ class Run:
         self.disk.on_write = self._on_write
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
         self.drained = False
-        self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk)
+        self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk, scenario.key_groups)
         self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)
         externals: dict[str, object] = {"outside": self.outside, "sink": self._sink}
         externals.update({f"source {uid}": source for uid, source in self.sources.items()})
@@ -143,8 +147,8 @@ class Run:
             name=JOB,
             parallelism=graph.slots,
             max_parallelism=s.key_groups,
-            checkpoint_dir=ROOT,
-            checkpoint_interval_s=s.interval_s,
+            checkpoint_dir=ROOT if s.has_checkpoints else None,
+            checkpoint_interval_s=s.interval_s if s.has_checkpoints else None,
             checkpoint_timeout_s=s.timeout_s,
             aligned_timeout_s=s.aligned_timeout_s,
             min_pause_s=s.min_pause_s,
@@ -200,7 +204,8 @@ class Run:
             if ended.state == "finished" or self.drained:
                 self._is_over = True
                 return
-            self._complain(self._oracle.check_stopped())
+            if not self.driver.is_cancelled:
+                self._complain(self._oracle.check_stopped())
         if self.outcome.launches >= LAUNCHES_MAX:
             world.bug(f"the job was started {LAUNCHES_MAX} times")
             return
@@ -209,9 +214,8 @@ class Run:
             shape = self.scenario.rescaled
             self.outcome.rescaled_restores += 1
         self._launch_is_due = True
-        world.schedule(
-            KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore="latest"), "the job is started again"
-        )
+        restore = "latest" if self.scenario.has_checkpoints else None
+        world.schedule(KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore), "the job is started again")
 
     def _wind_up(self) -> None:
         """The output is judged; all slots end; nothing is left behind."""

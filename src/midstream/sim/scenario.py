@@ -34,8 +34,16 @@ FAULTS: Final = (
     "drain",
     "checkpoint",
     "slow_storage",
+    "disk_gone",
+    "open_fails",
+    "cancel",
 )
 """Every kind of fault and request that can strike a run."""
+WITHOUT_CHECKPOINTS: Final = frozenset(
+    ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
+    + ("open_fails", "checkpoint", "stop")
+)
+"""What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
 
 ROWS: Final = {1: (20, 50, 100), 3: (50, 100, 200), 10: (100, 200, 400), 50: (200, 400, 800)}
 """By rows in a batch: how many rows there are. What takes time, and makes an order, is a batch."""
@@ -79,6 +87,7 @@ class Scenario:
     tempo: Tempo
     faults: tuple[Fault, ...]
     aligned_timeout_s: float | None = None
+    has_checkpoints: bool = True
     steps_max: int = 400_000
 
 
@@ -106,7 +115,13 @@ def draw(
     buffer_bytes = choice((4096, 4096, 8192, 32768))
     batch_rows = choice(tuple(ROWS))
     count = rows if rows is not None else choice(ROWS[batch_rows])
-    drawn = draw_faults(Random(f"faults {seed}"), tuple(FAULTS if faults is None else faults), count)
+    mode = Random(f"mode {seed}")
+    aligned_timeout_s = mode.choice((None, 0.0, 0.0, 0.001, 0.01))
+    has_checkpoints = rescaled is not None or faults is not None or mode.random() < 0.85
+    kinds = tuple(FAULTS if faults is None else faults)
+    if not has_checkpoints:
+        kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
+    drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
     if rescaled is not None and (faults is None or rescale_to is not None):
         kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
         drawn = tuple(sorted((*drawn, Fault(random.randrange(150, 1000), kind, 0)), key=lambda fault: fault.step))
@@ -143,7 +158,8 @@ def draw(
             interleave=choice((0.0, 0.0, 0.2)),
         ),
         faults=drawn,
-        aligned_timeout_s=Random(f"mode {seed}").choice((None, 0.0, 0.0, 0.001, 0.01)),
+        aligned_timeout_s=aligned_timeout_s,
+        has_checkpoints=has_checkpoints,
     )
 
 

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.aggregates import Count as CountRows
-from midstream.operators.aggregates import Sum
 from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
-from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
-from midstream.operators.windows import LATE, tumbling, window_operator
-from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pack, Pass, SimSource
+from midstream.operators.windows import LATE
+from midstream.sim import timed
+from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource
 
 SIDE: Final = "side"
 FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
@@ -42,8 +41,9 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Node:
     """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
-    "share" (keyed on port 0, broadcast state of port 1), "times" (watermarks), "window" (tumbling, rows that are late
-    to a side output) with "pack" (windows as rows), "sink"."""
+    "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
+    rows until a timer fires), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
+    rows), "sink"."""
 
     chain: tuple[str, ...]
     inputs: tuple[Input, ...] = ()
@@ -115,6 +115,27 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("sink", Input(2, FORWARD)),
         _node("sink", Input(2, REBALANCE, tag=LATE)),
     ),
+    "sliding": (
+        _source("tight"),
+        _source("idle", rows_share=0.5),
+        _node("slide pack", Input(0, KEYED), Input(1, KEYED)),
+        _node("sink", Input(2, FORWARD)),
+        _node("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "session": (
+        _source("times"),
+        _source("tight", rows_share=0.5),
+        _node("session pack", Input(0, KEYED), Input(1, KEYED)),
+        _node("sink", Input(2, REBALANCE)),
+        _node("sink", Input(2, GLOBAL, tag=LATE)),
+    ),
+    "timers": (
+        _source("tight"),
+        _source("idle", rows_share=0.3),
+        _node("timer", Input(0, KEYED), Input(1, KEYED)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
     "finishing": (
         _source(rows_share=0.05),
         _source(),
@@ -129,27 +150,31 @@ SHAPES: Final[Mapping[str, Shape]] = {
 def random_shape(random: Random) -> Shape:
     """One to three sources, up to five nodes behind them, a sink behind everything that has no reader."""
     nodes: list[Node] = [
-        _source(*(["pass"] if random.random() < 0.3 else []), rows_share=random.choice((0.1, 0.5, 1.0)))
+        _source(
+            *random.choice(((), (), ("pass",), ("times",), ("tight",), ("idle",), ("tight", "pass"))),
+            rows_share=random.choice((0.1, 0.5, 1.0)),
+        )
         for _ in range(random.randint(1, 3))
     ]
     for _ in range(random.randint(0, 5)):
-        kind = random.choice(("pass", "side", "count", "count", "share"))
-        first = random.randrange(len(nodes))
-        if kind == "count":
-            more = [
-                Input(random.randrange(len(nodes)), KEYED, random.randint(0, 1)) for _ in range(random.randint(0, 2))
-            ]
-            nodes.append(Node((kind,), (Input(first, KEYED), *more)))
+        kind = random.choice(("pass", "side", "count", "count", "count", "share", "timer", "windows"))
+        inner = [index for index, node in enumerate(nodes) if "pack" not in node.chain]
+        first = random.choice(inner)
+        if kind in ("count", "timer", "windows"):
+            ports = 1 if kind == "count" else 0
+            more = [Input(random.choice(inner), KEYED, random.randint(0, ports)) for _ in range(random.randint(0, 2))]
+            chain = (random.choice(tuple(timed.WINDOWS)), "pack") if kind == "windows" else (kind,)
+            nodes.append(Node(chain, (Input(first, KEYED), *more)))
         elif kind == "share":
-            other = random.randrange(len(nodes))
+            other = random.choice(inner)
             nodes.append(Node((kind,), (Input(first, KEYED), Input(other, BROADCAST, port=1))))
         else:
             partitioning = random.choice((FORWARD, REBALANCE, REBALANCE, GLOBAL, KEYED))
             nodes.append(Node((kind,), (Input(first, partitioning),)))
     for index, node in enumerate(tuple(nodes)):
         read = {i.tag for reader in nodes for i in reader.inputs if i.node == index}
-        for tag in (None, SIDE) if "side" in node.chain else (None,):
-            if tag not in read or random.random() < 0.1:
+        for tag in (None, SIDE) if "side" in node.chain else (None, LATE) if "pack" in node.chain else (None,):
+            if tag not in read or (random.random() < 0.1 and "pack" not in node.chain):
                 nodes.append(Node(("sink",), (Input(index, random.choice((FORWARD, REBALANCE, GLOBAL)), 0, tag),)))
     return _without_doubled_broadcast(tuple(nodes))
 
@@ -194,24 +219,36 @@ class Expectation:
     broadcast: Mapping[str, frozenset[int]]
     sinks: Mapping[str, Counter[int]]
     """Row ids, each as often as the sink must hold it."""
-    windowed: Mapping[str, Counter[int]]
-    """By window operator: the ids of its rows. Each must be in one window, or late."""
-    window_sinks: Mapping[str, str]
-    """Sinks behind a window operator, by uid: the operator."""
+    windowed: Mapping[str, tuple[str, Counter[int]]]
+    """By window operator: its kind, and the ids of its rows."""
+    window_sinks: Mapping[str, tuple[str, bool]]
+    """Sinks behind a window operator, by uid: the operator, and whether late rows come here."""
+    overdrawn: tuple[str, ...]
+    """Timer operators and inputs that hold rows which they cannot have got."""
 
 
 def uid_of(node: int, position: int, kind: str) -> str:
     return f"{kind}{node}" if position == 0 else f"{kind}{node}.{position}"
 
 
-def expectation(shape: Shape, rows: Mapping[str, Mapping[int, int]]) -> Expectation:
-    """`rows`: by source uid, id to key of the rows that it has emitted."""
+def expectation(
+    shape: Shape,
+    rows: Mapping[str, Mapping[int, int]],
+    held: Mapping[str, Counter[int]] = MappingProxyType({}),
+    in_flight: Mapping[tuple[int, int], Counter[int]] = MappingProxyType({}),
+) -> Expectation:
+    """`rows`: by source uid, id to key of the rows that it has emitted.
+
+    `held`: ids that wait in timer operators. `in_flight`: ids that are on their way to a node's port (an edge
+    may be restored as another one with the same ends).
+    """
     key_of = {row: key for part in rows.values() for row, key in part.items()}
     counts: dict[str, dict[int, tuple[int, int]]] = {}
     broadcast: dict[str, frozenset[int]] = {}
     sinks: dict[str, Counter[int]] = {}
-    windowed: dict[str, Counter[int]] = {}
-    window_sinks: dict[str, str] = {}
+    windowed: dict[str, tuple[str, Counter[int]]] = {}
+    window_sinks: dict[str, tuple[str, bool]] = {}
+    overdrawn: list[str] = []
     outputs: list[dict[str | None, Counter[int]]] = []
     behind: dict[int, str] = {}
     """Nodes that get what a window operator emits."""
@@ -219,6 +256,12 @@ def expectation(shape: Shape, rows: Mapping[str, Mapping[int, int]]) -> Expectat
         by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
         for entry in node.inputs:
             by_port[entry.port].update(outputs[entry.node].get(entry.tag, Counter()))
+        for port, came in by_port.items():
+            on_the_way = in_flight.get((index, port))
+            if on_the_way and not any(entry.node in behind for entry in node.inputs):
+                if not on_the_way <= came:
+                    overdrawn.append(f"input {port} of {node.chain[0]}{index}")
+                by_port[port] = came - on_the_way
         stream = by_port[0] + by_port[1]
         side: Counter[int] = Counter()
         for position, kind in enumerate(node.chain):
@@ -238,17 +281,22 @@ def expectation(shape: Shape, rows: Mapping[str, Mapping[int, int]]) -> Expectat
                         count, total = per_key.get(key_of[row], (0, 0))
                         per_key[key_of[row]] = (count + n, total + n * row)
                     counts[uid] = per_key
-                case "window":
-                    windowed[uid] = stream
+                case "timer":
+                    waiting = held.get(uid, Counter())
+                    if not waiting <= stream:
+                        overdrawn.append(uid)
+                    stream = stream - waiting
+                case "window" | "slide" | "session":
+                    windowed[uid] = kind, stream
                     behind[index] = uid
                 case "sink":
-                    windows = {behind[entry.node] for entry in node.inputs if entry.node in behind}
+                    windows = {(behind[e.node], e.tag == LATE) for e in node.inputs if e.node in behind}
                     if windows:
                         window_sinks[uid] = windows.pop()
                     else:
                         sinks[uid] = stream
         outputs.append({None: stream, SIDE: side})
-    return Expectation(counts, broadcast, sinks, windowed, window_sinks)
+    return Expectation(counts, broadcast, sinks, windowed, window_sinks, tuple(overdrawn))
 
 
 # ---- job graph -------------------------------------------------------------
@@ -273,7 +321,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            if kind == "side":
+            if kind in ("side", "timer"):
                 is_ordered = False
             operators.append(
                 OperatorSpec(
@@ -299,19 +347,14 @@ def _operator(kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordere
             return Count(outside, is_ordered=is_ordered)
         case "share":
             return Count(outside, is_ordered=is_ordered, broadcast_port=1)
-        case "times":
-            return TimestampsOperator(uid, "ts", WatermarkStrategy.bounded("5 s"), SCHEMA)
-        case "window":
-            return window_operator(
-                uid,
-                window=tumbling("40 ms"),
-                keys=["key"],
-                event_time="ts",
-                aggregates={"count": CountRows(), "sum": Sum("id")},
-                schema=SCHEMA,
-            )
+        case "times" | "tight" | "idle":
+            return timed.timestamps(uid, kind)
+        case "timer":
+            return timed.delay(uid, outside)
+        case "window" | "slide" | "session":
+            return timed.window(uid, kind)
         case "pack":
-            return Pack()
+            return timed.Pack()
         case "sink":
             return SinkOperator(uid, sink, SCHEMA)
         case _:

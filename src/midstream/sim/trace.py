@@ -7,18 +7,25 @@ compared anywhere. Kept in full only when asked for: as tuples, formatted when r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Final
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
 
-from midstream.core.elements import decode_event
+from midstream.core.elements import Element, decode_event
+from midstream.core.errors import ConfigError
 from midstream.core.ids import ChannelId
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import Subpartition
 from midstream.exchange.wire import HEADER, FrameKind
 
 _TEXT_MAX: Final = 220
+_IDS_MAX: Final = 12
 
 
 class Kind(IntEnum):
@@ -56,20 +63,63 @@ class Trace:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def lines(self, pattern: str | None = None, tail: int | None = None) -> Iterator[str]:
-        """One line an event; `pattern` (a regular expression) filters, `tail` keeps the last so many.
+    def lines(self, *patterns: str, tail: int | None = None) -> Iterator[str]:
+        """One line an event; those in which each of the `patterns` (regular expressions) is found, the last `tail`.
 
         Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`, so that each can be asked for.
         """
-        found = re.compile(pattern).search if pattern else None
-        entries = self._entries if tail is None or found else self._entries[-tail:]
-        lines = (line for entry in entries if found is None or found(line := format_entry(entry)))
-        if found is None:
-            lines = (format_entry(entry) for entry in entries)
-        if tail is not None and found:
-            yield from list(lines)[-tail:]
-        else:
-            yield from lines
+        searches = [re.compile(pattern).search for pattern in patterns]
+        entries = self._entries if tail is None or searches else self._entries[-tail:]
+        lines = map(format_entry, entries)
+        shown = (line for line in lines if all(search(line) for search in searches)) if searches else lines
+        yield from shown if tail is None else deque(shown, maxlen=tail)
+
+
+def channel_pattern(channel: str) -> str:
+    """For `edge:producer:consumer`; an empty part stands for all. Raises ConfigError."""
+    parts = channel.split(":")
+    if len(parts) != 3 or any(part and not part.isdecimal() for part in parts):
+        raise ConfigError(
+            f"channel: {channel!r} is not edge:producer:consumer, such as 3:0:1, or 3:: for all of an edge"
+        )
+    edge, producer, consumer = (part or r"\d+" for part in parts)
+    return rf"\be{edge}:{producer}>{consumer}\b"
+
+
+def checkpoint_pattern(checkpoint_id: int) -> str:
+    """In messages, barriers, and the names of files."""
+    return rf"\bchk[ -]{checkpoint_id}\b|\bc{checkpoint_id}-[vs]\d"
+
+
+@contextmanager
+def following_elements(note: Callable[[str], None]) -> Iterator[None]:
+    """Calls `note` with every element that is put into a channel (`e1:0>2 + …`) and taken out of one (`e1:0>2 - …`)."""
+    add, poll = Subpartition.add, InputGate.poll
+
+    def noted_add(self: Subpartition, element: Element) -> None:
+        note(f"{self.channel} + {describe_element(element)}")
+        add(self, element)
+
+    def noted_poll(self: InputGate, rows_max: int) -> tuple[int, Element] | None:
+        polled = poll(self, rows_max)
+        if polled is not None:
+            channel = self.channels[polled[0]].id if polled[0] >= 0 else f"e{self.edge.id}:*>{self.consumer} recovered"
+            note(f"{channel} - {describe_element(polled[1])}")
+        return polled
+
+    with patch.object(Subpartition, "add", noted_add), patch.object(InputGate, "poll", noted_poll):
+        yield
+
+
+def describe_element(element: Element) -> str:
+    """An event with its fields; of a batch the number of rows, and their ids if it has such a column."""
+    if not isinstance(element, pa.RecordBatch):
+        return describe_message(element)
+    if element.schema.get_field_index("id") < 0:
+        return f"{element.num_rows} rows"
+    ids = element.column("id").to_pylist()
+    shown = " ".join(map(str, ids[:_IDS_MAX]))
+    return f"{element.num_rows} rows: {shown}{' …' if len(ids) > _IDS_MAX else ''}"
 
 
 def format_entry(entry: Entry) -> str:

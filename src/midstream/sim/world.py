@@ -70,6 +70,8 @@ class World:
         self._scheduled = 0
         self._current_io: _Io | None = None
         self._nesting = 0
+        self._acting = ""
+        """Whose step it is, for the trace."""
         self._ids = 0
         self._alarms: dict[int, list[Callable[[], None]]] = {}
 
@@ -129,6 +131,7 @@ class World:
             if self.trace is not None:
                 name = process.name if process is not None else "world"
                 self.trace.add(self.step_number, cause, self.now_us, name, kind, call if detail is None else detail)
+                self._acting = name
             if process is None:
                 call()
                 return True
@@ -186,7 +189,7 @@ class World:
     def note(self, detail: Any) -> None:
         """Put a line into the trace that belongs to the present step."""
         if self.trace is not None:
-            self.trace.add(self.step_number, self.step_number, self.now_us, "", Kind.NOTE, detail)
+            self.trace.add(self.step_number, self.step_number, self.now_us, self._acting, Kind.NOTE, detail)
 
     # ---- inside I/O
 
@@ -223,6 +226,11 @@ class World:
             self._nesting = interleave
 
     @property
+    def is_looking(self) -> bool:
+        """Whether it is the oracle that reads."""
+        return self._current_io is _LOOKING
+
+    @property
     def torn(self) -> bool:
         """Whether the present operation is the last of a process that dies in it."""
         io = self._current_io
@@ -232,8 +240,9 @@ class World:
         self._current_io = None
         self._nesting += 1
         try:
+            until_us = self.now_us + io.process.io_us  # not for as long as it is till the next heartbeat
             for _ in range(1 + self.below(30)):
-                if self.bugs or not self.step():
+                if self.bugs or not self._queue or self._queue[0][0] > until_us or not self.step():
                     break
             while io.process.paused and io.process.alive and not self.bugs and self.step():
                 pass

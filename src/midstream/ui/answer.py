@@ -32,6 +32,8 @@ class Answer:
     data: object
     view: RenderableType
     exit: int = Exit.OK
+    is_lines: bool = False
+    """The view is lines for other tools to read: they are not broken at the width of a terminal."""
 
 
 def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
@@ -39,7 +41,7 @@ def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
         stream.write(msgspec.json.encode(answer.data).decode() + "\n")
         stream.flush()
     else:
-        Console(file=stream, highlight=False).print(answer.view)
+        Console(file=stream, highlight=False).print(answer.view, soft_wrap=answer.is_lines)
 
 
 @contextmanager

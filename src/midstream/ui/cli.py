@@ -62,6 +62,7 @@ def run(
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     checkpoint_dir: str | None = None,
+    aligned_timeout: str | None = None,
     json: Json = False,
 ) -> Answer:
     """Run the job in a Python file until it ends, and show it live.
@@ -80,10 +81,13 @@ def run(
         Go on from a checkpoint: its path, or "latest" of the checkpoint directory.
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
+    aligned_timeout
+        How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
+        "1 s"; 0 for at once.
     """
     from midstream.ui.running import Overrides, run_job
 
-    return run_job(job, Overrides(parallelism, master, from_, checkpoint_dir), json)
+    return run_job(job, Overrides(parallelism, master, from_, checkpoint_dir, aligned_timeout), json)
 
 
 @app.command(name="list")
@@ -141,6 +145,30 @@ def stop(
 
 
 @app.command
+def rescale(
+    job: str | None = None,
+    /,
+    *,
+    parallelism: Annotated[int, Parameter(converter=_whole_number)],
+    json: Json = False,
+) -> Answer:
+    """Go on at another parallelism: a checkpoint, then from exactly there, rows in flight included.
+
+    If anything is in the way, the job runs on as it was.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name; not needed when only one job runs.
+    parallelism
+        Of the operators whose parallelism the job does not set.
+    """
+    from midstream.ui.remote import rescale_job
+
+    return rescale_job(job, parallelism, json)
+
+
+@app.command
 def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
     """Show what is in a checkpoint, and verify every checksum.
 
@@ -163,7 +191,7 @@ def bench(
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
-    """Measure: window, exchange, or latency.
+    """Measure: window, exchange, latency, or simulate.
 
     Parameters
     ----------
@@ -186,10 +214,18 @@ def simulate(
     seeds: str = "0:100",
     seed: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     trace: Annotated[bool, Parameter(negative=())] = False,
+    channel: str | None = None,
+    checkpoint: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    pattern: str | None = None,
+    tail: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     rescale_to: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     faults: str | None = None,
     rows: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    jobs: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    seconds: float | None = None,
+    coverage: Annotated[bool, Parameter(negative=())] = False,
+    mutations: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> Answer:
     """Run whole jobs in the simulator, with faults, and count what is lost, doubled or stuck.
@@ -204,6 +240,14 @@ def simulate(
         Just this one.
     trace
         Show every event of the run of --seed.
+    channel
+        Of the trace: only what happens to channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
+    checkpoint
+        Of the trace: only what has to do with the checkpoint of that number.
+    pattern
+        Of the trace: only lines in which this regular expression is found.
+    tail
+        Of the trace: only the last so many lines.
     parallelism
         Subtasks per operator; by default the seed decides.
     rescale_to
@@ -212,20 +256,24 @@ def simulate(
         Kinds of faults, separated by commas, or none; by default all.
     rows
         How many rows a run has; by default the seed decides.
+    jobs
+        How many processes work; by default one per core.
+    seconds
+        Begin no further run after so long.
+    coverage
+        Say which state of each state machine has met which event, and which never.
+    mutations
+        Instead: put known bugs back one by one, and say how many seeds it takes to find each.
     """
-    from midstream.ui.simulating import run_simulation
+    from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
 
-    return run_simulation(
-        topology=topology,
-        seeds=seeds,
-        seed=seed,
-        trace=trace,
-        parallelism=parallelism,
-        rescale_to=rescale_to,
-        faults=faults,
-        rows=rows,
-        silent=json,
-    )
+    if mutations:
+        return run_mutations(jobs, json)
+    scenarios = Scenarios(topology=topology, parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows)
+    if trace:
+        return show_trace(scenarios, seed, Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail))
+    chosen = seeds if seed is None else str(seed)
+    return run_seeds(scenarios, chosen, jobs=jobs, seconds=seconds, coverage=coverage, silent=json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Commands that ask a running job: list, status, checkpoint, stop."""
+"""Commands that ask a running job: list, status, checkpoint, rescale, stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.errors import ClusterError, JobError
-from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoStop, GetStatus, JobStatus, Reply
+from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoStop, GetStatus, JobStatus, Reply
 from midstream.runtime import registry
 from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
@@ -55,6 +55,16 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
     with busy_with(f"checkpoint of {entry.name}", silent):
         reply = _ask(entry, DoCheckpoint(), timeout_s=None)
     return Answer({"job_id": entry.job_id, "checkpoint": reply.checkpoint}, Text(reply.checkpoint or ""))
+
+
+def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
+    """Change a job's parallelism and wait until it runs again. Raises RequestFailed when it runs on as it was."""
+    entry = _named(job)
+    with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent):
+        reply = _ask(entry, DoRescale(parallelism), timeout_s=None)
+    line = Text(f"{text.printable(entry.name)} runs at parallelism {parallelism}")
+    line.append(f"\nfrom: {reply.checkpoint}" if reply.checkpoint else ", as it did before")
+    return Answer({"job_id": entry.job_id, "parallelism": parallelism, "checkpoint": reply.checkpoint}, line)
 
 
 def stop_job(job: str | None, drain: bool, silent: bool) -> Answer:

@@ -25,6 +25,7 @@ class Overrides:
     master: str | None = None
     restore: str | None = None
     checkpoint_dir: str | None = None
+    aligned_timeout: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -33,6 +34,7 @@ class Overrides:
             ("--parallelism", self.parallelism),
             ("--master", self.master),
             ("--checkpoint-dir", self.checkpoint_dir),
+            ("--aligned-timeout", self.aligned_timeout),
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
@@ -49,6 +51,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             master=overrides.master,
             restore_from=overrides.restore,
             checkpoint_dir=overrides.checkpoint_dir,
+            aligned_timeout=overrides.aligned_timeout,
         )
     interrupts = Interrupts()
     with interrupts.installed():

@@ -1,56 +1,122 @@
-"""`midstream simulate`: run seeds in the simulator with live counts, or replay one with its trace."""
+"""`midstream simulate`: run seeds in the simulator with live counts, replay one with its trace, or measure it by mutations."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Summary
-from midstream.sim.command import replay, simulate
+from midstream.sim.command import Simulated, measure_mutations, replay, simulate
+from midstream.sim.mutations import Kill
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
 
+LOG_S = 10.0
+"""Where nobody looks at a terminal, one line in so long."""
 
-def run_simulation(
-    *,
-    topology: str,
-    seeds: str,
-    seed: int | None,
-    trace: bool,
-    parallelism: int | None,
-    rescale_to: int | None,
-    faults: str | None,
-    rows: int | None,
-    silent: bool,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenarios:
+    """What the seeds are drawn for."""
+
+    topology: str
+    parallelism: int | None
+    rescale_to: int | None
+    faults: str | None
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Which lines of a trace are shown."""
+
+    channel: str | None
+    checkpoint: int | None
+    pattern: str | None
+    tail: int | None
+
+
+def run_seeds(
+    scenarios: Scenarios, seeds: str, *, jobs: int | None, seconds: float | None, coverage: bool, silent: bool
 ) -> Answer:
     """Raises ConfigError for anything that does not exist; lost, doubled or stuck rows are an answer with status 1."""
-    if trace:
-        if seed is None:
-            raise ConfigError("--trace shows one run: name it with --seed N")
-        done = replay(seed, topology=topology, parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows)
-    else:
-        with _counting(silent) as progress:
-            done = simulate(
-                seeds=seeds if seed is None else str(seed),
-                topology=topology,
-                parallelism=parallelism,
-                rescale_to=rescale_to,
-                faults=faults,
-                rows=rows,
-                progress=progress,
-            )
-    return Answer(done.data, Text(text.printable(done.text)), Exit.OK if done.ok else Exit.JOB_FAILED)
+    with _shown(silent) as show:
+
+        def progress(s: Summary) -> None:
+            show(f"simulating: {text.rows(s.runs)} runs, {s.runs_per_s:.1f} runs/s, {s.failures} failed")
+
+        done = simulate(
+            seeds=seeds,
+            topology=scenarios.topology,
+            parallelism=scenarios.parallelism,
+            rescale_to=scenarios.rescale_to,
+            faults=scenarios.faults,
+            rows=scenarios.rows,
+            jobs=jobs,
+            seconds=seconds,
+            coverage=coverage,
+            progress=progress,
+        )
+    return _answer(done)
+
+
+def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answer:
+    """Every event of one run that the filters let through."""
+    if seed is None:
+        raise ConfigError("--trace shows one run: name it with --seed N")
+    return _answer(
+        replay(
+            seed,
+            topology=scenarios.topology,
+            parallelism=scenarios.parallelism,
+            rescale_to=scenarios.rescale_to,
+            faults=scenarios.faults,
+            rows=scenarios.rows,
+            channel=filters.channel,
+            checkpoint=filters.checkpoint,
+            pattern=filters.pattern,
+            tail=filters.tail,
+        )
+    )
+
+
+def run_mutations(jobs: int | None, silent: bool) -> Answer:
+    """How many seeds it takes to find each known bug."""
+    with _shown(silent) as show:
+
+        def progress(kill: Kill) -> None:
+            show(f"{kill.name}: {'survived' if kill.seeds is None else f'found after {kill.seeds} seeds'}")
+
+        done = measure_mutations(jobs=jobs, progress=progress)
+    return _answer(done)
+
+
+def _answer(done: Simulated) -> Answer:
+    return Answer(done.data, Text(text.printable(done.text)), Exit.OK if done.ok else Exit.JOB_FAILED, is_lines=True)
 
 
 @contextmanager
-def _counting(silent: bool) -> Iterator[Callable[[Summary], None] | None]:
+def _shown(silent: bool) -> Iterator[Callable[[str], None]]:
+    """Something that shows a line of progress on stderr."""
     console = Console(stderr=True, highlight=False)
-    if silent or not console.is_terminal:
-        yield None
-        return
-    with console.status("simulating") as status:
-        yield lambda s: status.update(f"simulating: {text.rows(s.runs)} runs, {s.failures} failed")
+    if silent:
+        yield lambda line: None
+    elif console.is_terminal:
+        with console.status("simulating") as status:
+            yield status.update
+    else:
+        last_s = time.monotonic()
+
+        def log(line: str) -> None:
+            nonlocal last_s
+            if time.monotonic() - last_s >= LOG_S:
+                last_s = time.monotonic()
+                console.print(line, markup=False)
+
+        yield log

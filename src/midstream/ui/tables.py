@@ -19,6 +19,7 @@ STATE_STYLE = {
     "stopped": "bold yellow",
     "stopping": "yellow",
     "restarting": "bold yellow",
+    "rescaling": "bold yellow",
     "failed": "bold red",
 }
 BAR_CELLS = 6

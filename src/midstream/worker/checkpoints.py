@@ -7,6 +7,10 @@ overtaken is held for storing. What happens later only adds to it: batches that 
 time has come. When nothing can be added any more it is written, off the loop, and acknowledged
 together with the operators' state.
 
+Batches are held (and charged to the pool) until they are written. Should the barriers be slow to come,
+what is there is written every now and then: a producer that still has to work its way to the
+barrier, over an edge that cannot be overtaken, may need those buffers for it.
+
 Every batch in flight is stored by exactly one owner: what has arrived by its consumer, what has
 not left (or has left in part) by its producer, recovered data by the gate that recovers it.
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -45,6 +49,8 @@ from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
 SEGMENT_BUFFERS = 16
 """Size of a segment of channel state: what a recovering gate reads at once."""
+FLUSH_S = 0.1
+"""How long captured batches keep their buffers while barriers are still to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +62,9 @@ class Rest:
     taken: Taken
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _InFlightState:
-    """What one checkpoint of this task has overtaken so far."""
+    """What one checkpoint of this task has overtaken, and not written yet."""
 
     barrier: CheckpointBarrier
     inputs: list[tuple[Captured, list[InFlight]]] = field(default_factory=list)
@@ -67,13 +73,39 @@ class _InFlightState:
     held: list[InFlight] = field(default_factory=list)
     """What else has to be let go of."""
     capturing: bool = False
+    stored: StoredInFlight = field(default_factory=StoredInFlight)
+    """What has been written."""
+    parts: int = 0
+    """How many files have been begun."""
+    writing: list[InFlight] | None = None
+    """Held for the write that is going on."""
+    flush: Timer | None = None
+    dropped: bool = False
+
+    def take(self) -> tuple[list[Captured], list[InFlight]]:
+        """All that is to be written, and whom to let go of afterwards; it is no longer here."""
+        captured = []
+        items, self.held = self.held, []
+        outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
+        for where, found in (*self.inputs, *outputs):
+            batches = (*where.batches, *(item.batch for item in found))
+            if batches or where.stored:
+                captured.append(replace(where, batches=batches))
+            items += found
+            found.clear()  # in place: what is still to come goes into the same list
+        self.inputs = [(replace(where, batches=(), stored=()), found) for where, found in self.inputs]
+        self.outputs = []
+        return captured, items
 
     def let_go(self) -> None:
-        let_go(self.held)
-        for _, items in self.inputs:
-            let_go(items)
-        for _, items in self.outputs:
-            let_go(items)
+        """Of everything that is not being written."""
+        let_go(self.take()[1])
+
+    def close(self) -> None:
+        """Nothing more will come of it."""
+        if self.flush is not None:
+            self.flush.cancel()
+        self.let_go()
 
 
 class TaskCheckpoints:
@@ -120,6 +152,7 @@ class TaskCheckpoints:
         self._handler = BarrierHandler(channels, overtakable)
         self._in_flight: dict[int, _InFlightState] = {}
         """By checkpoint, until it is written or given up."""
+        self._writing: set[_InFlightState] = set()
         self._timers: dict[int, Timer] = {}
         self._seen_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
@@ -134,8 +167,12 @@ class TaskCheckpoints:
             timer.cancel()
         self._timers.clear()
         for state in self._in_flight.values():
-            state.let_go()
+            state.close()
         self._in_flight.clear()
+        for state in self._writing:
+            assert state.writing is not None
+            let_go(state.writing)
+        self._writing.clear()
 
     # ---- what happens ----
 
@@ -162,8 +199,9 @@ class TaskCheckpoints:
                 case TakeSnapshot():
                     self._snapshot(instruction)
                 case CaptureComplete(checkpoint_id):
-                    self._in_flight[checkpoint_id].capturing = False
-                    self._store_if_complete(checkpoint_id)
+                    if checkpoint_id in self._in_flight:  # else it could not be written
+                        self._in_flight[checkpoint_id].capturing = False
+                        self._store_if_complete(checkpoint_id)
                 case AbortCheckpoint(checkpoint_id, reason):
                     for partition in self._partitions:
                         partition.broadcast(CancelCheckpointMarker(checkpoint_id))
@@ -180,7 +218,9 @@ class TaskCheckpoints:
             return
         self._seen_s = checkpoint_id, self._clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
-            delay_s = max(0.0, (barrier.created_ms + barrier.timeout_ms - self._clock.now_ms()) / 1000)
+            # The coordinator's wall clock and this one may differ: never more than the timeout itself.
+            left_ms = barrier.created_ms + barrier.timeout_ms - self._clock.now_ms()
+            delay_s = min(max(0, left_ms), barrier.timeout_ms) / 1000
             self._timers[checkpoint_id] = self._executor.call_later(
                 delay_s, lambda: self._mail(lambda: self._timed_out(barrier))
             )
@@ -202,16 +242,29 @@ class TaskCheckpoints:
 
     def drop(self, checkpoint_id: int) -> None:
         """The checkpoint is not to be had: forget what was captured for it."""
+        state = self._in_flight.get(checkpoint_id)
+        if state is None:
+            self._cancel_timer(checkpoint_id)
+            return
+        if state.capturing:
+            for gate in self._gates:
+                gate.stop_capture()
+        state.dropped = True
+        self._end(state)
+
+    def _end(self, state: _InFlightState) -> None:
+        """Nothing more will be written for it: say what has been, now or when that is known."""
+        checkpoint_id = state.barrier.checkpoint_id
+        self._cancel_timer(checkpoint_id)
+        del self._in_flight[checkpoint_id]
+        state.close()
+        if state.writing is None:
+            self._snapshots.in_flight_stored(checkpoint_id, state.stored)
+
+    def _cancel_timer(self, checkpoint_id: int) -> None:
         timer = self._timers.pop(checkpoint_id, None)
         if timer is not None:
             timer.cancel()
-        state = self._in_flight.pop(checkpoint_id, None)
-        if state is not None:
-            if state.capturing:
-                for gate in self._gates:
-                    gate.stop_capture()
-            state.let_go()
-            self._snapshots.in_flight_stored(checkpoint_id, StoredInFlight())
 
     def _locate(self, channel: int) -> tuple[InputGate, int]:
         gate = bisect_right(self.first_channel, channel) - 1
@@ -233,6 +286,8 @@ class TaskCheckpoints:
             self._capture(state, taken.capture)
         state.capturing = bool(taken.capture)
         self._in_flight[barrier.checkpoint_id] = state
+        if state.capturing:
+            self._flush_later(state)
         self._store_if_complete(barrier.checkpoint_id)
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
@@ -256,28 +311,38 @@ class TaskCheckpoints:
     def _store_if_complete(self, checkpoint_id: int) -> None:
         """Write it once nothing can be added: every barrier has come, and every one sent has left or overtaken."""
         state = self._in_flight.get(checkpoint_id)
-        if state is None or state.capturing:
+        if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
             partition.edge.partitioning.redistributable and partition.is_waiting(checkpoint_id)
             for partition in self._partitions
         ):
             return
-        del self._in_flight[checkpoint_id]
-        timer = self._timers.pop(checkpoint_id, None)
-        if timer is not None:
-            timer.cancel()
-        captured = [
-            where if where.stored or where.batches else _with(where, items) for where, items in state.inputs
-        ] + [_with(Captured(*channel, True), items) for channel, items in state.outputs]
-        captured = [item for item in captured if item.batches or item.stored]
+        if not self._write(state):
+            self._end(state)
+
+    def _flush_later(self, state: _InFlightState) -> None:
+        def flush() -> None:
+            if not state.capturing or state.dropped:
+                return
+            if state.writing is None:
+                self._write(state)
+            self._flush_later(state)
+
+        state.flush = self._executor.call_later(FLUSH_S, lambda: self._mail(flush))
+
+    def _write(self, state: _InFlightState) -> bool:
+        """Whether there was something to write."""
+        captured, items = state.take()
         if not captured:
-            state.let_go()
-            self._snapshots.in_flight_stored(checkpoint_id, StoredInFlight())
-            return
-        storage, segment_bytes = self._storage, self._segment_bytes
+            let_go(items)
+            return False
+        state.writing = items
+        self._writing.add(state)
+        storage, segment_bytes, checkpoint_id = self._storage, self._segment_bytes, state.barrier.checkpoint_id
         assert storage is not None
-        file = channel_file(*self._path(checkpoint_id))
+        file = channel_file(*self._path(checkpoint_id), state.parts)
+        state.parts += 1
 
         def work() -> StoredInFlight:
             pieces, states = encode_channels(captured, file, segment_bytes)
@@ -290,22 +355,27 @@ class TaskCheckpoints:
             return StoredInFlight(states, (file,) if pieces else (), size)
 
         def done(outcome: Done[StoredInFlight] | Failed) -> None:
-            state.let_go()
             if self._closed:
-                return
+                return  # nothing is held any more
+            self._writing.remove(state)
+            state.writing = None
+            let_go(items)
             if isinstance(outcome, Failed):
                 self._fail(outcome.error)
+                return
+            state.stored = state.stored.with_more(outcome.value)
+            if state.dropped:
+                self._snapshots.in_flight_stored(checkpoint_id, state.stored)
+            elif state.stored.error is not None:
+                self.drop(checkpoint_id)
             else:
-                self._snapshots.in_flight_stored(checkpoint_id, outcome.value)
+                self._store_if_complete(checkpoint_id)
 
         self._executor.submit(work, done)
+        return True
 
     def check(self) -> None:
         self._handler.check()
         pending = self._handler.pending_id
         for checkpoint_id, state in self._in_flight.items():
             assert not state.capturing or checkpoint_id == pending, (checkpoint_id, pending)
-
-
-def _with(where: Captured, items: list[InFlight]) -> Captured:
-    return Captured(where.edge, where.producer, where.consumer, where.is_output, tuple(i.batch for i in items))

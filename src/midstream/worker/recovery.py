@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
-from midstream.checkpoint.channel_state import read_segment, rows_of
+from midstream.checkpoint.channel_state import read_segment, rows_of, where
 from midstream.core.batches import batch_bytes
 from midstream.core.elements import Batch
 from midstream.core.errors import InvariantError
@@ -149,10 +149,9 @@ class GateRecovery:
         segment = state.segments[at.segment]
         groups = range(*state.key_groups) if state.key_groups is not None else None
         storage, edge, max_parallelism = self._storage, self.edge, self._max_parallelism
-        where = f"in-flight data of edge {edge.id}, subtask {state.producer} to {state.consumer}"
 
         def work() -> list[pa.RecordBatch]:
-            batches = read_segment(storage, segment, edge.schema, where)[at.batch :]
+            batches = read_segment(storage, segment, edge.schema, where(state))[at.batch :]
             return [rows_of(batch, edge, groups, max_parallelism) for batch in batches]
 
         def done(outcome: Done[list[pa.RecordBatch]] | Failed) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from midstream.checkpoint.channel_state import verify_channels
 from midstream.checkpoint.state_files import known_chunks, read_parts
 from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
@@ -199,6 +200,9 @@ class SlotMachine:
         def work() -> tuple[Storage | None, list[_Loaded]]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
             restore = dict(deploy.restore)
+            for _, states in deploy.channels:
+                assert storage is not None, "in-flight data to restore, but no storage"
+                verify_channels(storage, states)  # before the first row is emitted, anywhere
             loaded = []
             for ref in deploy.tasks:
                 graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
@@ -422,10 +426,17 @@ class SlotMachine:
             return
         self._run_posted = False
         deadline_s = self._clock.monotonic_s() + RUN_S
+        had_mail = False
         for _ in range(STEPS_PER_MAIL):
             if not self._ready:
                 return
-            task = self._ready.popleft()
+            task = next((task for task in self._ready if task.has_mail), None)
+            if task is None:
+                if had_mail:
+                    break  # a barrier must not wait in a socket for the slice of a slow function
+                task = self._ready[0]
+            had_mail = task.has_mail
+            self._ready.remove(task)
             self._scheduled.discard(task)
             if task.step():
                 self._schedule(task)

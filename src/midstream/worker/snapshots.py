@@ -79,7 +79,15 @@ class StoredInFlight:
     files: tuple[str, ...] = ()
     state_bytes: int = 0
     error: Exception | None = None
-    """The file could not be written."""
+    """A file could not be written."""
+
+    def with_more(self, more: StoredInFlight) -> StoredInFlight:
+        return StoredInFlight(
+            self.channels + more.channels,
+            self.files + more.files,
+            self.state_bytes + more.state_bytes,
+            self.error or more.error,
+        )
 
 
 @dataclass(slots=True)

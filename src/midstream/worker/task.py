@@ -319,6 +319,11 @@ class Task:
     def wake(self) -> None:
         self._seams.schedule(self)
 
+    @property
+    def has_mail(self) -> bool:
+        """Whether the next step is one of those that take next to no time: barriers and bookkeeping."""
+        return bool(self._mails)
+
     def mail(self, work: Callable[[], None]) -> None:
         """Run `work` between two steps, after the mails already there."""
         self._mails.append(work)

@@ -1,0 +1,217 @@
+"""How long a checkpoint takes behind a slow sink: source → rebalance → map → rebalance → sink, 1 ms a row."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.api.environment import Environment
+from midstream.api.restarts import no_restart
+from midstream.bench.measuring import Slots
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.errors import InvariantError, JobError
+from midstream.operators.sink import Sink, SinkWriter, WriterContext
+from midstream.protocol.messages import JobStatus
+from midstream.runtime.job import Job
+from midstream.runtime.processes import ProcessSlots
+
+PARALLELISM: Final = 4
+ROW_BYTES: Final = 1024
+ROW_S: Final = 0.001
+BUFFER_BYTES: Final = 4096
+BATCH_ROWS: Final = 4
+POOL_BYTES: Final = 2**20
+WARM_UP: Final = 100
+CHECKPOINTS: Final = 300
+BACKLOG_CHECKPOINTS: Final = 30
+MODE_S_MAX: Final = 60.0
+"""How long a mode may take; aligned checkpoints wait for the sink, so there are fewer of them then."""
+FILLED: Final = 0.8
+"""Share of the backlog asked for that must be in flight before it is measured."""
+FILL_S_MAX: Final = 30.0
+POLL_S: Final = 0.05
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.large_binary())])
+
+
+class ModeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """From asking for a checkpoint until it can be restored, one after the other without a pause."""
+
+    checkpoints: int
+    failed: int
+    checkpoints_per_s: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    in_flight_mib: float
+    """In the last one."""
+
+
+class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
+    benchmark: str = "checkpoint"
+    parallelism: int = PARALLELISM
+    slots: str
+    row_bytes: int = ROW_BYTES
+    sink_row_ms: float = ROW_S * 1000
+    buffer_bytes: int = BUFFER_BYTES
+    batch_rows: int = BATCH_ROWS
+    warm_up: int
+    aligned: ModeFigures
+    unaligned: ModeFigures
+    unaligned_1: ModeFigures
+    """May overtake after 1 ms."""
+    backlog_1_mib: ModeFigures
+    backlog_10_mib: ModeFigures
+    backlog_100_mib: ModeFigures
+    """Unaligned, with that much in flight; buffers of 32 KiB in the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Numbered rows of `ROW_BYTES` bytes."""
+
+    def __call__(self, i: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        length = ROW_BYTES - 8
+        offsets = pa.py_buffer(np.arange(len(i) + 1, dtype=np.int64) * length)
+        text = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(i), [None, offsets, pa.py_buffer(bytes(len(i) * length))]
+        )
+        return pa.RecordBatch.from_arrays([pa.array(i), text], schema=SCHEMA)
+
+
+class SlowSink(Sink):
+    """Takes its time over every row, on the slot's loop, as a user's function does."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _SlowWriter()
+
+
+class _SlowWriter(SinkWriter):
+    def write(self, batch: pa.RecordBatch) -> None:
+        time.sleep(batch.num_rows * ROW_S)
+
+
+def run(checkpoints: int | None, slots: Slots) -> CheckpointResult:
+    """`checkpoints` per mode. Raises InvariantError when one fails or the backlog does not come about."""
+    count, warm_up = (CHECKPOINTS, WARM_UP) if checkpoints is None else (checkpoints, checkpoints // 3)
+    few = min(count, BACKLOG_CHECKPOINTS)
+    return CheckpointResult(
+        slots=slots,
+        warm_up=warm_up,
+        aligned=_measured(slots, None, count, warm_up),
+        unaligned=_measured(slots, 0, count, warm_up),
+        unaligned_1=_measured(slots, 0.001, count, warm_up),
+        backlog_1_mib=_with_backlog(slots, 1, few),
+        backlog_10_mib=_with_backlog(slots, 10, few),
+        backlog_100_mib=_with_backlog(slots, 100, few, buffer_bytes=32 * 1024, batch_rows=128),
+    )
+
+
+def _with_backlog(
+    slots: Slots, mib: int, count: int, buffer_bytes: int = BUFFER_BYTES, batch_rows: int = BATCH_ROWS
+) -> ModeFigures:
+    return _measured(
+        slots,
+        0,
+        count,
+        count // 3,
+        backlog_bytes=mib * 2**20,
+        buffer_bytes=buffer_bytes,
+        batch_rows=batch_rows,
+        # what is in flight is all that a slot's pool holds
+        pool_bytes=mib * 2**20 // PARALLELISM,
+    )
+
+
+def _measured(
+    slots: Slots,
+    aligned_timeout_s: float | None,
+    count: int,
+    warm_up: int,
+    *,
+    backlog_bytes: int = 0,
+    buffer_bytes: int = BUFFER_BYTES,
+    batch_rows: int = BATCH_ROWS,
+    pool_bytes: int = POOL_BYTES,
+) -> ModeFigures:
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
+        env = Environment(
+            "bench-checkpoint",
+            parallelism=PARALLELISM,
+            checkpoint_dir=directory,
+            checkpoint_interval=None,
+            aligned_timeout=aligned_timeout_s,
+            buffer_size=buffer_bytes,
+            batch_rows=batch_rows,
+            pool_size=pool_bytes,
+            restart=no_restart(),
+        )
+        source = env.source(GeneratorSource(Rows(), None, schema=SCHEMA))
+        source.rebalance().map(lambda row: row).rebalance().sink(SlowSink())
+        job = env.start(slots=ProcessSlots()) if slots == "process" else env.start(master=f"local[{PARALLELISM}]")
+        try:
+            _await_running(job)
+            if backlog_bytes:
+                _fill(job, backlog_bytes)
+            _take(job, warm_up)
+            before = job.status()
+            took_s = _take(job, count)
+            after = job.status()
+        finally:
+            job.cancel("measured")
+    failed = after.checkpoints_failed - before.checkpoints_failed
+    if failed or not took_s:
+        raise InvariantError(f"{failed} checkpoints failed, {len(took_s)} completed: there are no figures")
+    ms = np.array(took_s) * 1000
+    return ModeFigures(
+        checkpoints=len(took_s),
+        failed=failed,
+        checkpoints_per_s=round(len(took_s) / sum(took_s), 2),
+        p50_ms=round(float(np.percentile(ms, 50)), 1),
+        p99_ms=round(float(np.percentile(ms, 99)), 1),
+        max_ms=round(float(ms.max()), 1),
+        in_flight_mib=round(_in_flight_bytes(after) / 2**20, 2),
+    )
+
+
+def _take(job: Job, count: int) -> Sequence[float]:
+    """One checkpoint after the other, until there are enough or the time is up: seconds that each took."""
+    took_s: list[float] = []
+    deadline_s = time.perf_counter() + MODE_S_MAX
+    while len(took_s) < count and (not took_s or time.perf_counter() < deadline_s):
+        began_s = time.perf_counter()
+        job.checkpoint()
+        took_s.append(time.perf_counter() - began_s)
+    return took_s
+
+
+def _fill(job: Job, backlog_bytes: int) -> None:
+    deadline_s = time.perf_counter() + FILL_S_MAX
+    while True:
+        job.checkpoint()
+        found = _in_flight_bytes(job.status())
+        if found >= FILLED * backlog_bytes:
+            return
+        if time.perf_counter() > deadline_s:
+            raise InvariantError(f"only {found:,} of {backlog_bytes:,} bytes are in flight after {FILL_S_MAX:g} s")
+        time.sleep(POLL_S)
+
+
+def _await_running(job: Job) -> None:
+    while (state := job.status().state) != "running":
+        if job.ended:
+            raise JobError(f"the benchmark's job ended before it ran: it is {state}")
+        time.sleep(POLL_S)
+
+
+def _in_flight_bytes(status: JobStatus) -> int:
+    """Of the last checkpoint; this job has next to no other state."""
+    return status.last_checkpoint.state_bytes if status.last_checkpoint is not None else 0

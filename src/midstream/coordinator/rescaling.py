@@ -1,0 +1,170 @@
+"""To another parallelism while the job runs: a plan for it, its slots, a checkpoint, and only then the switch.
+
+    (none) --asked--> PLANNING --> GATHERING --slots are there--> STORING --completed--> STORED
+      ^                                                                                    |
+      +---- all tasks run again ---- SWITCHING <---- old tasks cancelled, new plan --------+
+
+Up to STORED the job runs on, so what is in the way until then changes nothing. A failure while
+SWITCHING leads back to the plan before, from the same checkpoint. Whoever asked hears of either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+
+from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import JobPlan
+from midstream.coordinator.requests import NO_STORAGE
+from midstream.coordinator.slots import Slots
+from midstream.core.errors import MidstreamError
+from midstream.core.seams import Done, Failed
+from midstream.graph.job_graph import JobGraph
+from midstream.protocol.messages import Reply
+
+
+class Stage(Enum):
+    PLANNING = auto()
+    GATHERING = auto()
+    """The slots that the new plan needs above the present ones are asked for."""
+    STORING = auto()
+    """A checkpoint is to be made, or is being made."""
+    STORED = auto()
+    SWITCHING = auto()
+
+
+@dataclass(slots=True)
+class _Rescale:
+    client: int
+    parallelism: int
+    before: JobPlan
+    stage: Stage = Stage.PLANNING
+    after: JobPlan | None = None
+    checkpoint: str | None = None
+
+
+class Rescaling:
+    """At most one at a time."""
+
+    def __init__(self, effects: Effects, slots: Slots) -> None:
+        self._effects = effects
+        self._slots = slots
+        self._current: _Rescale | None = None
+
+    @property
+    def stage(self) -> Stage | None:
+        return self._current.stage if self._current else None
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self.stage is Stage.STORING
+
+    @property
+    def plan(self) -> JobPlan:
+        """The one to switch to."""
+        assert self._current is not None and self._current.after is not None
+        return self._current.after
+
+    @property
+    def must_align(self) -> bool:
+        """Rows in flight would have nowhere to go: edges disappear, because their ends run in one task then."""
+        assert self._current is not None
+        return bool(_ends(self._current.before.graph) - _ends(self.plan.graph))
+
+    def asked(self, client: int, parallelism: int, plan: JobPlan) -> None:
+        if self._current is not None:
+            self._refuse(client, f"the job is being rescaled already, to parallelism {self._current.parallelism}")
+        elif plan.config.checkpoint_dir is None:
+            self._refuse(client, f"the {NO_STORAGE}")
+        elif parallelism == plan.config.parallelism:
+            self._effects.reply(client, Reply())
+        elif plan.rescaled is None:
+            self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
+        else:
+            self._current = _Rescale(client, parallelism, plan)
+            work = partial(plan.rescaled, parallelism)
+            self._effects.run_io(f"rescale:{parallelism}", work, partial(self._planned, self._current))
+
+    def _planned(self, rescale: _Rescale, outcome: Done[JobPlan] | Failed) -> None:
+        if self._current is not rescale:
+            return
+        if isinstance(outcome, Failed):
+            self.give_up(str(outcome.error))
+            return
+        after = outcome.value
+        if layout_of(after.graph) == layout_of(rescale.before.graph):
+            self.give_up("the job sets the parallelism of every operator itself: nothing would change")
+            return
+        rescale.after = after
+        rescale.stage = Stage.GATHERING
+        self._slots.resize(max(after.graph.slots, rescale.before.graph.slots))
+        self._slots.gather()
+
+    def gathered(self) -> None:
+        """All slots are there, and nothing has changed for the tasks."""
+        assert self._current is not None and self._current.stage is Stage.GATHERING
+        self._slots.gathered()
+        self._current.stage = Stage.STORING
+
+    def spare_slot_lost(self) -> None:
+        """One that no task runs on yet: another one will do, and the checkpoint is made once it is there."""
+        assert self._current is not None
+        self._current.stage = Stage.GATHERING
+        self._slots.gather()
+
+    def stored(self, metadata: CheckpointMetadata, path: str) -> None:
+        """The checkpoint that was made for this has completed."""
+        rescale = self._current
+        if rescale is None or rescale.stage is not Stage.STORING:
+            return
+        try:
+            assign_state(metadata, self.plan.graph, self.plan.allow_dropped_state)
+        except MidstreamError as error:
+            self.give_up(str(error))
+            return
+        rescale.checkpoint = path
+        rescale.stage = Stage.STORED
+
+    def switching(self) -> None:
+        assert self._current is not None and self._current.stage is Stage.STORED
+        self._current.stage = Stage.SWITCHING
+
+    def running(self) -> None:
+        """All tasks run: if these are the new ones, it is done."""
+        if self._current is not None and self._current.stage is Stage.SWITCHING:
+            self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
+            self._current = None
+
+    def give_up(self, reason: str) -> JobPlan | None:
+        """The job stays, or becomes again, as it was: the plan to go back to if it has been left."""
+        rescale, self._current = self._current, None
+        if rescale is None:
+            return None
+        had = rescale.before.config.parallelism
+        self._refuse(
+            rescale.client, f"not rescaled to parallelism {rescale.parallelism}, the job goes on at {had}: {reason}"
+        )
+        if rescale.stage is Stage.SWITCHING:
+            return rescale.before
+        self._slots.resize(rescale.before.graph.slots)
+        return None
+
+    def job_ended(self, reason: str) -> None:
+        rescale, self._current = self._current, None
+        if rescale is not None:
+            self._refuse(rescale.client, reason)
+
+    def _refuse(self, client: int, reason: str) -> None:
+        self._effects.reply(client, Reply(error=reason))
+
+
+def _ends(graph: JobGraph) -> set[tuple[str, str, int, str | None]]:
+    """Between which operators rows can be in flight."""
+    return {
+        (graph.vertices[e.source].specs[-1].uid, graph.vertices[e.target].specs[0].uid, e.port, e.tag)
+        for e in graph.edges
+        if e.partitioning.redistributable
+    }

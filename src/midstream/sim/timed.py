@@ -1,0 +1,137 @@
+"""What depends on event time in a simulated job, made so that its result can be told row by row.
+
+Which rows are late depends on the order of everything; where each row must be found does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.operators.aggregates import Aggregate, Columns
+from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
+from midstream.operators.process_operator import ProcessOperator
+from midstream.operators.rows import Row
+from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.operators.window_base import WindowOperator
+from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
+from midstream.sim.rows import SCHEMA, Outside
+from midstream.state.keyed import MapState
+
+TUMBLING_MS: Final = 40
+SIZE_MS: Final = 30
+SLIDE_MS: Final = 10
+GAP_MS: Final = 4
+WINDOWS: Final[Mapping[str, Window]] = {
+    "window": tumbling(f"{TUMBLING_MS} ms"),
+    "slide": sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"),
+    "session": session(f"{GAP_MS} ms"),
+}
+STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
+    "times": WatermarkStrategy.bounded("5 s"),
+    "tight": WatermarkStrategy.bounded("2 ms"),
+    "idle": WatermarkStrategy.bounded("2 ms", idle_after="1 ms"),
+}
+WAITING: Final = "waiting"
+"""The state of `Delay` that holds rows."""
+_DELAY: Final = timedelta(milliseconds=7)
+_STEP: Final = timedelta(milliseconds=1)
+
+
+def windows_of(kind: str, time_ms: int) -> list[int] | None:
+    """Starts, in milliseconds, of the windows that a row belongs to, ascending; None where other rows decide."""
+    if kind == "window":
+        return [time_ms // TUMBLING_MS * TUMBLING_MS]
+    if kind == "slide":
+        last = time_ms // SLIDE_MS * SLIDE_MS
+        return list(range(last - SIZE_MS + SLIDE_MS, last + 1, SLIDE_MS))
+    return None
+
+
+def timestamps(uid: str, kind: str) -> TimestampsOperator:
+    return TimestampsOperator(uid, "ts", STRATEGIES[kind], SCHEMA)
+
+
+def window(uid: str, kind: str) -> WindowOperator:
+    """Emits the ids of the rows of each window, as a list."""
+    return window_operator(
+        uid, window=WINDOWS[kind], keys=["key"], event_time="ts", aggregates={"ids": _Ids()}, schema=SCHEMA
+    )
+
+
+class _Ids(Aggregate):
+    columns = ("id",)
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {"ids": pl.col("id").implode()}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {"ids": part("ids").explode().implode()}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part("ids")
+
+
+class Pack(Operator):
+    """One row for each row of each window: `id` and `key` are its own, `n` is the start of the window in ms, plus 1."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        ids = batch.column("ids")
+        counts = ids.value_lengths().to_numpy()
+        rows = ids.flatten()
+        start_us = batch.column("window_start").cast(pa.int64()).to_numpy()
+        columns = [
+            rows,
+            pa.array(np.repeat(batch.column("key").to_numpy(), counts)),
+            pa.array(np.zeros(len(rows), dtype=np.int64)),
+            pa.array(np.repeat(start_us, counts)).view(pa.timestamp("us")),
+            pa.array(np.repeat(start_us // 1000 + 1, counts)),
+            pa.array([""] * len(rows), pa.large_string()),
+        ]
+        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+
+class Delay(KeyedProcessFunction):
+    """Holds every row until event time has passed it by a while. A timer that was deleted must never fire."""
+
+    waiting: MapState[datetime, list[Row]] = MapState()
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def process(self, row: Row, ctx: ProcessContext) -> None:
+        self._outside.check_poison([row["id"]])
+        at = row["ts"] + _DELAY
+        self.waiting[at] = [*self.waiting.get(at, []), row]
+        ctx.timers.event_time(at)
+        other = at + _STEP
+        if row["id"] % 5 == 0 and other not in self.waiting:
+            ctx.timers.event_time(other)
+            ctx.timers.delete_event_time(other)
+
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Iterator[Row]:
+        if time not in self.waiting:
+            self._outside.world.bug(f"a timer of key {ctx.key} fires at {time}, where nothing waits")
+            return
+        watermark = ctx.watermark
+        if watermark is None or watermark < time:
+            self._outside.world.bug(f"a timer of {time} fires when event time has come to {watermark}")
+        yield from self.waiting.pop(time)
+
+
+def delay(uid: str, outside: Outside) -> ProcessOperator:
+    return process_operator(uid, Delay(outside), keys=["key"], event_time="ts", input_schema=SCHEMA, schema=SCHEMA)
+
+
+def rows_waiting(value: Any) -> list[int]:
+    """The ids in one value of the state `WAITING`."""
+    return [row["id"] for row in value]

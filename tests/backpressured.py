@@ -1,0 +1,99 @@
+"""A job whose operator in front of the sink is slow, so that rows pile up before it: numbers, each exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import polars as pl
+
+from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
+from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.runtime.job import Job
+from midstream.runtime.provider import SlotProvider
+
+PADDING = "x" * 100
+KEYS = 101
+
+
+def slow(row_us: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    def work(frame: pl.DataFrame) -> pl.DataFrame:
+        time.sleep(len(frame) * row_us / 1e6)
+        return frame
+
+    return work
+
+
+class Numbered(KeyedProcessFunction):
+    """Which one of its key a row is."""
+
+    count = ValueState(default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.count.value += 1
+        return {**row, "nth": self.count.value}
+
+
+class Backpressured:
+    """source → keyed: running count per key → rebalance → slow operator and sink, unaligned checkpoints."""
+
+    def __init__(self, directory: Path, rows: int, *, row_us: float = 50.0, **settings: Any) -> None:
+        import backpressured
+
+        cloudpickle.register_pickle_by_value(backpressured)  # slots of Spark do not find the tests
+        self.rows = rows
+        self.sink = CollectSink()
+        self.env = Environment(
+            "backpressured",
+            checkpoint_dir=directory,
+            **{"checkpoint_interval": None, "aligned_timeout": 0, "buffer_size": 4096, "batch_rows": 2000, **settings},
+        )
+        (
+            self.env.generate(
+                lambda i: {"n": i, "key": i % KEYS, "text": np.full(len(i), PADDING)}, count=rows, splits=4
+            )
+            .uid("numbers")
+            .key_by("key")
+            .process(Numbered(), schema={"n": int, "key": int, "nth": int, "text": str})
+            .uid("keyed")
+            .rebalance()
+            .map_batches(slow(row_us))
+            .uid("slow")
+            .sink(self.sink)
+            .uid("sink")
+        )
+
+    def start(self, parallelism: int, slots: SlotProvider | None = None, **arguments: Any) -> Job:
+        return self.env.start(parallelism=parallelism, slots=slots, **arguments)
+
+    def frame(self) -> pl.DataFrame:
+        """Rows that have been committed."""
+        return self.sink.frame()
+
+
+def check_exact(rows: int, *parts: pl.DataFrame) -> None:
+    """All parts together: every number once, as it was, and in each key every count once."""
+    frame = pl.concat(part for part in parts if len(part))
+    assert sorted(frame["n"].to_list()) == list(range(rows))
+    assert (frame["key"] == frame["n"] % KEYS).all()
+    assert (frame["text"] == PADDING).all()
+    for (key,), of_key in frame.group_by("key"):
+        assert sorted(of_key["nth"].to_list()) == list(range(1, len(of_key) + 1)), key
+
+
+def rows_out(job: Job, uid: str) -> int:
+    """Of this attempt."""
+    return sum(o.rows_out for v in job.status().vertices for o in v.operators if o.uid == uid)
+
+
+def metadata_of(path: str) -> CheckpointMetadata:
+    return decode_metadata(Path(path, "_metadata").read_bytes(), path)
+
+
+def rows_in_flight(path: str) -> int:
+    """At most; some batches may have been consumed."""
+    return sum(segment.rows for state in metadata_of(path).channels for segment in state.segments)

@@ -1,0 +1,229 @@
+"""Rows in flight find their way, each exactly once and in order, whatever the parallelism becomes, and again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import pyarrow as pa
+import pytest
+from checkpoint_samples import chain, metadata_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from in_memory import MemoryStorage, NoRows
+from midstream.checkpoint.assign_channels import assign_channels
+from midstream.checkpoint.channel_state import Captured
+from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.core.errors import ConfigError
+from midstream.core.keys import key_groups, subtask_of
+from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
+from midstream.protocol.messages import ChannelState, TaskRef
+from recovering import SCHEMA, Recovering, batch, store
+
+MAX_PARALLELISM = 16
+Rows = list[tuple[int, int]]
+
+
+def graph(producers: int, consumers: int, kind: Partitioning = Partitioning.KEYED, keys: str = "key") -> JobGraph:
+    return JobGraph(
+        (
+            Vertex(0, producers, SourceSpec("read", "read", NoRows()), ()),
+            Vertex(1, consumers, None, chain("work")),
+        ),
+        (Edge(0, 0, 1, kind, SCHEMA, (keys,) if kind is Partitioning.KEYED else ()),),
+        MAX_PARALLELISM,
+    )
+
+
+def checkpoint(of: JobGraph, channels: tuple[ChannelState, ...]) -> CheckpointMetadata:
+    return msgspec.structs.replace(metadata_of(of), channels=channels)
+
+
+def owner(key: int, parallelism: int) -> int:
+    groups = key_groups(batch([(key, 0)]), ("key",), MAX_PARALLELISM)
+    return int(subtask_of(groups, parallelism, MAX_PARALLELISM)[0])
+
+
+class World:
+    """Rows (key, n), n growing from each producer; what was consumed, and what is in flight."""
+
+    def __init__(self, data: st.DataObject, kind: Partitioning, producers: int) -> None:
+        self.data = data
+        self.kind = kind
+        self.producers = producers
+        self.storage = MemoryStorage()
+        self.emitted: Rows = []
+        self.consumed: list[tuple[int, int, int]] = []
+        """(key, n, subtask), in the order of each subtask."""
+        self._files = 0
+
+    def emit(self, producer: int, rows: int, consumers: int) -> dict[int, list[Rows]]:
+        """New rows of one producer, by consumer, in batches. n names the producer: n % 100."""
+        parts: dict[int, list[Rows]] = {}
+        for _ in range(rows):
+            key, n = self.data.draw(st.integers(0, 30)), (len(self.emitted) + 1) * 100 + producer
+            self.emitted.append((key, n))
+            match self.kind:
+                case Partitioning.KEYED:
+                    to = owner(key, consumers)
+                case Partitioning.GLOBAL:
+                    to = 0
+                case _:
+                    to = self.data.draw(st.integers(0, consumers - 1))
+            batches = parts.setdefault(to, [[]])
+            if batches[-1] and self.data.draw(st.booleans()):
+                batches.append([])
+            batches[-1].append((key, n))
+        return parts
+
+    def store(self, captured: list[Captured]) -> tuple[ChannelState, ...]:
+        self._files += 1
+        return store(self.storage, captured, f"shared/{self._files}", self.data.draw(st.sampled_from([1, 500, 5000])))
+
+    def in_flight(self, consumers: int) -> list[Captured]:
+        """Some rows on every channel, some received and some not."""
+        captured = []
+        for producer in range(self.producers):
+            for consumer, batches in sorted(self.emit(producer, self.data.draw(st.integers(0, 6)), consumers).items()):
+                cut = self.data.draw(st.integers(0, len(batches)))
+                for is_output, part in ((False, batches[:cut]), (True, batches[cut:])):
+                    captured.append(Captured(0, producer, consumer, is_output, tuple(batch(rows) for rows in part)))
+        return captured
+
+    def recover(self, metadata: CheckpointMetadata, consumers: int, *, all_of_it: bool) -> tuple[ChannelState, ...]:
+        """Every consumer works off some of what it gets; the channel states of a checkpoint then."""
+        now = graph(self.producers, consumers, self.kind)
+        assigned = assign_channels(metadata, now)
+        assert all(ref.vertex == 1 and 0 <= ref.subtask < consumers for ref in assigned)
+        left: tuple[ChannelState, ...] = ()
+        live = [] if all_of_it else self.in_flight(consumers)
+        for subtask in range(consumers):
+            gate = Recovering(now.edges[0], assigned.get(TaskRef(1, subtask), ()), self.storage)
+            inputs: list[Captured] = []
+            takes = 10**9 if all_of_it else self.data.draw(st.integers(0, 5))
+            for _ in range(takes):
+                rows = gate.take()
+                if rows is None:
+                    break
+                whole = all_of_it or self.data.draw(st.booleans())
+                cut = len(rows) if whole else self.data.draw(st.integers(0, len(rows)))
+                self.consumed += [(key, n, subtask) for key, n in rows[:cut]]
+                if rows[cut:]:
+                    inputs.append(Captured(0, subtask, subtask, False, (batch(rows[cut:]),)))
+                    break  # a slice of it is still to be worked when the checkpoint comes
+                gate.done()
+            inputs.append(Captured(0, 0, subtask, False, stored=gate.gate.remaining()))
+            inputs += [item for item in live if item.consumer == subtask and not item.is_output]
+            left += self.store(inputs)
+        return left + self.store([item for item in live if item.is_output])
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    data=st.data(),
+    kind=st.sampled_from([Partitioning.KEYED, Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL]),
+    parallelisms=st.lists(st.integers(1, 8), min_size=2, max_size=4),
+    producers=st.integers(1, 3),
+)
+def test_every_row_arrives_exactly_once_through_any_restores_of_restores(
+    data: st.DataObject, kind: Partitioning, parallelisms: list[int], producers: int
+) -> None:
+    world = World(data, kind, producers)
+    channels = world.store(world.in_flight(parallelisms[0]))
+    for before, after in pairwise(parallelisms):
+        world.producers = data.draw(st.integers(1, 3))
+        metadata = checkpoint(graph(world.producers, before, kind), channels)
+        channels = world.recover(metadata, after, all_of_it=False)
+    last = parallelisms[-1]
+    world.recover(checkpoint(graph(world.producers, last, kind), channels), last, all_of_it=True)
+    assert sorted((key, n) for key, n, _ in world.consumed) == sorted(world.emitted)
+    if kind is Partitioning.KEYED:
+        newest: dict[tuple[int, int], int] = {}
+        for key, n, _ in world.consumed:
+            assert newest.get((key, n % 100), -1) < n, f"row {n} of key {key} has been overtaken"
+            newest[key, n % 100] = n
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), before=st.integers(1, 8), after=st.integers(1, 8))
+def test_keyed_rows_reach_the_owner_of_their_key(data: st.DataObject, before: int, after: int) -> None:
+    world = World(data, Partitioning.KEYED, 2)
+    metadata = checkpoint(graph(2, before), world.store(world.in_flight(before)))
+    world.recover(metadata, after, all_of_it=True)
+    for key, _, subtask in world.consumed:
+        assert subtask == owner(key, after)
+
+
+def one_state(rows: Rows, consumer: int = 0, **fields: object) -> tuple[MemoryStorage, tuple[ChannelState, ...]]:
+    storage = MemoryStorage()
+    states = store(storage, [Captured(0, 0, consumer, False, (batch(rows),))], "shared/f")
+    return storage, tuple(msgspec.structs.replace(state, **fields) for state in states)
+
+
+def test_with_the_parallelism_it_had_a_consumer_gets_what_was_its_own() -> None:
+    for kind in (Partitioning.REBALANCE, Partitioning.FORWARD):
+        _, states = one_state([(1, 1)], consumer=2)
+        found = assign_channels(checkpoint(graph(3, 3, kind), states), graph(3, 3, kind))
+        assert list(found) == [TaskRef(1, 2)]
+
+
+def test_what_was_not_received_comes_behind_what_was_even_when_it_is_handed_on_once_more() -> None:
+    """Recovered output that a checkpoint during recovery refers to is older than what has arrived since."""
+    storage = MemoryStorage()
+    old = store(
+        storage, [Captured(0, 0, 0, False, (batch([(1, 1)]),)), Captured(0, 0, 0, True, (batch([(1, 2)]),))], "f"
+    )
+    first = assign_channels(checkpoint(graph(1, 1), old), graph(1, 1))[TaskRef(1, 0)]
+    arrived = store(
+        storage, [Captured(0, 0, 0, False, (batch([(1, 3)]),)), Captured(0, 0, 0, True, (batch([(1, 4)]),))], "g"
+    )
+    second = assign_channels(checkpoint(graph(1, 1), (*first, *arrived)), graph(1, 1))[TaskRef(1, 0)]
+    assert Recovering(graph(1, 1).edges[0], second, storage).drain() == [(1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+def test_rows_on_an_edge_that_is_gone_are_refused_unless_they_may_be_given_up() -> None:
+    _, states = one_state([(1, 1), (2, 2)])
+    metadata = checkpoint(graph(1, 1), states)
+    elsewhere = replace(graph(1, 1), vertices=(*graph(1, 1).vertices[:1], Vertex(1, 1, None, chain("other"))))
+    with pytest.raises(ConfigError, match=r"2 rows in flight from 'read' to 'work', but they are not connected"):
+        assign_channels(metadata, elsewhere)
+    assert assign_channels(metadata, elsewhere, allow_dropped_state=True) == {}
+
+
+def test_rows_cannot_go_to_an_edge_that_has_become_a_broadcast() -> None:
+    _, states = one_state([(1, 1)])
+    with pytest.raises(ConfigError, match="that edge is a broadcast now"):
+        assign_channels(checkpoint(graph(1, 2), states), graph(1, 2, Partitioning.BROADCAST))
+
+
+def test_rows_of_other_columns_are_refused_naming_them() -> None:
+    """Bytes of one schema can be read as another without an error: the rows would be wrong."""
+    _, states = one_state([(1, 1)])
+    now = graph(1, 1)
+    changed = pa.schema([("key", pa.timestamp("us")), ("n", pa.int64())])
+    now = replace(now, edges=(replace(now.edges[0], schema=changed),))
+    with pytest.raises(ConfigError, match=r"columns key int64, n int64; now they are key timestamp\[us\], n int64"):
+        assign_channels(checkpoint(graph(1, 1), states), now)
+
+
+def test_other_keys_are_no_hindrance_unless_rows_are_still_being_recovered_by_the_old_ones() -> None:
+    storage, states = one_state([(1, 5), (2, 6), (3, 7)], consumer=1)
+    now = graph(1, 3, keys="n")
+    found = assign_channels(checkpoint(graph(1, 2), states), now)
+    rows = [row for states in found.values() for row in Recovering(now.edges[0], states, storage).drain()]
+    assert sorted(rows) == [(1, 5), (2, 6), (3, 7)]
+    _, states = one_state([(1, 1)], key_groups=(0, 5))
+    for other in (now, graph(1, 1, Partitioning.REBALANCE)):
+        with pytest.raises(ConfigError, match="keyed in another way"):
+            assign_channels(checkpoint(graph(1, 2), states), other)
+
+
+def test_two_edges_with_the_same_ends_are_told_apart() -> None:
+    """A stream that is united with itself, by two different keys."""
+    _, (state,) = one_state([(1, 5)], consumer=0)
+    base = graph(1, 2)
+    both = replace(base, edges=(base.edges[0], Edge(1, 0, 1, Partitioning.REBALANCE, SCHEMA)))
+    found = assign_channels(checkpoint(both, (state, msgspec.structs.replace(state, edge=1))), both)
+    assert sorted(s.edge for states in found.values() for s in states) == [0, 1]

@@ -1,0 +1,192 @@
+"""Channel state comes back as it was written, or with an error that says what is wrong with which file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from in_memory import MemoryStorage
+from midstream.checkpoint.channel_state import (
+    Captured,
+    encode_channels,
+    read_segment,
+    rows_of,
+    verify_channels,
+    where,
+)
+from midstream.checkpoint.state_files import StateFile, channel_file, state_file
+from midstream.core.errors import StorageError
+from midstream.core.keys import key_group_range, key_groups
+from midstream.graph.job_graph import Edge, Partitioning
+from midstream.protocol.messages import ChannelState
+from recovering import SCHEMA, batch, rows_in, store
+
+EDGE = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",))
+FILE = "shared/e1-a0-c1-v1-s0.channels"
+
+
+def read(storage: MemoryStorage, state: ChannelState) -> list[pa.RecordBatch]:
+    return [b for segment in state.segments for b in read_segment(storage, segment, SCHEMA, where(state))]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    channels=st.lists(st.lists(st.integers(0, 400), max_size=6), max_size=5),
+    segment_bytes=st.sampled_from([1, 700, 5_000, 10**9]),
+)
+def test_batches_come_back_as_they_were_in_segments_of_a_size(channels: list[list[int]], segment_bytes: int) -> None:
+    captured = [
+        Captured(3, i, 7, i % 2 == 1, tuple(batch([(n, n) for n in range(rows)]) for rows in sizes))
+        for i, sizes in enumerate(channels)
+    ]
+    storage = MemoryStorage()
+    pieces, states = encode_channels(captured, FILE, segment_bytes)
+    storage.write(FILE, pieces)
+    assert [(s.edge, s.producer, s.consumer, s.is_output) for s in states] == [
+        (3, c.producer, 7, c.is_output) for c in captured if c.batches
+    ]
+    for item, state in zip([c for c in captured if c.batches], states, strict=True):
+        found = read(storage, state)
+        assert [b.equals(a) for a, b in zip(item.batches, found, strict=True)] == [True] * len(item.batches)
+        assert all(segment.batches >= 1 for segment in state.segments)
+        for segment in state.segments[:-1]:
+            assert segment.length >= segment_bytes, "only the last segment is smaller"
+        assert sum(s.rows for s in state.segments) == sum(b.num_rows for b in item.batches)
+    extents = sorted((s.offset, s.length) for state in states for s in state.segments)
+    assert [offset for offset, _ in extents] == [sum(length for _, length in extents[:i]) for i in range(len(extents))]
+    assert sum(length for _, length in extents) == len(storage.files[FILE])
+
+
+def test_of_a_slice_only_its_own_rows_are_stored() -> None:
+    whole = batch([(n, n) for n in range(10_000)])
+    pieces, _ = encode_channels([Captured(0, 0, 0, False, (whole.slice(9_990),))], FILE, 1)
+    assert sum(memoryview(piece).nbytes for piece in pieces) < 1_000
+
+
+def test_what_is_stored_already_is_referred_to_and_not_written_again() -> None:
+    storage = MemoryStorage()
+    old = store(storage, [Captured(0, 1, 2, True, (batch([(1, 1)]),))], "shared/old")
+    pieces, states = encode_channels([Captured(0, 0, 2, False, stored=old)], FILE, 1)
+    assert pieces == [] and states == old
+
+
+def test_text_and_nulls_come_back() -> None:
+    schema = pa.schema([("text", pa.large_string()), ("list", pa.large_list(pa.int64()))])
+    rows = pa.RecordBatch.from_pydict({"text": ["ä", None, ""], "list": [[1], None, []]}, schema=schema)
+    pieces, (state,) = encode_channels([Captured(0, 0, 0, False, (rows.slice(1),))], FILE, 1)
+    storage = MemoryStorage()
+    storage.write(FILE, pieces)
+    (found,) = read_segment(storage, state.segments[0], schema, "here")
+    assert found.equals(rows.slice(1))
+
+
+# ---- damage ----------------------------------------------------------------
+
+
+def damaged(change: Callable[[bytearray], None]) -> tuple[MemoryStorage, ChannelState]:
+    storage = MemoryStorage()
+    (state,) = store(storage, [Captured(0, 4, 5, False, (batch([(1, 1)] * 50), batch([(2, 2)] * 50)))], FILE, 1)
+    assert len(state.segments) == 2
+    content = bytearray(storage.files[FILE])
+    change(content)
+    storage.files[FILE] = bytes(content)
+    return storage, state
+
+
+def cut(content: bytearray) -> None:
+    del content[-1:]
+
+
+def flip(content: bytearray) -> None:
+    content[-20] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut, r"only \d+ bytes of it are there: it was cut short or replaced"),
+        (bytearray.clear, "only 0 bytes of it are there"),
+        (flip, "its checksum is wrong: the file is damaged"),
+    ],
+)
+def test_a_short_or_altered_file_is_named_with_the_channel_and_a_way_out(
+    change: Callable[[bytearray], None], message: str
+) -> None:
+    storage, state = damaged(change)
+    for attempt in (lambda: read(storage, state), lambda: verify_channels(storage, [state])):
+        with pytest.raises(StorageError, match=message) as error:
+            attempt()
+        text = str(error.value)
+        assert FILE in text and "edge 0, subtask 4 to 5" in text and "--from" in text
+
+
+def test_a_missing_file_is_named_before_anything_is_read() -> None:
+    storage, state = damaged(cut)
+    del storage.files[FILE]
+    with pytest.raises(StorageError, match=r"in-flight data of edge 0, subtask 4 to 5: cannot read .*no such file"):
+        verify_channels(storage, [state])
+
+
+def test_damage_in_what_has_been_consumed_is_no_hindrance() -> None:
+    storage, state = damaged(lambda content: content.__setitem__(10, content[10] ^ 1))
+    verify_channels(storage, [msgspec.structs.replace(state, skip=1)])
+    with pytest.raises(StorageError, match="checksum"):
+        verify_channels(storage, [state])
+
+
+def test_whole_bytes_that_are_something_else_are_told_from_damage() -> None:
+    storage, state = damaged(lambda content: None)
+    segment = state.segments[0]
+    with pytest.raises(StorageError, match="it does not hold 2 batches of 50 rows"):
+        read_segment(storage, msgspec.structs.replace(segment, batches=2), SCHEMA, "here")
+    with pytest.raises(StorageError, match="it does not hold 1 batches of 51 rows"):
+        read_segment(storage, msgspec.structs.replace(segment, rows=51), SCHEMA, "here")
+    with pytest.raises(StorageError, match="are no batches of this edge"):
+        read_segment(storage, segment, pa.schema([*SCHEMA, ("more", pa.large_string())]), "here")
+
+
+def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
+    import xxhash
+
+    storage = MemoryStorage()
+    (state,) = store(storage, [Captured(0, 0, 0, False, (batch([(1, 1)]),))], FILE)
+    content = (2**60).to_bytes(8, "little") + storage.files[FILE][8:]
+    storage.files[FILE] = content
+    lying = msgspec.structs.replace(state.segments[0], checksum=xxhash.xxh3_64_intdigest(content))
+    with pytest.raises(StorageError, match=r"a batch of \d+ bytes is announced where \d+ are left"):
+        read_segment(storage, lying, SCHEMA, "here")
+
+
+# ---- filter and names ------------------------------------------------------
+
+
+@given(keys=st.lists(st.integers(-100, 100), max_size=40), parallelism=st.integers(1, 8))
+@settings(max_examples=60, deadline=None)
+def test_the_filters_of_all_consumers_together_keep_each_row_once_and_in_order(
+    keys: list[int], parallelism: int
+) -> None:
+    rows = batch([(key, n) for n, key in enumerate(keys)])
+    kept = []
+    for subtask in range(parallelism):
+        own = key_group_range(subtask, parallelism, 16)
+        part = rows_of(rows, EDGE, own, 16)
+        assert rows_in(part) == sorted(rows_in(part), key=lambda row: row[1])
+        assert all(group in own for group in key_groups(part, ("key",), 16).tolist())
+        kept += rows_in(part)
+    assert sorted(kept, key=lambda row: row[1]) == rows_in(rows)
+    assert rows_of(rows, EDGE, None, 16) is rows
+
+
+def test_files_of_one_task_and_checkpoint_have_names_of_their_own() -> None:
+    paths = [state_file(1, 2, 3, 4, 5), *(channel_file(1, 2, 3, 4, 5, part) for part in range(3))]
+    assert len(set(paths)) == 4
+    parsed = [StateFile.parse(path) for path in paths]
+    assert [file.kind for file in parsed if file] == ["state", "channels", "channels-1", "channels-2"]
+    assert [file.path for file in parsed if file] == paths
+    for wrong in ("channels-", "channels-0", "channels-01", "channels--1", "state-1"):
+        assert StateFile.parse(f"shared/e1-a2-c3-v4-s5.{wrong}") is None

@@ -1,0 +1,135 @@
+"""In-flight data written to memory and recovered from it, step by step as a test says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from in_memory import MemoryStorage
+from midstream.checkpoint.channel_state import Captured, encode_channels
+from midstream.core.seams import Done, Failed, Mail, Timer
+from midstream.exchange.pool import BufferPool
+from midstream.graph.job_graph import Edge
+from midstream.protocol.messages import ChannelState
+from midstream.worker.recovery import GateRecovery
+
+SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+
+
+def batch(rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Rows of (key, n)."""
+    return pa.RecordBatch.from_pydict({"key": [key for key, _ in rows], "n": [n for _, n in rows]}, schema=SCHEMA)
+
+
+def rows_in(found: pa.RecordBatch) -> list[tuple[int, int]]:
+    return list(zip(found.column("key").to_pylist(), found.column("n").to_pylist(), strict=True))
+
+
+class Steps:
+    """core.seams.Executor: I/O, mails and timers happen when the test says."""
+
+    def __init__(self) -> None:
+        self.io: deque[Callable[[], None]] = deque()
+        self.mails: deque[Mail] = deque()
+        self.timers: list[tuple[float, FakeTimer]] = []
+
+    def post(self, mail: Mail) -> None:
+        self.mails.append(mail)
+
+    def call_later(self, delay_s: float, mail: Mail) -> Timer:
+        timer = FakeTimer(mail)
+        self.timers.append((delay_s, timer))
+        return timer
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        def both() -> None:
+            try:
+                outcome: Done[Any] | Failed = Done(work())
+            except Exception as error:  # noqa: BLE001 - an outcome like another
+                outcome = Failed(error)
+            done(outcome)
+
+        self.io.append(both)
+
+    def run_io(self) -> bool:
+        """One piece of I/O, if there is any."""
+        if not self.io:
+            return False
+        self.io.popleft()()
+        return True
+
+
+class FakeTimer:
+    def __init__(self, mail: Mail) -> None:
+        self.mail: Mail | None = mail
+
+    def cancel(self) -> None:
+        self.mail = None
+
+    def ring(self) -> None:
+        mail, self.mail = self.mail, None
+        assert mail is not None
+        mail()
+
+
+def store(
+    storage: MemoryStorage, captured: Sequence[Captured], file: str, segment_bytes: int = 600
+) -> tuple[ChannelState, ...]:
+    pieces, states = encode_channels(captured, file, segment_bytes)
+    if pieces:
+        storage.write(file, pieces)
+    return states
+
+
+class Recovering:
+    """One gate that recovers `states`."""
+
+    def __init__(
+        self, edge: Edge, states: Sequence[ChannelState], storage: MemoryStorage, max_parallelism: int = 16
+    ) -> None:
+        self.steps = Steps()
+        self.pool = BufferPool(1 << 20, 4096)
+        self.woken = 0
+        self.failures: list[BaseException] = []
+        self.gate = GateRecovery(
+            edge,
+            states,
+            max_parallelism=max_parallelism,
+            pool=self.pool,
+            quota=self.pool.quota("recovered", 1),
+            executor=self.steps,
+            storage=storage,
+            wake=self._wake,
+            fail=self.failures.append,
+        )
+        self.gate.start()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def take(self) -> list[tuple[int, int]] | None:
+        """The rows of the next batch, whatever has to be read for it; None at the end."""
+        while not self.gate.is_over:
+            found = self.gate.take()
+            if found is not None:
+                return rows_in(found)
+            assert self.steps.run_io(), "nothing is being read"
+            if self.failures:
+                raise self.failures[0]
+            self.pool.check()
+        return None
+
+    def done(self) -> None:
+        self.gate.done()
+        self.pool.check()
+
+    def drain(self) -> list[tuple[int, int]]:
+        rows: list[tuple[int, int]] = []
+        while (found := self.take()) is not None:
+            rows += found
+            self.done()
+        assert self.pool.in_use == 0
+        return rows

@@ -1,0 +1,88 @@
+"""Other parallelisms with rows in flight, on plain processes: while the job runs, and from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backpressured import Backpressured, check_exact, rows_in_flight, rows_out
+from midstream.core.errors import JobError
+from midstream.runtime.job import Job
+from midstream.runtime.processes import ProcessSlots
+from waiting import alive, until
+
+
+@pytest.fixture
+def running() -> Iterator[list[Job]]:
+    jobs: list[Job] = []
+    yield jobs
+    for job in jobs:
+        job.cancel("the test is over", 30)
+
+
+def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
+    running: list[Job], tmp_path: Path
+) -> None:
+    work = Backpressured(tmp_path, 60_000)
+    job = work.start(2, ProcessSlots())
+    running.append(job)
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    first = job.status().slot_pids
+    path = job.rescale(3, 60)
+    assert path is not None and rows_in_flight(path) > 100
+    status = job.status()
+    assert status.state == "running" and status.restarts == 0 and not status.failures
+    assert {v.parallelism for v in status.vertices} == {3}
+    assert set(first) < set(status.slot_pids)  # those that there were are kept
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    path = job.rescale(1, 60)
+    assert path is not None and rows_in_flight(path) > 100
+    status = job.status()
+    assert status.slots == 1 and status.slot_pids[0] in first
+    until("the surplus slots to end", lambda: not any(map(alive, first[1:])))
+    assert job.rescale(1, 60) is None
+    status = job.wait(60)
+    assert status.state == "finished" and status.restarts == 0
+    check_exact(work.rows, work.frame())
+
+
+def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tmp_path: Path) -> None:
+    work = Backpressured(tmp_path, 10_000, row_us=400.0, max_parallelism=8)
+    job = work.start(2, ProcessSlots(slots_max=3))
+    running.append(job)
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    before = job.status()
+    for parallelism, reason in (
+        (0, "parallelism 0 is not a positive whole number"),
+        (9, "is above max_parallelism 8"),
+        (4, "the job needs 4 slots, there are 3"),
+    ):
+        with pytest.raises(JobError, match=f"the job goes on at 2: .*{reason}"):
+            job.rescale(parallelism, 60)
+    after = job.status()
+    assert after.state == "running" and after.attempt == before.attempt and after.slot_pids == before.slot_pids
+    assert job.wait(60).restarts == 0
+    check_exact(work.rows, work.frame())
+    with pytest.raises(JobError, match="the job has ended: it finished"):
+        job.rescale(3)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (4, 2)])
+def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
+    before: int, after: int, running: list[Job], tmp_path: Path
+) -> None:
+    first = Backpressured(tmp_path, 20_000, row_us=400.0)
+    job = first.start(before, ProcessSlots())
+    running.append(job)
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    path = job.stop(timeout_s=60)
+    assert path is not None and rows_in_flight(path) > 100
+    seen = first.frame()
+    assert len(seen) < first.rows
+    second = Backpressured(tmp_path, 20_000, row_us=5.0)
+    job = second.start(after, ProcessSlots(), restore_from=path)
+    running.append(job)
+    job.wait(60)
+    check_exact(first.rows, seen, second.frame())
