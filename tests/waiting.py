@@ -25,3 +25,9 @@ def alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def until_spark_is_idle(spark: Any) -> None:
+    """No Spark job is active. Spark keeps these books a little behind the truth."""
+    tracker = spark.sparkContext.statusTracker()
+    until("Spark is idle", lambda: tracker.getActiveJobsIds() == [], 20)

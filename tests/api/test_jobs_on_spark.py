@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from midstream import ClusterError, ConfigError, Environment
+from waiting import until_spark_is_idle
 
 pytestmark = pytest.mark.spark
 
@@ -85,7 +86,7 @@ def test_a_data_frame_and_a_data_source_go_in_and_a_data_source_writes(spark: An
     assert status.state == "finished"
     assert sorted(row["n"] for row in kept.rows()) == expected
     assert sorted(n for file in out.glob("*.json") for n in json.loads(file.read_text())) == expected
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    until_spark_is_idle(spark)
 
 
 def test_more_slots_than_cores_are_refused_with_both_numbers(spark: Any) -> None:

@@ -20,7 +20,7 @@ from midstream.runtime.provider import SlotLaunch
 from midstream.spark.session import active_session, check_java, get_session, is_local_master
 from midstream.spark.slots import SparkSlots, explain
 from scripted_coordinator import Scripted, plan
-from waiting import alive, until
+from waiting import alive, until, until_spark_is_idle
 
 pytestmark = pytest.mark.spark
 
@@ -69,14 +69,14 @@ def test_a_slot_that_hangs_is_given_up_and_its_core_is_free_again(spark: Any) ->
     pid = world.pids[2]
     os.kill(pid, signal.SIGSTOP)
     until("a fifth", lambda: 4 in world.pids, 30)
-    assert not alive(pid)
+    until("the one that hangs is gone", lambda: not alive(pid))
     Job(world.driver).cancel("the test is over", 20)
 
 
 def test_the_cores_are_free_for_others_when_the_job_has_ended(world: World, spark: Any) -> None:
     until("three slots", lambda: len(world.pids) == 3, 60)
     Job(world.driver).stop(timeout_s=20)
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    until_spark_is_idle(spark)
     assert spark.range(100, numPartitions=4).count() == 100
 
 

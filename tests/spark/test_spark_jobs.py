@@ -12,7 +12,7 @@ import pytest
 from jobs import NumbersJob
 from midstream.runtime.job import start_job
 from midstream.spark.slots import SparkSlots
-from waiting import alive, until
+from waiting import alive, until, until_spark_is_idle
 
 pytestmark = pytest.mark.spark
 
@@ -32,8 +32,8 @@ def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(spark: Any, t
         assert numbers.numbers() == list(range(600_000))
     finally:
         job.cancel("the test is over", 30)
-    assert not alive(before[1])
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    until("the killed slot is gone", lambda: not alive(before[1]))
+    until_spark_is_idle(spark)
 
 
 def test_a_stopped_slot_is_given_up_and_the_job_goes_on(spark: Any, tmp_path: Path) -> None:

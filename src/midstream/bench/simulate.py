@@ -53,16 +53,16 @@ def small(number: int) -> Scenario:
         skew=0.0,
         text_bytes=10,
         blocking=True,
-        batch_rows=25,
-        interval_s=0.0003,
+        batch_rows=10,
+        interval_s=0.001,
         timeout_s=60.0,
         min_pause_s=0.0,
         retained=1,
-        sink_rows=10,
-        sink_pause_s=0.0005,
+        sink_rows=0,
+        sink_pause_s=0.002,
         aligned_timeout_s=(None, 0.0)[number % 2],
         tempo=Tempo(io_us=300, control_us=100, data_us=50),
-        faults=(Fault(80 + number % 60, _FAULTS[number % len(_FAULTS)], number * 7919),),
+        faults=(Fault(180 + number % 40, _FAULTS[number % len(_FAULTS)], number * 7919),),
     )
 
 

@@ -44,7 +44,7 @@ WINDOW_BUFFERS_MAX = 64
 and one being worked; more would only make aligned checkpoints wait longer under backpressure."""
 WINDOW_BUFFERS_MIN = 2
 STEPS_PER_MAIL = 8
-RUN_S = 0.005
+RUN_S = 0.001
 """Between two looks at the sockets there are at most so many steps, and no new one begins after so long."""
 
 
