@@ -6,7 +6,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHON
 REPEAT ?= 20
 SIM_SECONDS ?= 120
-BENCHES ?= window exchange latency
+BENCHES ?= window exchange latency simulate
 
 .PHONY: help setup setup-python demo test simulate check format bench nightly clean
 

@@ -33,7 +33,7 @@ class MemoryStorage:
         assert path not in self.files, path
         self.files[path] = b"".join(parts)
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
         if path in self.files:
             return False
         self.write(path, [data])

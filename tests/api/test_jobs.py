@@ -489,6 +489,66 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path):
     assert max(totals) == sum(range(1, 400, 2))
 
 
+def stopped_at(env: Environment, result: CollectSink) -> str:
+    """Run the job until it has given something; the checkpoint that it was stopped at."""
+    job = env.start(slots=ProcessSlots())
+    until("the first results", result.rows)
+    checkpoint = job.stop()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def counted(env: Environment, uid: str = "sums", key: type = int) -> CollectSink:
+    numbers = env.generate(lambda i: {"n": i}, rows_per_s=400).uid("numbers")
+    keyed = numbers.with_columns(k=(pl.col("n") % 2).cast(key)).key_by("k")
+    return keyed.process(Sums(), {"k": key, "total": int}).uid(uid).collect()
+
+
+def test_what_a_checkpoint_holds_must_fit_the_job_that_goes_on_from_it(tmp_path):
+    def program() -> Environment:
+        return Environment("fits", checkpoint_dir=tmp_path / "c", checkpoint_interval="50 ms")
+
+    env = program()
+    checkpoint = stopped_at(env, counted(env))
+    number = int(checkpoint.rpartition("-")[2])
+
+    env = program()
+    counted(env, key=str)
+    with pytest.raises(
+        JobError, match=r"operator 'process': the keys in the checkpoint are int64, .*give the operator a new uid"
+    ):
+        env.execute(restore_from="latest", slots=ProcessSlots())
+
+    env = program()
+    counted(env, uid="others")
+    with pytest.raises(ConfigError, match=r"has state of 'sums' \(process\), .*--allow-dropped-state"):
+        env.execute(restore_from=number, slots=ProcessSlots())
+    env = program()
+    result = counted(env, uid="others")
+    job = env.start(restore_from=number, allow_dropped_state=True, slots=ProcessSlots())
+    until("results without the old state", result.rows)
+    job.cancel()
+
+    (tmp_path / "in").mkdir()
+    pl.DataFrame({"n": [1]}).write_parquet(tmp_path / "in" / "a.parquet")
+    env = program()
+    files = env.read_files(tmp_path / "in", watch=True).uid("numbers").with_columns(k=pl.col("n") % 2)
+    files.key_by("k").process(Sums(), {"k": int, "total": int}).uid("sums").collect()
+    with pytest.raises((JobError, ConfigError), match="was written by another kind of source"):
+        env.execute(restore_from=number, slots=ProcessSlots())
+
+
+def test_a_pool_that_is_too_small_says_how_much_the_job_needs():
+    env = Environment("small", parallelism=4, pool_size="64 KiB")
+    env.from_collection([{"n": 1}]).key_by("n").process(Sums(), {"k": int, "total": int}).rebalance().map(
+        lambda row: row
+    ).print()
+    with pytest.raises(
+        JobError, match=r"pool_size: the tasks of one slot need at least \d+ buffers of 32768 bytes \(\d+"
+    ):
+        run(env)
+
+
 def test_a_drained_job_lets_everything_flow_out(tmp_path):
     env = Environment("drains", checkpoint_dir=tmp_path, checkpoint_interval="50 ms")
     counts = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import midstream
 from midstream import (
     LATE,
     BroadcastProcessFunction,
+    ClusterError,
     CollectSink,
     ConfigError,
     CoProcessFunction,
@@ -23,6 +25,7 @@ from midstream import (
     KeyedProcessFunction,
     SchemaError,
     Sum,
+    ValueState,
     WatermarkStrategy,
     exponential_restarts,
     fixed_restarts,
@@ -56,6 +59,21 @@ def graph_of(environment: Environment) -> JobGraph:
 
 class Keep(KeyedProcessFunction):
     def process(self, row, ctx):
+        return row
+
+
+class Misspelt(KeyedProcessFunction):
+    def proces(self, row, ctx):
+        return row
+
+
+class OnTheObject(Keep):
+    def __init__(self):
+        self.seen = ValueState(default=0)
+
+
+class HalfOfBoth(CoProcessFunction):
+    def process1(self, row, ctx):
         return row
 
 
@@ -314,7 +332,8 @@ def test_connect_refuses_what_does_not_match():
 
 
 def test_process_functions_are_instances_with_a_schema():
-    keyed = stream().key_by("k")
+    head = stream()
+    keyed = head.key_by("k")
     with refused(JobError, r"Keep is a class; give an instance: Keep\("):
         keyed.process(Keep, {"k": str})
     with refused(JobError, "is not a KeyedProcessFunction"):
@@ -323,6 +342,12 @@ def test_process_functions_are_instances_with_a_schema():
         keyed.process(Keep(), {"k": "text"})
     with refused(SchemaError, "is not a schema"):
         keyed.process(Keep(), [str])
+    with refused(JobError, r"Misspelt has no method process\(\); that is what takes the rows"):
+        keyed.process(Misspelt(), {"k": str})
+    with refused(JobError, r"state 'seen' of OnTheObject is set on the object.*seen = ValueState\("):
+        keyed.process(OnTheObject(), {"k": str})
+    with refused(JobError, r"HalfOfBoth has no method process2\(\)"):
+        head.connect(head).process(HalfOfBoth(), {"k": str})
 
 
 def test_side_outputs_must_exist():
@@ -429,6 +454,8 @@ def test_rows_tables_and_frames_are_collections():
         ({"checkpoint_interval": "soon"}, "checkpoint_interval: 'soon' is not a duration"),
         ({"checkpoint_interval": 0}, "checkpoint_interval: 0 is not an interval"),
         ({"slot_timeout": "-1 s"}, "slot_timeout: '-1 s'"),
+        ({"aligned_timeout": "never"}, "aligned_timeout: 'never' is not a duration"),
+        ({"aligned_timeout": "10 min"}, "aligned_timeout: 600 s is not shorter than checkpoint_timeout"),
         ({"buffer_size": "1 KiB"}, "buffer_size: 1024 bytes is below"),
         ({"buffer_size": "big"}, "buffer_size: 'big' is not a size"),
         ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not a directory"),
@@ -470,3 +497,17 @@ def test_going_on_needs_a_checkpoint_dir_and_slots_exclude_a_master():
         environment.start(master="local[2]", slots=object())
     with pytest.raises(ConfigError, match="the job: parallelism 0"):
         environment.start(parallelism=0)
+    with pytest.raises(ConfigError, match="parallelism 1000 is above max_parallelism 128"):
+        environment.start(parallelism=1000)
+
+
+def test_a_python_without_pyspark_is_one_clear_error(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("midstream.spark")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # as if it were not installed
+    environment = env()
+    stream(environment).print()
+    with pytest.raises(
+        ClusterError, match=r"Spark needs PySpark 4, and .*python.* has no module 'pyspark'; install it"
+    ):
+        environment.start(master="local[2]")

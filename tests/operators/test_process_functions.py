@@ -432,7 +432,7 @@ def test_an_error_names_operator_method_key_and_row_and_keeps_the_users_tracebac
         world.process(batch(("a", 0, 1), ("b", 0, 13)))
     text = "".join(traceback.format_exception(e.value))
     assert text.index("raise ValueError") < text.index("JobError")
-    with pytest.raises(JobError, match="returned a int"):
+    with pytest.raises(JobError, match="returned an int; return a dict"):
         world.process(batch(("a", 0, 4)))
 
 

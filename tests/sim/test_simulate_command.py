@@ -6,14 +6,14 @@ import pytest
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Options, shrink
-from midstream.sim.command import parse_seeds, replay, simulate
+from midstream.sim.command import measure_mutations, parse_seeds, replay, simulate
 from midstream.sim.mutations import applied
 from midstream.sim.run import run
 
 
 def test_good_seeds_are_summed_up() -> None:
     seen = []
-    result = simulate(seeds="0:6", topology="keyed", rows=40, processes=1, progress=lambda s: seen.append(s.runs))
+    result = simulate(seeds="0:6", topology="keyed", rows=40, jobs=1, progress=lambda s: seen.append(s.runs))
     assert result.ok
     assert result.data["runs"] == 6
     assert result.data["lost"] == result.data["duplicated"] == result.data["deadlocks"] == result.data["failures"] == 0
@@ -23,8 +23,8 @@ def test_good_seeds_are_summed_up() -> None:
 
 
 def test_two_processes_find_what_one_finds() -> None:
-    one = simulate(seeds="0:8", topology="keyed", rows=40, processes=1).data
-    two = simulate(seeds="0:8", topology="keyed", rows=40, processes=2).data
+    one = simulate(seeds="0:8", topology="keyed", rows=40, jobs=1).data
+    two = simulate(seeds="0:8", topology="keyed", rows=40, jobs=2).data
     assert {k: v for k, v in one.items() if "seconds" not in k and "per_s" not in k} == {
         k: v for k, v in two.items() if "seconds" not in k and "per_s" not in k
     }
@@ -32,7 +32,7 @@ def test_two_processes_find_what_one_finds() -> None:
 
 def test_a_failing_seed_is_named_made_smaller_and_replayed() -> None:
     with applied("block_nothing"):
-        result = simulate(seeds="0:60", topology="union", rows=100, processes=1)
+        result = simulate(seeds="0:60", topology="union", rows=100, jobs=1)
         assert not result.ok
         seed = result.data["first_failing_seed"]
         assert f"midstream simulate --seed {seed} --trace --topology union --rows 100" in result.text
@@ -52,6 +52,27 @@ def test_a_replay_is_filtered_by_a_pattern() -> None:
     assert all("CheckpointAck" in line or "job ended" in line for line in result.data["trace"])
 
 
+def test_a_replay_is_filtered_by_channel_and_checkpoint() -> None:
+    arguments = {"topology": "keyed", "parallelism": 2, "faults": "none", "rows": 60}
+    everything = replay(1, **arguments).data["trace"]  # type: ignore[arg-type]
+    channel = replay(1, **arguments, channel="0:0:1").data["trace"]  # type: ignore[arg-type]
+    assert any("EndOfData" in line for line in channel)
+    assert all("e0:0>1" in line for line in channel)
+    assert any("e0:0>1 + " in line for line in channel), "what is put into the channel"
+    assert any("e0:0>1 - " in line for line in channel), "what is taken out of it"
+    checkpoint = replay(1, **arguments, channel="0:0:", checkpoint=1).data["trace"]  # type: ignore[arg-type]
+    assert checkpoint
+    assert all("e0:0>" in line and "chk 1" in line for line in checkpoint)
+    assert len(everything) > len(channel) > len(checkpoint)
+    assert replay(1, **arguments, tail=3).data["trace"] == everything[-3:]  # type: ignore[arg-type]
+
+
+def test_a_campaign_ends_when_its_time_is_over() -> None:
+    result = simulate(seeds="0:1000000", topology="keyed", rows=20, jobs=1, seconds=0.2)
+    assert result.ok
+    assert 0 < result.data["runs"] < 10_000
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -62,11 +83,31 @@ def test_a_replay_is_filtered_by_a_pattern() -> None:
         ({"parallelism": 0}, "parallelism: 0 is not between"),
         ({"rescale_to": 999}, "rescale-to: 999"),
         ({"rows": 0}, "rows: 0"),
+        ({"jobs": 0}, "jobs: 0"),
+        ({"seconds": 0.0}, "seconds: 0"),
     ],
 )
 def test_what_does_not_exist_is_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         simulate(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("channel", ["0", "1:2", "a:0:1", "1:-1:0"])
+def test_a_channel_that_is_none_is_refused(channel: str) -> None:
+    with pytest.raises(ConfigError, match="is not edge:producer:consumer"):
+        replay(1, topology="keyed", channel=channel)
+
+
+def test_unknown_mutations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no 'typo'"):
+        measure_mutations(names="typo")
+
+
+def test_a_mutation_is_reported_with_the_seeds_it_took() -> None:
+    result = measure_mutations(names="block_nothing", jobs=1)
+    assert result.ok
+    assert result.data["mutations"][0]["seeds"] >= 1
+    assert "block_nothing" in result.text
 
 
 def test_seeds_are_a_range_or_one() -> None:

@@ -104,11 +104,13 @@ def test_a_session_that_is_there_is_taken(spark: Any) -> None:
 
 def test_no_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ClusterError, match="has no bin/java; install one"):
+    with pytest.raises(
+        ClusterError, match=f"or later, and JAVA_HOME is {tmp_path}, which has no bin/java; install one"
+    ):
         check_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match="no java on the PATH; install one"):
+    with pytest.raises(ClusterError, match="and there is no java on the PATH; install one"):
         check_java()
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")

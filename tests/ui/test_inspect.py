@@ -9,14 +9,16 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from midstream.checkpoint.channel_state import Captured, encode_channels
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
+    EdgeLayout,
     OperatorState,
     SourcePosition,
     VertexLayout,
 )
-from midstream.checkpoint.state_files import encode_parts, state_file
+from midstream.checkpoint.state_files import channel_file, encode_parts, state_file
 from midstream.checkpoint.store import claim_directory, publish, take_epoch
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
@@ -26,7 +28,10 @@ from midstream.ui.cli import main
 
 
 def make_checkpoint(root: Path) -> Path:
-    """A source in the middle of one split, a window operator with 3 rows of state, a sink with 2 committables."""
+    """A source in the middle of one split, a window operator with 3 rows of state, a sink with 2 committables.
+
+    From the window to the sink 7 rows are in flight: 5 that had arrived, 2 that had not.
+    """
     storage = FileStorage(str(root))
     claim_directory(storage, "flights")
     epoch = take_epoch(storage, "0123456789abcdef")
@@ -50,6 +55,12 @@ def make_checkpoint(root: Path) -> Path:
         offset += sum(piece.nbytes for piece in new)
         snapshots[uid] = OperatorSnapshot(uid, handles)
     storage.write(file, pieces)
+    in_flight = channel_file(epoch, 0, 1, 1, 0)
+    rows = pa.record_batch({"n": pa.array([1, 2, 3, 4, 5])})
+    captured = (Captured(0, 0, 0, False, (rows,)), Captured(0, 0, 1, True, (rows.slice(0, 1), rows.slice(1, 1))))
+    channel_pieces, channels = encode_channels(captured, in_flight, 2**20)
+    storage.write(in_flight, channel_pieces)
+    offset += sum(memoryview(piece).nbytes for piece in channel_pieces)
     publish(
         storage,
         CheckpointMetadata(
@@ -61,17 +72,21 @@ def make_checkpoint(root: Path) -> Path:
             created_ms=1_700_000_000_000,
             completed_ms=1_700_000_000_250,
             max_parallelism=128,
-            vertices=(VertexLayout(0, "all", 1, ("read", "window", "write"), "read"),),
-            edges=(),
+            vertices=(
+                VertexLayout(0, "read → window", 1, ("read", "window"), "read"),
+                VertexLayout(1, "write", 2, ("write",), None),
+            ),
+            edges=(EdgeLayout(0, 0, 1, "rebalance", (), 0, None),),
             operators=(
                 OperatorState("read", "read files", 0, 1, (snapshots["read"],)),
                 OperatorState("window", "window", 0, 1, (snapshots["window"],)),
-                OperatorState("write", "write", 0, 1, (OperatorSnapshot("write"),)),
+                OperatorState("write", "write", 1, 2, (OperatorSnapshot("write"),) * 2),
             ),
             sources=(SourcePosition("read", b"x", False, (split, split)),),
             committables=(Committables(1, "write", "write", (b"abc", b"de")),),
             state_bytes=offset,
-            files=(file,),
+            files=tuple(sorted((file, in_flight))),
+            channels=channels,
         ),
     )
     return root / "chk-1"
@@ -90,6 +105,9 @@ def test_people_see_operators_sources_and_committables(checkpoint, capsys):
     assert "panes keyed 3" in out
     assert "source read: 2 splits waiting, 1 being read part-7.parquet at 4,096" in out
     assert "sink write: 2 prepared in checkpoint 1, 5 B" in out
+    assert "window → write rebalance 7" in out
+    assert "0 → 0 consumer 5" in out
+    assert "0 → 1 producer 2" in out
     assert "verified: every checksum" in out
 
 
@@ -103,6 +121,14 @@ def test_machines_get_the_same_for_every_way_to_name_it(checkpoint, suffix, caps
     assert report["operators"][1]["parts"][0]["redistribute"] == "keyed"
     assert report["sources"][0]["splits_in_progress"] == [{"id": "part-7.parquet", "offset": 4096}]
     assert report["committables"][0]["count"] == 2
+    (edge,) = report["in_flight"]
+    assert (edge["source"], edge["target"], edge["rows"], edge["bytes"]) == ("window", "write", 7, edge["bytes"])
+    assert [(c["producer"], c["consumer"], c["stored_by"], c["rows"], c["batches"]) for c in edge["channels"]] == [
+        (0, 0, "consumer", 5, 1),
+        (0, 1, "producer", 2, 2),
+    ]
+    assert report["in_flight_rows"] == 7
+    assert report["in_flight_bytes"] == edge["bytes"] > 0
     assert report["verified_bytes"] == report["state_bytes"] > 0
 
 
@@ -113,7 +139,7 @@ def test_a_relative_name_is_found_in_the_working_directory(checkpoint, monkeypat
 
 
 def test_a_damaged_state_file_is_named_with_its_operator(checkpoint, capsys):
-    (file,) = (checkpoint.parent / "shared").iterdir()
+    (file,) = (checkpoint.parent / "shared").glob("*.state")
     data = bytearray(file.read_bytes())
     data[-10] ^= 1
     file.write_bytes(data)
@@ -123,6 +149,18 @@ def test_a_damaged_state_file_is_named_with_its_operator(checkpoint, capsys):
     assert file.name in out
     assert "checksum is wrong" in out
     assert "verified" not in out
+
+
+def test_a_damaged_channel_file_is_named_with_its_channel(checkpoint, capsys):
+    (file,) = (checkpoint.parent / "shared").glob("*.channels")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 4] ^= 1
+    file.write_bytes(data)
+    assert main(["inspect", str(checkpoint), "--json"]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert "in-flight data of edge 0, subtask 0 to 0" in problem
+    assert f"{file.name} (bytes 0 to" in problem
+    assert "checksum is wrong" in problem
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -135,7 +173,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_missing_state_file_is_named(checkpoint, capsys):
-    (file,) = (checkpoint.parent / "shared").iterdir()
+    (file,) = (checkpoint.parent / "shared").glob("*.state")
     file.unlink()
     assert f"its state file shared/{file.name} is missing" in refused([str(checkpoint)], capsys)
 

@@ -1,4 +1,4 @@
-"""`list`, `status`, `checkpoint` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
+"""`list`, `status`, `checkpoint`, `rescale` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.messages import DoCheckpoint, DoStop, JobStatus, Reply
+from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, JobStatus, Reply
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
@@ -49,6 +49,11 @@ class Answering:
                 return [ReplyTo(event.client, Reply(error="checkpoint 4 failed: the disk is full"))]
             case DoCheckpoint():
                 return [ReplyTo(event.client, Reply(checkpoint="/data/chk-4"))]
+            case DoRescale() if self.refuses:
+                why = "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, there are 2"
+                return [ReplyTo(event.client, Reply(error=why))]
+            case DoRescale(parallelism):
+                return [ReplyTo(event.client, Reply(checkpoint="/data/chk-6" if parallelism != 2 else None))]
             case DoStop():
                 ended = JobEnded("stopped", None, self.status(now_ms), "/data/chk-5")
                 return [ReplyTo(event.client, Reply(checkpoint="/data/chk-5")), ended]
@@ -133,6 +138,25 @@ def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
     assert says in out
     assert "/data/chk-5" in out
     assert coordinator.asked == [DoStop(bool(drain))]
+
+
+def test_a_job_is_rescaled_from_a_checkpoint_made_for_it(start, capsys):
+    coordinator = start("aaaa1111", "flights")
+    out = said(["rescale", "flights", "--parallelism", "3"], capsys)
+    assert out == "flights runs at parallelism 3 from: /data/chk-6"
+    told = json.loads(said(["rescale", "--parallelism", "3", "--json"], capsys))
+    assert told == {"job_id": "aaaa1111", "parallelism": 3, "checkpoint": "/data/chk-6"}
+    assert coordinator.asked == [DoRescale(3)] * 2
+    assert "runs at parallelism 2, as it did before" in said(["rescale", "--parallelism", "2"], capsys)
+
+
+def test_a_rescale_that_cannot_be_is_a_failed_request_and_says_how_the_job_goes_on(start, capsys):
+    start("aaaa1111", "flights").refuses = True
+    out = said(["rescale", "--parallelism", "3"], capsys, status=1)
+    assert "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, there are 2" in out
+    assert "'two' is not a whole number" in said(["rescale", "--parallelism", "two"], capsys, status=2)
+    assert "no running job 'clicks'" in said(["rescale", "clicks", "--parallelism", "2"], capsys, status=2)
+    assert "--parallelism" in said(["rescale"], capsys, status=2)
 
 
 def test_a_job_that_is_unknown_is_refused_with_those_that_run(start, capsys):

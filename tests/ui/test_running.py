@@ -78,12 +78,25 @@ def test_for_machines_the_last_status_is_all_there_is_on_stdout(status, run):
 
 
 def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
-    run(Job(ended(status, "finished")), "--from", "latest", "--parallelism", "3", "--master", "local[3]")
+    run(
+        Job(ended(status, "finished")),
+        "--from",
+        "latest",
+        "--parallelism",
+        "3",
+        "--master",
+        "local[3]",
+        "--aligned-timeout",
+        "1 s",
+        "--allow-dropped-state",
+    )
     assert run.overrides == {
         "parallelism": 3,
         "master": "local[3]",
         "restore_from": "latest",
+        "allow_dropped_state": True,
         "checkpoint_dir": None,
+        "aligned_timeout": "1 s",
     }
 
 

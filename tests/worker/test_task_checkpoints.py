@@ -184,6 +184,17 @@ def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_let_
     world.close()
 
 
+def test_what_is_captured_is_charged_until_it_is_written() -> None:
+    world = World()
+    world.put(0, 1, 2, world.barrier())
+    world.put(1, world.barrier())
+    assert world.read() == [1, 2]
+    assert world.pool.in_use == 2 and len(world.steps.io) == 1
+    world.run_io()
+    assert world.pool.in_use == 0
+    world.close()
+
+
 def test_with_nothing_in_flight_no_file_is_written() -> None:
     world = World()
     world.put(0, world.barrier())

@@ -249,7 +249,8 @@ class Environment:
         *,
         parallelism: int | None = None,
         master: str | None = None,
-        restore_from: str | None = None,
+        restore_from: str | int | None = None,
+        allow_dropped_state: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -262,6 +263,7 @@ class Environment:
             parallelism=parallelism,
             master=master,
             restore_from=restore_from,
+            allow_dropped_state=allow_dropped_state,
             checkpoint_dir=checkpoint_dir,
             aligned_timeout=aligned_timeout,
             slots=slots,
@@ -277,7 +279,8 @@ class Environment:
         *,
         parallelism: int | None = None,
         master: str | None = None,
-        restore_from: str | None = None,
+        restore_from: str | int | None = None,
+        allow_dropped_state: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -286,8 +289,9 @@ class Environment:
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
         by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
-        path of a checkpoint. `slots`: for tests, `runtime.processes.ProcessSlots()` runs on plain
-        processes without Spark.
+        path of a checkpoint; `allow_dropped_state`: also when that has state of operators that the job
+        no longer has. `slots`: for tests, `runtime.processes.ProcessSlots()` runs on plain processes
+        without Spark.
 
         Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
         ClusterError when its surroundings do not allow it.
@@ -307,7 +311,8 @@ class Environment:
             config = msgspec.structs.replace(config, checkpoint_dir=_directory(checkpoint_dir))
         if aligned_timeout is not None:
             config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(aligned_timeout))
-        return submit(self._program.graph, config.check(), self._directory, restore_from, master, slots)
+        restore = None if restore_from is None else str(restore_from)
+        return submit(self._program.graph, config.check(), self._directory, restore, allow_dropped_state, master, slots)
 
 
 def _directory(path: str | os.PathLike[str] | None) -> str | None:

@@ -17,6 +17,7 @@ from midstream.graph.job_graph import Partitioning
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.operators.process import KeyedProcessFunction, process_operator
 from midstream.operators.windows import LATE, Session, Sliding, Window, window_operator
+from midstream.state.keyed import State
 
 if TYPE_CHECKING:
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
@@ -162,6 +163,17 @@ def require_function(function: object, kind: type, method: str) -> None:
         raise JobError(f"{method}: {function.__name__} is a class; give an instance: {function.__name__}(…)")
     if not isinstance(function, kind):
         raise JobError(f"{method}: {function!r} is not a {kind.__name__}; subclass it and give an instance")
+    for handler in vars(kind):
+        if handler.startswith("process") and getattr(type(function), handler) is getattr(kind, handler):
+            raise JobError(
+                f"{method}: {type(function).__name__} has no method {handler}(); that is what takes the rows"
+            )
+    for name, value in vars(function).items():
+        if isinstance(value, State) and not isinstance(getattr(type(function), name, None), State):
+            raise JobError(
+                f"{method}: state {name!r} of {type(function).__name__} is set on the object, where checkpoints do not see it; "
+                f"declare it in the class: {name} = {type(value).__name__}(…)"
+            )
     check_shippable(function, f"{method}: {type(function).__name__}")
 
 

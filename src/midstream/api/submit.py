@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import msgspec
 from midstream.api.shipping import register_modules_below
 from midstream.coordinator.events import JobPlan
 from midstream.core.config import JobConfig
-from midstream.core.errors import JobError
+from midstream.core.errors import ClusterError, JobError
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import LogicalGraph
@@ -26,6 +27,7 @@ def submit(
     config: JobConfig,
     directory: str | None,
     restore_from: str | None,
+    allow_dropped_state: bool,
     master: str | None,
     slots: SlotProvider | None,
 ) -> Job:
@@ -58,6 +60,7 @@ def submit(
             graph_bytes=graph_bytes,
             config=config,
             restore=restore_from,
+            allow_dropped_state=allow_dropped_state,
             rescaled=lambda parallelism: rescaled(plan, LogicalGraph(nodes), slots, parallelism),
         )
         job = start_job(plan, slots)
@@ -89,9 +92,16 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
 
 
 def _spark_slots(master: str | None) -> SlotProvider:
-    from midstream.spark.session import get_session
-    from midstream.spark.slots import SparkSlots
-
+    try:
+        from midstream.spark.session import get_session
+        from midstream.spark.slots import SparkSlots
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"pyspark", "py4j"}:
+            raise
+        raise ClusterError(
+            f"Spark needs PySpark 4, and {sys.executable} has no module {error.name!r}; "
+            "install it (pip install 'pyspark>=4.0'), or run the job with the Python that has it"
+        ) from error
     return SparkSlots(get_session(master))
 
 

@@ -53,8 +53,8 @@ def small(number: int) -> Scenario:
         skew=0.0,
         text_bytes=10,
         blocking=True,
-        batch_rows=10,
-        interval_s=0.001,
+        batch_rows=25,
+        interval_s=0.0005,
         timeout_s=60.0,
         min_pause_s=0.0,
         retained=1,
@@ -62,7 +62,7 @@ def small(number: int) -> Scenario:
         sink_pause_s=0.002,
         aligned_timeout_s=(None, 0.0)[number % 2],
         tempo=Tempo(io_us=300, control_us=100, data_us=50),
-        faults=(Fault(180 + number % 40, _FAULTS[number % len(_FAULTS)], number * 7919),),
+        faults=(Fault(160 + number % 40, _FAULTS[number % len(_FAULTS)], number * 7919),),
     )
 
 

@@ -297,7 +297,7 @@ def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
     """
     check_epoch(storage, metadata.epoch)
     path = checkpoint_path(metadata.checkpoint_id)
-    if not storage.create(f"{path}/_owner", str(metadata.epoch).encode()):
+    if not storage.create(f"{path}/_owner", str(metadata.epoch).encode(), durable=False):
         check_epoch(storage, metadata.epoch)
         raise StorageError(f"{path} exists already, though it is not in the list of checkpoints")
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 import polars as pl
 import pyarrow as pa
 
@@ -13,7 +12,7 @@ from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.generator import IndexRange, check_splits, index_splits
 from midstream.core.batches import canonical_schema, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 
 class CollectionSource(Source):
@@ -37,7 +36,7 @@ class CollectionSource(Source):
         return Discovery(splits, position=b"all", exhausted=True)
 
     def open_split(self, split: Split) -> SplitReader:
-        span = msgspec.msgpack.decode(split.payload, type=IndexRange)
+        span = decoded(split.payload, IndexRange, "CollectionSource")
         assert span.stop is not None, span
         rest = self._batch.slice(span.start + split.offset, span.stop - span.start - split.offset)
         return BatchCursor(iter([rest]), where=f"rows {span.start} to {span.stop}", offset_rows=split.offset)

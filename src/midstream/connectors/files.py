@@ -29,7 +29,7 @@ from midstream.connectors.text import CsvOptions, TextReader, check_types, infer
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 __all__ = ["CsvOptions", "FileSource", "Format"]
 
@@ -116,7 +116,7 @@ class FileSource(Source):
             if position is not None:
                 return Discovery((), position, exhausted=True)
             return Discovery(tuple(self._splits(self._find(), 0)), b"all", exhausted=True)
-        known = msgspec.msgpack.decode(position, type=_Position) if position is not None else _Position(0, b"")
+        known = decoded(position, _Position, "FileSource") if position is not None else _Position(0, b"")
         step = range(0, len(known.seen), _NAME_BYTES)
         seen = {known.seen[at : at + _NAME_BYTES] for at in step}
         # an empty file is one that somebody has just begun to write
@@ -186,7 +186,7 @@ class FileSource(Source):
     # ---- on the subtasks ----
 
     def open_split(self, split: Split) -> SplitReader:
-        part = msgspec.msgpack.decode(split.payload, type=FileSplit)
+        part = decoded(split.payload, FileSplit, "FileSource")
         check_unchanged(self._filesystem, part)
         if self._format == "parquet":
             return open_row_groups(self._filesystem, part, self.schema, split.offset)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, conform, single_batch, to_arrow
 from midstream.core.config import is_whole
 from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
 Generate: TypeAlias = Callable[[npt.NDArray[np.int64]], Rows]
@@ -99,7 +99,7 @@ class GeneratorSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         return _GeneratorReader(
-            self._fn, self.schema, msgspec.msgpack.decode(split.payload, type=IndexRange), split.offset
+            self._fn, self.schema, decoded(split.payload, IndexRange, "GeneratorSource"), split.offset
         )
 
 

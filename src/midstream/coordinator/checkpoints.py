@@ -12,7 +12,7 @@ nobody restores before it is known (`settled`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -41,6 +41,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.messages import (
+    ChannelState,
     CheckpointAborted,
     CheckpointAck,
     CheckpointDecline,
@@ -313,7 +314,12 @@ class Checkpoints:
             return None
         size = sum(ack.state_bytes for ack in pending.acks.values())
         return CheckpointStatus(
-            pending.checkpoint_id, "in_progress", pending.created_ms, now_ms - pending.created_ms, size
+            pending.checkpoint_id,
+            "in_progress",
+            pending.created_ms,
+            now_ms - pending.created_ms,
+            size,
+            in_flight_bytes=_in_flight_bytes(channels_of(pending.acks)),
         )
 
     # ---- its end ----
@@ -396,6 +402,7 @@ class Checkpoints:
             pending.created_ms,
             metadata.completed_ms - pending.created_ms,
             state_bytes,
+            in_flight_bytes=_in_flight_bytes(metadata.channels),
         )
         self.history.appendleft(self.last_completed)
         self._listener.completed(Completed(pending, metadata, committables))
@@ -443,3 +450,7 @@ class Checkpoints:
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids
+
+
+def _in_flight_bytes(channels: Iterable[ChannelState]) -> int:
+    return sum(segment.length for state in channels for segment in state.segments)

@@ -71,8 +71,11 @@ class Storage(Protocol):
         """Write a new file; it is durable, under its final name and whole, when this returns."""
         ...
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Write a small file only if none of that name exists; False if one does."""
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
+        """Write a small file only if none of that name exists; False if one does.
+
+        `durable` False: it need not outlive a power failure, as a claim that is of no use after one.
+        """
         ...
 
     def delete(self, path: str) -> None:

@@ -18,6 +18,7 @@ from midstream.operators.rows import (
     Row,
     as_it_is_now,
     check_keys,
+    kind_of,
     python_values,
     require_keys,
     to_batch,
@@ -99,7 +100,7 @@ class ProcessOperator(Operator):
     def open(self, context: OperatorContext, out: Output) -> None:
         self._runtime = context
         self._out = out
-        self._form = KeyForm(self._key_fields, context.max_parallelism)
+        self._form = KeyForm(self._key_fields, context.max_parallelism, self._where)
         for name, state in declared_states(type(self._function)).items():
             bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
             self._states[name] = bound
@@ -192,7 +193,7 @@ class ProcessOperator(Operator):
             self._rows.append(result.copy())
         elif isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
             raise JobError(
-                f"{self._where}: {method} returned a {type(result).__name__}; return a dict, an iterable of dicts, or None"
+                f"{self._where}: {method} returned {kind_of(result)}; return a dict, an iterable of dicts, or None"
             )
         else:
             self._rows.extend(map(as_it_is_now, result))

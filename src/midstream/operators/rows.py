@@ -89,7 +89,7 @@ def _checked_columns(
     for index, row in enumerate(rows):
         at = f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
         if not isinstance(row, dict):
-            raise JobError(f"{at} is {_kind_of(row)}; return a dict with the columns {', '.join(names)}")
+            raise JobError(f"{at} is {kind_of(row)}; return a dict with the columns {', '.join(names)}")
         missing = [name for name in names if name not in row]
         if missing:
             raise JobError(f"{at} has no column {missing[0]!r}; the declared columns are {', '.join(names)}")
@@ -106,8 +106,9 @@ def _checked_columns(
     return [pa.array([row[field.name] for row in rows], field.type) for field in schema]
 
 
-def _kind_of(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+def kind_of(value: object) -> str:
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
 def user_error(where: str, what: str, error: BaseException, row: int | None = None) -> JobError:

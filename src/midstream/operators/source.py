@@ -10,12 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from midstream.core.errors import ConfigError
 from midstream.core.seams import Storage
+
+T = TypeVar("T")
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -105,6 +108,20 @@ class Source(ABC):
 
     def close(self) -> None:
         """On the driver, when the job has ended, however it ended: stop what `discover` has started."""
+
+
+def decoded(data: bytes, kind: type[T], where: str) -> T:
+    """A split's payload, or a position. Raises ConfigError when it is none of this source's.
+
+    That happens when a job goes on from a checkpoint in which the uid was that of another source.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{where}: where the source is to go on from was written by another kind of source ({error}); use the source "
+            "that the checkpoint was made with, or give this one a new uid to read it from the beginning"
+        ) from error
 
 
 def check_rate(rows_per_s: float | None, where: str) -> None:

@@ -16,7 +16,7 @@ from midstream.core.batches import canonical_schema, conform, from_polars, singl
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, infer_schema, infer_type
-from midstream.operators.rows import Row, as_it_is_now, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, as_it_is_now, kind_of, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -136,7 +136,7 @@ class FlatMapOperator(Stateless):
                     continue
                 if isinstance(result, (dict, str, bytes)):
                     raise JobError(
-                        f"{self._where}: the function returned a {type(result).__name__} for row {index} of the batch; "
+                        f"{self._where}: the function returned {kind_of(result)} for row {index} of the batch; "
                         "return an iterable of dicts, or None (map() is for one row each)"
                     )
                 made.extend(map(as_it_is_now, result))
@@ -178,7 +178,7 @@ class MapBatchesOperator(Stateless):
             result = conform(made, self.schema, where)
         else:
             raise JobError(
-                f"{self._where}: the function returned a {type(made).__name__}; "
+                f"{self._where}: the function returned {kind_of(made)}; "
                 "return a polars DataFrame, or an Arrow RecordBatch or Table"
             )
         if result.num_rows:

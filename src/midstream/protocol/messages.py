@@ -405,6 +405,8 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     duration_ms: int
     state_bytes: int
     reason: str = ""
+    in_flight_bytes: int = 0
+    """What lay in channels; unlike `state_bytes` with what earlier checkpoints have stored and nobody consumed yet."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):

@@ -90,17 +90,18 @@ class LocalStorage:
                 raise
             _sync_directory(os.path.dirname(full))
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
         with self._explained("create", path) as full:
             _make_directories(os.path.dirname(full))
-            temporary = _write_temporary(full, [data])
+            temporary = _write_temporary(full, [data], durable)
             try:
                 os.link(temporary, full)
             except FileExistsError:
                 return False
             finally:
                 _remove(temporary)
-            _sync_directory(os.path.dirname(full))
+            if durable:
+                _sync_directory(os.path.dirname(full))
             return True
 
     def delete(self, path: str) -> None:
@@ -181,7 +182,7 @@ class RemoteStorage:
             if target != full:
                 self._files.move(target, full)
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
         if self.exists(path):
             return False
         self.write(path, [data])
@@ -213,8 +214,8 @@ class RemoteStorage:
             raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}") from error
 
 
-def _write_temporary(full: str, parts: Iterable[bytes | memoryview]) -> str:
-    """A synced file beside `full` that holds `parts`; gone again if that fails."""
+def _write_temporary(full: str, parts: Iterable[bytes | memoryview], durable: bool = True) -> str:
+    """A file beside `full` that holds `parts`, synced if `durable`; gone again if that fails."""
     temporary = os.path.join(os.path.dirname(full), f"{TEMPORARY}{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -225,7 +226,8 @@ def _write_temporary(full: str, parts: Iterable[bytes | memoryview]) -> str:
                 _write_all(descriptor, pieces)
                 pieces = []
         _write_all(descriptor, pieces)
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     except BaseException:
         _remove(temporary)
         raise

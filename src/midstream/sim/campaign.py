@@ -241,6 +241,8 @@ def _smaller(scenario: Scenario) -> Iterable[Scenario]:
         yield replace(scenario, keys=1)
     if scenario.sink_rows:
         yield replace(scenario, sink_rows=0)
+    if scenario.row_us:
+        yield replace(scenario, row_us=0)
     if scenario.rounds > 1:
         yield replace(scenario, rounds=1)
     highest = max(node.parallelism for node in scenario.shape)

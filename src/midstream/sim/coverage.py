@@ -290,9 +290,10 @@ def _watch_checkpoints() -> Sequence[Watched]:
 
 def _watch_channels() -> Sequence[Watched]:
     def remote(what: str) -> Callable[..., tuple[str, str]]:
-        def of_call(channel: Any, *_: Any, **__: Any) -> tuple[str, str]:
+        def of_call(channel: Any, *_: Any, inside: bool = False) -> tuple[str, str]:
             part = " and a part" if channel._partial is not None else ""
-            return f"remote: {'data' if channel.has_data() else 'empty'}{part}", what
+            event = f"{what} inside a batch" if inside else what
+            return f"remote: {'data' if channel.has_data() else 'empty'}{part}", event
 
         return of_call
 
@@ -443,12 +444,13 @@ MACHINES: Final[tuple[Machine, ...]] = (
         "channel",
         ("remote: empty", "remote: data", "remote: empty and a part", "remote: data and a part", "local: empty")
         + ("local: data",),
-        ("buffer", "event", "take", "done", "discard", "block", "resume"),
+        ("buffer", "event", "event inside a batch", "take", "done", "discard", "block", "resume"),
         _watch_channels,
         (
-            ("local: empty|local: data", "buffer|event", "they come by reference"),
+            ("local: empty|local: data", "buffer|event|event inside a batch", "they come by reference"),
             ("local: empty|remote: empty|remote: empty and a part", "take", "only what is ready is polled"),
-            ("remote: empty and a part|remote: data and a part", "event", "an event never cuts into a batch"),
+            ("remote: empty and a part|remote: data and a part", "event", "only what overtakes cuts in"),
+            ("remote: empty|remote: data", "event inside a batch", "there is no batch that it could be inside of"),
         ),
     ),
 )

@@ -59,7 +59,7 @@ class Disk:
         if self.on_write is not None:
             self.on_write(name, data)
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
         name = _confined(path)
         self._begin_write(name, data)
         if name in self.files:

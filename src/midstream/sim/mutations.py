@@ -23,9 +23,13 @@ from midstream.core.elements import EndOfPartition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
+from midstream.exchange.queue import ElementQueue, let_go
+from midstream.sim import in_flight_mutations as in_flight
 from midstream.sim.run import run
-from midstream.sim.scenario import draw
-from midstream.worker import snapshots, task
+from midstream.sim.scenario import Scenario, draw
+from midstream.worker import recovery, snapshots, task
+from midstream.worker.checkpoints import TaskCheckpoints
+from midstream.worker.recovery import GateRecovery
 from midstream.worker.source import SourceDriver
 
 Replacements = list[tuple[Any, str, Any]]
@@ -35,6 +39,8 @@ Replacements = list[tuple[Any, str, Any]]
 class Mutation:
     what: str
     replacements: Callable[[], Replacements]
+    scenario: Callable[[int], Scenario] = lambda seed: draw(seed, rows=100)
+    """Of a seed: one in which the bug can show."""
 
 
 @contextmanager
@@ -49,7 +55,7 @@ def killed_after(name: str, seeds_max: int, start: int = 0) -> tuple[int, str] |
     """How many seeds it takes until a run fails under the mutation, and how; None if `seeds_max` all pass."""
     with applied(name):
         for index in range(seeds_max):
-            scenario = replace(draw(start + index, rows=100), steps_max=60_000)
+            scenario = replace(MUTATIONS[name].scenario(start + index), steps_max=60_000)
             failures = run(scenario).failures
             if failures:
                 return index + 1, failures[0]
@@ -189,13 +195,14 @@ def _partition_ends_before_final_checkpoint() -> Replacements:
 
 
 def _leak_credit() -> Replacements:
-    def done(self: Any) -> None:
-        taken, self._taken = self._taken, 0
-        self._quota.give(taken - 1 if taken > 1 else taken)
-        self._held -= taken
-        self._top_up()
+    original = RemoteChannel.freed
 
-    return [(RemoteChannel, "done", done)]
+    def freed(self: Any, buffers: int) -> None:
+        original(self, buffers)
+        if buffers > 1:
+            self._quota.take(1)
+
+    return [(RemoteChannel, "freed", freed)]
 
 
 def _grant_nothing_back() -> Replacements:
@@ -310,8 +317,91 @@ def _finish_without_end_of_data() -> Replacements:
     return [(Subpartition, "add", add)]
 
 
+def _skip_outputs() -> Replacements:
+    """What a barrier overtakes in the producer's queues is not stored."""
+    original = Subpartition.overtake
+
+    def overtake(self: Any, barrier: Any) -> list[Any]:
+        let_go(original(self, barrier))
+        return []
+
+    return [(Subpartition, "overtake", overtake)]
+
+
+def _forget_the_rest() -> Replacements:
+    """The part of a batch that has not been worked on yet is not stored."""
+    original = TaskCheckpoints._capture
+
+    def capture(self: Any, *arguments: Any) -> None:
+        with patch.object(self, "_rest", lambda: None):
+            original(self, *arguments)
+
+    return [(TaskCheckpoints, "_capture", capture)]
+
+
+def _remaining_from_the_start() -> Replacements:
+    """A checkpoint during recovery stores again what has been consumed."""
+    original = GateRecovery.remaining
+
+    def remaining(self: Any) -> Any:
+        return tuple(msgspec.structs.replace(state, skip=0) for state in original(self))
+
+    return [(GateRecovery, "remaining", remaining)]
+
+
+def _remaining_behind_the_queue() -> Replacements:
+    """A checkpoint during recovery forgets what has been read and not consumed."""
+    original = GateRecovery.remaining
+
+    def remaining(self: Any) -> Any:
+        with patch.object(self, "_queue", ()):
+            return original(self)
+
+    return [(GateRecovery, "remaining", remaining)]
+
+
+def _capture_nothing_more() -> Replacements:
+    """What arrives before a barrier, once the snapshot is taken, is not stored."""
+    original = ElementQueue.capture
+
+    def capture(self: Any, checkpoint_id: int) -> list[Any]:
+        return list(original(self, checkpoint_id))
+
+    return [(ElementQueue, "capture", capture)]
+
+
+def _unfiltered_channels() -> Replacements:
+    return [(recovery, "rows_of", lambda batch, *_: batch)]
+
+
+def _checkpoint_amid_drain() -> Replacements:
+    """A checkpoint while some sources have drained, and others not yet."""
+    original = machine.Coordinator._trigger_when_due
+
+    def trigger_when_due(self: Any) -> None:
+        with patch.object(type(self.requests), "draining", False):
+            original(self)
+
+    return [(machine.Coordinator, "_trigger_when_due", trigger_when_due)]
+
+
+def _zombie_goes_on() -> Replacements:
+    return [(machine.Coordinator, "_look_at_the_epochs", _nothing)]
+
+
 def _nothing(*_: Any) -> None:
     return None
+
+
+def _backpressured(seed: int) -> Scenario:
+    """Slow functions and sinks, barriers that overtake, restores at another parallelism."""
+    topology = ("keyed", "pipeline", "keyed_broadcast", "keyed")[seed % 4]
+    drawn = draw(seed, topology=topology, parallelism=3, rescale_to=2, rows=100)
+    return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+
+
+def _in_flight(what: str, replacements: Callable[[], Replacements]) -> Mutation:
+    return Mutation(what, replacements, _backpressured)
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -341,5 +431,28 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
     "pending_splits_late": Mutation("pending splits are those at completion", _pending_splits_late),
     "no_fence": Mutation("a stale coordinator is not fenced", _no_fence),
+    "skip_outputs": Mutation("2: output data is not in an unaligned snapshot", _skip_outputs),
+    "forget_the_rest": Mutation("27: the unprocessed slice of a batch is not stored", _forget_the_rest),
+    "remaining_from_the_start": Mutation("recovered data is stored again from its start", _remaining_from_the_start),
+    "remaining_behind_the_queue": Mutation(
+        "12: recovered data is stored from where it has been read to", _remaining_behind_the_queue
+    ),
+    "capture_nothing_more": Mutation("what arrives before a late barrier is not stored", _capture_nothing_more),
+    "unfiltered_channels": Mutation("5: recovered data is not filtered by key group", _unfiltered_channels),
+    "checkpoint_amid_drain": Mutation("a checkpoint while only some sources have drained", _checkpoint_amid_drain),
+    "zombie_goes_on": Mutation("a stale coordinator without files restarts for ever", _zombie_goes_on),
     "end_overtakes": Mutation("the end of data overtakes rows", _finish_without_end_of_data),
+    "forget_rest": _in_flight("27: the rest of a sliced batch is not captured", in_flight.forget_rest),
+    "forget_partly_sent": _in_flight("1: a batch that is partly sent is not captured", in_flight.forget_partly_sent),
+    "forget_arrivals": _in_flight("what arrives before its barrier is not captured", in_flight.forget_arrivals),
+    "forget_output": _in_flight("2: queued output is not captured", in_flight.forget_output),
+    "no_filter": _in_flight("5: rows in flight are not filtered by key group", in_flight.no_filter),
+    "forget_recovered": _in_flight(
+        "a checkpoint during recovery forgets what is not consumed", in_flight.forget_recovered
+    ),
+    "recovered_counts_as_output": _in_flight(
+        "3: recovered rows are put behind those that came later", in_flight.recovered_counts_as_output
+    ),
+    "ignore_skip": _in_flight("6: what was consumed before a checkpoint is recovered again", in_flight.ignore_skip),
+    "live_before_recovered": _in_flight("8: live data is read before recovered data", in_flight.live_before_recovered),
 }

@@ -271,6 +271,8 @@ class Oracle:
                 continue
             found[part.sink].update(row for row, _, _ in part.rows)
         for uid, ids in expected.items():
+            if dict.__eq__(ids, found[uid]):  # Counter's own goes through them one by one
+                continue
             lost, doubled = ids - found[uid], found[uid] - ids
             self.lost += lost.total()
             self.doubled += doubled.total()

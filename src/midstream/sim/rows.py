@@ -68,6 +68,8 @@ class Outside:
         """How many of the next reads of blocking sources fail."""
         self.open_failures = 0
         """How many of the next operators that are opened fail."""
+        self.row_us = 0
+        """How long user functions take for a row: what is slow is worked in slices."""
 
     def check_poison(self, ids: Sequence[int]) -> None:
         for row in ids:
@@ -75,6 +77,10 @@ class Outside:
             if left:
                 self.poison[row] = left - 1
                 raise UserError(f"{SIM} row {row} is poisonous")
+
+    def work(self, rows: int) -> None:
+        """A user's function is at it for `rows` rows."""
+        self.world.now_us += rows * self.row_us
 
     def check_open(self) -> None:
         if self.open_failures:
@@ -236,6 +242,7 @@ class Pass(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         ids = batch.column("id").to_numpy()
+        self._outside.work(batch.num_rows)
         if self._outside.poison:
             self._outside.check_poison(ids.tolist())
         if self._side is None:
@@ -296,6 +303,7 @@ class Count(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         ids = batch.column("id").to_pylist()
+        self._outside.work(batch.num_rows)
         if self._outside.poison:
             self._outside.check_poison(ids)
         if port == self._broadcast_port:

@@ -74,6 +74,7 @@ class Run:
         self.outcome = Outcome(scenario)
         self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
         self.outside = Outside(self.world)
+        self.outside.row_us = scenario.row_us
         self.disk = Disk(self.world)
         self.disk.on_write = self._on_write
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)

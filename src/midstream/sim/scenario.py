@@ -88,6 +88,8 @@ class Scenario:
     faults: tuple[Fault, ...]
     aligned_timeout_s: float | None = None
     has_checkpoints: bool = True
+    row_us: int = 0
+    """How long user functions take for a row."""
     steps_max: int = 400_000
 
 
@@ -159,6 +161,7 @@ def draw(
         ),
         faults=drawn,
         aligned_timeout_s=aligned_timeout_s,
+        row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
     )
 

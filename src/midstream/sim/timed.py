@@ -109,6 +109,7 @@ class Delay(KeyedProcessFunction):
         self._outside = outside
 
     def process(self, row: Row, ctx: ProcessContext) -> None:
+        self._outside.work(1)
         self._outside.check_poison([row["id"]])
         at = row["ts"] + _DELAY
         self.waiting[at] = [*self.waiting.get(at, []), row]
@@ -119,6 +120,7 @@ class Delay(KeyedProcessFunction):
             ctx.timers.delete_event_time(other)
 
     def on_timer(self, time: datetime, ctx: ProcessContext) -> Iterator[Row]:
+        self._outside.work(1)
         if time not in self.waiting:
             self._outside.world.bug(f"a timer of key {ctx.key} fires at {time}, where nothing waits")
             return

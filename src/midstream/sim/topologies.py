@@ -262,7 +262,7 @@ def expectation(
                 if not on_the_way <= came:
                     overdrawn.append(f"input {port} of {node.chain[0]}{index}")
                 by_port[port] = came - on_the_way
-        stream = by_port[0] + by_port[1]
+        stream = by_port[0] + by_port[1] if by_port[1] else by_port[0]
         side: Counter[int] = Counter()
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)

@@ -29,7 +29,7 @@ from midstream.connectors.formats import explained
 from midstream.connectors.parquet import open_parquet
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, StorageError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema
 from midstream.spark.session import is_local_master
 
@@ -114,7 +114,7 @@ class DataFrameSource(Source):
         return Discovery(tuple(splits), b"all", exhausted=True)
 
     def open_split(self, split: Split) -> SplitReader:
-        staged = msgspec.msgpack.decode(split.payload, type=StagedSplit)
+        staged = decoded(split.payload, StagedSplit, _WHERE)
         filesystem, _ = resolve(staged.directory, None, _WHERE)
         check_unchanged(filesystem, staged.part)
         return open_row_groups(filesystem, staged.part, self.schema, split.offset)

@@ -28,7 +28,7 @@ from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.seams import Storage
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema, batches_of, make_data_source, struct_of
 
 _FIRST: Final = b"all"
@@ -85,7 +85,7 @@ class _DataSourceSource(Source):
         raise NotImplementedError
 
     def open_split(self, split: Split) -> SplitReader:
-        part = msgspec.msgpack.decode(split.payload, type=PartitionSplit)
+        part = decoded(split.payload, PartitionSplit, self._where)
         rows = self._partition_reader().read(cloudpickle.loads(part.partition))
         if not hasattr(rows, "__iter__"):
             raise JobError(f"{self._where}: read() gave {type(rows).__name__}; it must give an iterator")
@@ -177,7 +177,7 @@ class DataSourceStreamSource(_DataSourceSource):
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
         if self._planner is not None and position is not None and unfinished is not None:
-            self._planner.settle(msgspec.msgpack.decode(position, type=StreamPosition), unfinished)
+            self._planner.settle(decoded(position, StreamPosition, self._where), unfinished)
 
     def close(self) -> None:
         planner, self._planner = self._planner, None
@@ -200,7 +200,7 @@ class _Planner:
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         self._plans, self._folder = context.storage, f"plans/{context.uid}"
         if position is not None:
-            before = msgspec.msgpack.decode(position, type=StreamPosition)
+            before = decoded(position, StreamPosition, self._where)
         else:
             if self._first is None:
                 self._first = StreamPosition(secrets.token_hex(8), 0, self._json(self.reader.initialOffset()))
@@ -258,7 +258,7 @@ class _Planner:
         """Commit up to the first range that is not read to its end; drop the plans that no restore will ask for."""
         ranges, end = position.ranges, position.end
         for split in unfinished:
-            part = msgspec.msgpack.decode(split.payload, type=PartitionSplit)
+            part = decoded(split.payload, PartitionSplit, self._where)
             if part.range < ranges:
                 ranges, end = part.range, part.start
         if ranges > self._committed_ranges:

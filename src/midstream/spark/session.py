@@ -139,8 +139,8 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java on the PATH"
-        raise ClusterError(f"Spark needs Java {JAVA_MIN} or later, and there is {where}; {_INSTALL_JAVA}")
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        raise ClusterError(f"Spark needs Java {JAVA_MIN} or later, and {where}; {_INSTALL_JAVA}")
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

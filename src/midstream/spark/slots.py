@@ -165,7 +165,7 @@ def explain(error: BaseException) -> str:
         return first_line(error)
     reason = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", said[-1])
     if reason.startswith("ModuleNotFoundError"):
-        reason += f"; the executors' Python needs the packages of {sys.executable} (see spark.pyspark.python)"
+        reason += f"; the executors' Python needs the packages of {sys.executable}: set PYSPARK_PYTHON before the session is made"
     return reason
 
 

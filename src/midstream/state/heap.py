@@ -26,7 +26,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 class KeyForm:
     """How keys look: one value for one key column, else a tuple, in the types of `fields`. No fields: not keyed."""
 
-    def __init__(self, fields: Sequence[pa.Field], max_parallelism: int) -> None:
+    def __init__(self, fields: Sequence[pa.Field], max_parallelism: int, where: str = "") -> None:
+        self._where = f"{where}: " if where else ""
         self._fields = tuple(fields)
         self._max_parallelism = max_parallelism
 
@@ -54,7 +55,10 @@ class KeyForm:
             self._fields[0].type if len(names) == 1 else pa.struct([pa.field(f.name, f.type) for f in self._fields])
         )
         if column.type != expected:
-            raise StorageError(f"the keys in the checkpoint are {column.type}, the stream's are {expected}")
+            raise StorageError(
+                f"{self._where}the keys in the checkpoint are {column.type}, the stream's are {expected}; "
+                "key by the same types, or give the operator a new uid to start without state"
+            )
         if len(names) == 1:
             values: list[Any] = column.to_pylist()
             return values

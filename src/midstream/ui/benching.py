@@ -12,7 +12,7 @@ from midstream.core.errors import ConfigError
 from midstream.ui import text
 from midstream.ui.answer import Answer, busy_with
 
-NAMES = ("window", "exchange", "latency", "simulate")
+NAMES = ("window", "exchange", "latency", "checkpoint", "simulate")
 SLOTS = ("spark", "process")
 
 
@@ -24,18 +24,20 @@ def run_bench(name: str, events: int | None, slots: str, silent: bool) -> Answer
         raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
     if events is not None and (events < 1000 or events % 2):
         raise ConfigError(f"--events: {events} is not an even number of at least 1000")
-    if events is not None and name == "simulate":
-        raise ConfigError("--events: the benchmark simulate has a fixed number of runs")
+    if events is not None and name in ("simulate", "checkpoint"):
+        raise ConfigError(f"--events: the benchmark {name} has a fixed number of runs")
     with busy_with(f"benchmark {name}: warming up, then measuring", silent):
         result = _benchmark(name)(events, slots)
     return Answer(result, figures_table(msgspec.to_builtins(result)))
 
 
 def _benchmark(name: str) -> Callable[[int | None, Any], msgspec.Struct]:
-    from midstream.bench import exchange, latency, simulate, window
+    from midstream.bench import checkpoint, exchange, latency, simulate, window
 
     if name == "simulate":
         return lambda events, slots: simulate.run()
+    if name == "checkpoint":
+        return lambda events, slots: checkpoint.run(None, slots)
     return {"window": window.run, "exchange": exchange.run, "latency": latency.run}[name]
 
 

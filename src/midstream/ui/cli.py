@@ -61,6 +61,7 @@ def run(
     parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
+    allow_dropped_state: bool = False,
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
     json: Json = False,
@@ -78,7 +79,9 @@ def run(
     master
         Spark master URL, such as local[4] or spark://host:7077. Default: local[*].
     from_
-        Go on from a checkpoint: its path, or "latest" of the checkpoint directory.
+        Go on from a checkpoint: its number or path, or "latest" of the checkpoint directory.
+    allow_dropped_state
+        Go on even if the checkpoint has state of operators that the job no longer has.
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
     aligned_timeout
@@ -87,7 +90,8 @@ def run(
     """
     from midstream.ui.running import Overrides, run_job
 
-    return run_job(job, Overrides(parallelism, master, from_, checkpoint_dir, aligned_timeout), json)
+    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout)
+    return run_job(job, overrides, json)
 
 
 @app.command(name="list")

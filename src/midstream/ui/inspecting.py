@@ -11,12 +11,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
+from midstream.checkpoint.channel_state import segment_bytes, where
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.checkpoint.state_files import read_parts, verify_chunks
 from midstream.checkpoint.store import checkpoint_path, load
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
-from midstream.protocol.messages import PartHandle
+from midstream.protocol.messages import ChannelState, PartHandle
 from midstream.runtime.storage import FileStorage
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
@@ -24,6 +25,7 @@ from midstream.worker.source import SPLITS, splits_of
 
 _CHECKPOINT = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")
 SPLITS_SHOWN_MAX = 20
+CHANNELS_SHOWN_MAX = 40
 
 
 class PartReport(msgspec.Struct, frozen=True):
@@ -67,6 +69,30 @@ class CommittablesReport(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class ChannelReport(msgspec.Struct, frozen=True):
+    """What was in flight from one subtask to another."""
+
+    producer: int
+    consumer: int
+    stored_by: str
+    """consumer: it had arrived; producer: it had not."""
+    rows: int
+    batches: int
+    bytes: int
+    partial: bool
+    """Some of that is not part of it any more (consumed since, or of other key groups)."""
+
+
+class EdgeReport(msgspec.Struct, frozen=True):
+    source: str
+    """uid of the last operator before the edge."""
+    target: str
+    partitioning: str
+    rows: int
+    bytes: int
+    channels: tuple[ChannelReport, ...]
+
+
 class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     checkpoint_id: int
@@ -82,6 +108,10 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorReport, ...]
     sources: tuple[SourceReport, ...]
     committables: tuple[CommittablesReport, ...]
+    in_flight: tuple[EdgeReport, ...]
+    """Edges on which rows were in flight."""
+    in_flight_rows: int
+    in_flight_bytes: int
     verified_bytes: int
     problems: tuple[str, ...]
     """What does not verify: empty for a checkpoint that can be restored."""
@@ -124,6 +154,12 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings:
             verified += verify_chunks(storage, _handles(operator), f"{path}, operator {operator.name!r}")
         except StorageError as error:
             problems.append(str(error))
+    for state in metadata.channels:
+        try:
+            verified += sum(segment_bytes(storage, s, f"{path}, {where(state)}").nbytes for s in state.segments)
+        except StorageError as error:
+            problems.append(str(error))
+    in_flight = tuple(edge for layout in metadata.edges if (edge := _edge(metadata, layout)).channels)
     names = {operator.uid: operator for operator in metadata.operators}
     return CheckpointReport(
         path=f"{root.rstrip('/')}/{path}",
@@ -151,6 +187,9 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings:
             CommittablesReport(c.uid, c.name, c.checkpoint_id, len(c.items), sum(map(len, c.items)))
             for c in metadata.committables
         ),
+        in_flight=in_flight,
+        in_flight_rows=sum(edge.rows for edge in in_flight),
+        in_flight_bytes=sum(edge.bytes for edge in in_flight),
         verified_bytes=verified,
         problems=tuple(problems),
         warnings=warnings,
@@ -190,6 +229,30 @@ def _part(name: str, handles: list[PartHandle]) -> PartReport:
     )
 
 
+def _edge(metadata: CheckpointMetadata, edge: EdgeLayout) -> EdgeReport:
+    channels = tuple(_channel(state) for state in metadata.channels if state.edge == edge.id)
+    return EdgeReport(
+        source=metadata.vertices[edge.source].uids[-1],
+        target=metadata.vertices[edge.target].uids[0],
+        partitioning=edge.partitioning,
+        rows=sum(channel.rows for channel in channels),
+        bytes=sum(channel.bytes for channel in channels),
+        channels=channels,
+    )
+
+
+def _channel(state: ChannelState) -> ChannelReport:
+    return ChannelReport(
+        producer=state.producer,
+        consumer=state.consumer,
+        stored_by="producer" if state.is_output else "consumer",
+        rows=sum(segment.rows for segment in state.segments),
+        batches=sum(segment.batches for segment in state.segments),
+        bytes=sum(segment.length for segment in state.segments),
+        partial=state.skip > 0 or state.key_groups is not None,
+    )
+
+
 def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: int) -> Iterator[SplitReport]:
     """Where each reader was."""
     if operator is None:
@@ -212,6 +275,8 @@ def report_view(report: CheckpointReport) -> RenderableType:
     facts = Text(f"completed {text.moment(report.completed_ms * 1000)} UTC, took {took}", style="dim")
     facts.append(f"; epoch {report.epoch}, attempt {report.attempt}, max_parallelism {report.max_parallelism}")
     parts: list[RenderableType] = [Rule(headline, align="left", style="dim"), facts, _operators_table(report)]
+    if report.in_flight:
+        parts.append(_in_flight_table(report))
     parts += [_source_line(source) for source in report.sources]
     parts += [
         Text(f"sink {text.printable(c.name)}: {c.count} prepared in checkpoint {c.checkpoint_id}, {text.size(c.bytes)}")
@@ -257,6 +322,35 @@ def _operators_table(report: CheckpointReport) -> Table:
                 str(part.files),
             )
             head = ["", "", ""]
+    return table
+
+
+def _in_flight_table(report: CheckpointReport) -> Table:
+    """A row per edge, and below it one per channel."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("in flight", overflow="fold")
+    table.add_column("channel", no_wrap=True)
+    table.add_column("stored by", no_wrap=True)
+    for header in ("rows", "bytes", "batches"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for edge in report.in_flight:
+        name = Text(f"{text.printable(edge.source)} → {text.printable(edge.target)}", style="bold")
+        name.append(f"  {edge.partitioning}", style="not bold dim")
+        at_most = "≤ " if any(channel.partial for channel in edge.channels) else ""
+        batches = sum(channel.batches for channel in edge.channels)
+        table.add_row(name, "", "", f"{at_most}{text.rows(edge.rows)}", text.size(edge.bytes), str(batches))
+        for channel in edge.channels[:CHANNELS_SHOWN_MAX]:
+            table.add_row(
+                "",
+                f"{channel.producer} → {channel.consumer}",
+                channel.stored_by,
+                f"{'≤ ' if channel.partial else ''}{text.rows(channel.rows)}",
+                text.size(channel.bytes),
+                str(channel.batches),
+                style="dim",
+            )
+        if len(edge.channels) > CHANNELS_SHOWN_MAX:
+            table.add_row("", f"and {len(edge.channels) - CHANNELS_SHOWN_MAX} more", style="dim")
     return table
 
 

@@ -24,6 +24,7 @@ class Overrides:
     parallelism: int | None = None
     master: str | None = None
     restore: str | None = None
+    allow_dropped_state: bool = False
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
 
@@ -50,6 +51,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             parallelism=overrides.parallelism,
             master=overrides.master,
             restore_from=overrides.restore,
+            allow_dropped_state=overrides.allow_dropped_state,
             checkpoint_dir=overrides.checkpoint_dir,
             aligned_timeout=overrides.aligned_timeout,
         )

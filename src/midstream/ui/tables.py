@@ -171,7 +171,8 @@ def checkpoint_line(checkpoint: CheckpointStatus) -> str:
     """`3 (120 ms, 1.2 MiB)`, or why there is none."""
     if checkpoint.state == "completed":
         took = text.span(checkpoint.duration_ms / 1e3)
-        return f"{checkpoint.id} ({took}, {text.size(checkpoint.state_bytes)})"
+        in_flight = f", {text.size(checkpoint.in_flight_bytes)} in flight" if checkpoint.in_flight_bytes else ""
+        return f"{checkpoint.id} ({took}, {text.size(checkpoint.state_bytes)}{in_flight})"
     state = checkpoint.state.replace("_", " ")
     reason = f": {text.printable(checkpoint.reason)}" if checkpoint.reason else ""
     return f"{checkpoint.id} {state}{reason}"

@@ -430,12 +430,12 @@ class SlotMachine:
         for _ in range(STEPS_PER_MAIL):
             if not self._ready:
                 return
-            task = next((task for task in self._ready if task.has_mail), None)
+            task = next((task for task in self._ready if task.mails), None)
             if task is None:
                 if had_mail:
                     break  # a barrier must not wait in a socket for the slice of a slow function
                 task = self._ready[0]
-            had_mail = task.has_mail
+            had_mail = bool(task.mails)
             self._ready.remove(task)
             self._scheduled.discard(task)
             if task.step():

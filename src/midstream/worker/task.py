@@ -143,7 +143,7 @@ class Task:
         self._attempt = seams.attempt
         self._seams = seams
         self._restored_as_finished = restored_as_finished
-        self._mails: deque[Callable[[], None]] = deque()
+        self.mails: deque[Callable[[], None]] = deque()  # steps that come first and take next to no time
         self._due: deque[Callable[[], None]] = deque()
         """Operators' timers that have come due; they may emit, so they wait for the output."""
         self._timers: set[Timer] = set()
@@ -285,7 +285,7 @@ class Task:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self._mails.clear()
+        self.mails.clear()
         self._due.clear()
         self._snapshots.close()
         self._checkpoints.close()
@@ -319,14 +319,9 @@ class Task:
     def wake(self) -> None:
         self._seams.schedule(self)
 
-    @property
-    def has_mail(self) -> bool:
-        """Whether the next step is one of those that take next to no time: barriers and bookkeeping."""
-        return bool(self._mails)
-
     def mail(self, work: Callable[[], None]) -> None:
         """Run `work` between two steps, after the mails already there."""
-        self._mails.append(work)
+        self.mails.append(work)
         self.wake()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
@@ -379,7 +374,7 @@ class Task:
     def step(self) -> bool:
         """One slice of work. True: there is more to do now; False: `wake` will be called."""
         if not self.is_live:
-            self._mails.clear()
+            self.mails.clear()
             return False
         clock = self._seams.clock
         started_s = clock.monotonic_s()
@@ -397,8 +392,8 @@ class Task:
             self.busy_s += clock.monotonic_s() - started_s
 
     def _step(self, started_s: float) -> bool:
-        if self._mails:
-            self._mails.popleft()()  # needs no buffer: barriers and bookkeeping
+        if self.mails:
+            self.mails.popleft()()  # needs no buffer: barriers and bookkeeping
             return True
         if not self._output_available():
             self._backpressured_since = started_s
