@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from midstream.bench import checkpoint
 from midstream.bench.events import Events
 from midstream.bench.latency import BUCKETS, GROWTH, percentile_ms
 from midstream.bench.measuring import require
@@ -83,3 +84,16 @@ def test_percentiles_are_those_of_the_histogram():
 def test_a_wrong_result_is_an_error_and_not_a_figure():
     with pytest.raises(InvariantError, match="it must be 20"):
         require("the sum", 20, 19)
+
+
+def test_rows_of_the_checkpoint_benchmark_have_their_size():
+    batch = checkpoint.Rows()(np.arange(3))
+    assert batch.column("n").to_pylist() == [0, 1, 2]
+    assert batch.get_total_buffer_size() - 4 * 8 == 3 * checkpoint.ROW_BYTES
+
+
+def test_a_mode_of_the_checkpoint_benchmark_has_figures_and_rows_in_flight():
+    figures = checkpoint._measured("process", 0, 5, 5)
+    assert (figures.checkpoints, figures.failed) == (5, 0)
+    assert 0 < figures.p50_ms <= figures.p99_ms <= figures.max_ms
+    assert figures.in_flight_mib > 0

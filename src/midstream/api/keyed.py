@@ -163,6 +163,7 @@ def require_function(function: object, kind: type, method: str) -> None:
         raise JobError(f"{method}: {function.__name__} is a class; give an instance: {function.__name__}(…)")
     if not isinstance(function, kind):
         raise JobError(f"{method}: {function!r} is not a {kind.__name__}; subclass it and give an instance")
+    check_shippable(function, f"{method}: {type(function).__name__}")
     for handler in vars(kind):
         if handler.startswith("process") and getattr(type(function), handler) is getattr(kind, handler):
             raise JobError(
@@ -174,7 +175,6 @@ def require_function(function: object, kind: type, method: str) -> None:
                 f"{method}: state {name!r} of {type(function).__name__} is set on the object, where checkpoints do not see it; "
                 f"declare it in the class: {name} = {type(value).__name__}(…)"
             )
-    check_shippable(function, f"{method}: {type(function).__name__}")
 
 
 def side_schemas(side_outputs: Mapping[str, SchemaLike] | None, method: str) -> dict[str, pa.Schema]:

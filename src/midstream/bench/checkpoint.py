@@ -32,9 +32,9 @@ POOL_BYTES: Final = 2**20
 WARM_UP: Final = 100
 CHECKPOINTS: Final = 300
 BACKLOG_CHECKPOINTS: Final = 30
-MODE_S_MAX: Final = 60.0
+MODE_S_MAX: Final = 45.0
 """How long a mode may take; aligned checkpoints wait for the sink, so there are fewer of them then."""
-FILLED: Final = 0.8
+FILLED: Final = 0.7
 """Share of the backlog asked for that must be in flight before it is measured."""
 FILL_S_MAX: Final = 30.0
 POLL_S: Final = 0.05
@@ -71,7 +71,7 @@ class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
     backlog_1_mib: ModeFigures
     backlog_10_mib: ModeFigures
     backlog_100_mib: ModeFigures
-    """Unaligned, with that much in flight; buffers of 32 KiB in the last."""
+    """Unaligned, with about that much in flight, in buffers of 4, 16 and 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,14 @@ def run(checkpoints: int | None, slots: Slots) -> CheckpointResult:
         aligned=_measured(slots, None, count, warm_up),
         unaligned=_measured(slots, 0, count, warm_up),
         unaligned_1=_measured(slots, 0.001, count, warm_up),
-        backlog_1_mib=_with_backlog(slots, 1, few),
-        backlog_10_mib=_with_backlog(slots, 10, few),
-        backlog_100_mib=_with_backlog(slots, 100, few, buffer_bytes=32 * 1024, batch_rows=128),
+        backlog_1_mib=_with_backlog(slots, 1, few, buffer_bytes=4 * 1024, pool_bytes=2**20),
+        backlog_10_mib=_with_backlog(slots, 10, few, buffer_bytes=16 * 1024, pool_bytes=128 * 2**20),
+        backlog_100_mib=_with_backlog(slots, 100, few, buffer_bytes=128 * 1024, pool_bytes=256 * 2**20),
     )
 
 
-def _with_backlog(
-    slots: Slots, mib: int, count: int, buffer_bytes: int = BUFFER_BYTES, batch_rows: int = BATCH_ROWS
-) -> ModeFigures:
+def _with_backlog(slots: Slots, mib: int, count: int, *, buffer_bytes: int, pool_bytes: int) -> ModeFigures:
+    """The credit windows of all channels, counted in buffers, decide how much can be in flight."""
     return _measured(
         slots,
         0,
@@ -125,9 +124,8 @@ def _with_backlog(
         count // 3,
         backlog_bytes=mib * 2**20,
         buffer_bytes=buffer_bytes,
-        batch_rows=batch_rows,
-        # what is in flight is all that a slot's pool holds
-        pool_bytes=mib * 2**20 // PARALLELISM,
+        batch_rows=buffer_bytes // ROW_BYTES,
+        pool_bytes=pool_bytes,
     )
 
 

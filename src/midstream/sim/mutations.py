@@ -23,12 +23,10 @@ from midstream.core.elements import EndOfPartition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
-from midstream.exchange.queue import ElementQueue, let_go
 from midstream.sim import in_flight_mutations as in_flight
 from midstream.sim.run import run
-from midstream.sim.scenario import Scenario, draw
-from midstream.worker import recovery, snapshots, task
-from midstream.worker.checkpoints import TaskCheckpoints
+from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.worker import snapshots, task
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.source import SourceDriver
 
@@ -317,38 +315,6 @@ def _finish_without_end_of_data() -> Replacements:
     return [(Subpartition, "add", add)]
 
 
-def _skip_outputs() -> Replacements:
-    """What a barrier overtakes in the producer's queues is not stored."""
-    original = Subpartition.overtake
-
-    def overtake(self: Any, barrier: Any) -> list[Any]:
-        let_go(original(self, barrier))
-        return []
-
-    return [(Subpartition, "overtake", overtake)]
-
-
-def _forget_the_rest() -> Replacements:
-    """The part of a batch that has not been worked on yet is not stored."""
-    original = TaskCheckpoints._capture
-
-    def capture(self: Any, *arguments: Any) -> None:
-        with patch.object(self, "_rest", lambda: None):
-            original(self, *arguments)
-
-    return [(TaskCheckpoints, "_capture", capture)]
-
-
-def _remaining_from_the_start() -> Replacements:
-    """A checkpoint during recovery stores again what has been consumed."""
-    original = GateRecovery.remaining
-
-    def remaining(self: Any) -> Any:
-        return tuple(msgspec.structs.replace(state, skip=0) for state in original(self))
-
-    return [(GateRecovery, "remaining", remaining)]
-
-
 def _remaining_behind_the_queue() -> Replacements:
     """A checkpoint during recovery forgets what has been read and not consumed."""
     original = GateRecovery.remaining
@@ -358,20 +324,6 @@ def _remaining_behind_the_queue() -> Replacements:
             return original(self)
 
     return [(GateRecovery, "remaining", remaining)]
-
-
-def _capture_nothing_more() -> Replacements:
-    """What arrives before a barrier, once the snapshot is taken, is not stored."""
-    original = ElementQueue.capture
-
-    def capture(self: Any, checkpoint_id: int) -> list[Any]:
-        return list(original(self, checkpoint_id))
-
-    return [(ElementQueue, "capture", capture)]
-
-
-def _unfiltered_channels() -> Replacements:
-    return [(recovery, "rows_of", lambda batch, *_: batch)]
 
 
 def _checkpoint_amid_drain() -> Replacements:
@@ -398,6 +350,26 @@ def _backpressured(seed: int) -> Scenario:
     topology = ("keyed", "pipeline", "keyed_broadcast", "keyed")[seed % 4]
     drawn = draw(seed, topology=topology, parallelism=3, rescale_to=2, rows=100)
     return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+
+
+def _drained(seed: int) -> Scenario:
+    """The driver dies while sources of different pace are being drained."""
+    drawn = draw(seed, topology="union", parallelism=2, rows=100, faults=())
+    step = 60 + seed % 200
+    faults = (Fault(step, "drain", 0), Fault(step + 20 + seed % 31, "kill_driver", 0))
+    return replace(drawn, interval_s=0.0005, aligned_timeout_s=None, blocking=True, faults=faults)
+
+
+def _superseded(seed: int) -> Scenario:
+    """A driver is stopped, wakes up late, and then a slot of its own dies."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    step = 100 + seed % 200
+    faults = (
+        Fault(step, "stop_driver", seed * 7919),
+        Fault(step + 10, "kill_slot", seed),
+        Fault(step + 200, "kill_slot", 0),
+    )
+    return replace(drawn, interval_s=0.0005, retained=1, faults=faults)
 
 
 def _in_flight(what: str, replacements: Callable[[], Replacements]) -> Mutation:
@@ -431,16 +403,13 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
     "pending_splits_late": Mutation("pending splits are those at completion", _pending_splits_late),
     "no_fence": Mutation("a stale coordinator is not fenced", _no_fence),
-    "skip_outputs": Mutation("2: output data is not in an unaligned snapshot", _skip_outputs),
-    "forget_the_rest": Mutation("27: the unprocessed slice of a batch is not stored", _forget_the_rest),
-    "remaining_from_the_start": Mutation("recovered data is stored again from its start", _remaining_from_the_start),
     "remaining_behind_the_queue": Mutation(
         "12: recovered data is stored from where it has been read to", _remaining_behind_the_queue
     ),
-    "capture_nothing_more": Mutation("what arrives before a late barrier is not stored", _capture_nothing_more),
-    "unfiltered_channels": Mutation("5: recovered data is not filtered by key group", _unfiltered_channels),
-    "checkpoint_amid_drain": Mutation("a checkpoint while only some sources have drained", _checkpoint_amid_drain),
-    "zombie_goes_on": Mutation("a stale coordinator without files restarts for ever", _zombie_goes_on),
+    "checkpoint_amid_drain": Mutation(
+        "a checkpoint while only some sources have drained", _checkpoint_amid_drain, _drained
+    ),
+    "zombie_goes_on": Mutation("a stale coordinator without files restarts for ever", _zombie_goes_on, _superseded),
     "end_overtakes": Mutation("the end of data overtakes rows", _finish_without_end_of_data),
     "forget_rest": _in_flight("27: the rest of a sliced batch is not captured", in_flight.forget_rest),
     "forget_partly_sent": _in_flight("1: a batch that is partly sent is not captured", in_flight.forget_partly_sent),

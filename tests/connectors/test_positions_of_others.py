@@ -1,0 +1,45 @@
+"""What a checkpoint holds of a source whose uid another kind of source has now: refused, for trying again cannot help."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from midstream.connectors.collection import from_rows
+from midstream.connectors.files import FileSource
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.errors import ConfigError
+from midstream.operators.source import DiscoveryContext, Source, Split
+
+CONTEXT = DiscoveryContext("in", 1, None)
+WRITTEN_BY_ANOTHER = "was written by another kind of source .*give this one a new uid"
+
+
+def generator() -> Source:
+    return GeneratorSource(lambda i: {"n": np.asarray(i)}, count=10)
+
+
+def files(directory, watch: bool = False) -> Source:
+    pl.DataFrame({"n": [1]}).write_parquet(directory / "a.parquet")
+    return FileSource(str(directory), watch=watch)
+
+
+def first_split(source: Source) -> Split:
+    return source.discover(None, CONTEXT).splits[0]
+
+
+def test_splits_of_another_source_are_refused(tmp_path):
+    of_generator, of_files = first_split(generator()), first_split(files(tmp_path))
+    with pytest.raises(ConfigError, match=f"FileSource: .*{WRITTEN_BY_ANOTHER}"):
+        files(tmp_path).open_split(of_generator)
+    with pytest.raises(ConfigError, match=f"GeneratorSource: .*{WRITTEN_BY_ANOTHER}"):
+        generator().open_split(of_files)
+    with pytest.raises(ConfigError, match=f"CollectionSource: .*{WRITTEN_BY_ANOTHER}"):
+        from_rows([{"n": 1}]).open_split(of_files)
+
+
+def test_a_position_of_another_source_is_refused(tmp_path):
+    after = generator().discover(None, CONTEXT).position
+    with pytest.raises(ConfigError, match=f"FileSource: .*{WRITTEN_BY_ANOTHER}"):
+        files(tmp_path, watch=True).discover(after, CONTEXT)
