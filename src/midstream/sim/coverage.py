@@ -320,6 +320,7 @@ def _watch_channels() -> Sequence[Watched]:
 
 _FROM_TASKS: Final = "|".join(name for name in _classes(m.FromSlot) if name not in ("Register", "SlotStatus"))
 _AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit"
+_REQUESTS: Final = (*_classes(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in _COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
 _IO_LATER: Final = "|".join(
     name for name in _COORDINATOR_EVENTS if name.endswith((" done", " failed")) and not name.startswith("open")
@@ -379,7 +380,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         _watch_coordinator,
         (
             ("OPENING|GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING|ENDING|ENDED", "Started", "it comes first"),
-            ("CREATED", "|".join(_COORDINATOR_EVENTS[1:]), "Started comes first"),
+            ("CREATED", "|".join(e for e in _COORDINATOR_EVENTS[1:] if e not in _REQUESTS), "Started comes first"),
             (
                 "OPENING",
                 f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|{_FROM_TASKS}",

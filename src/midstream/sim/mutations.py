@@ -326,17 +326,6 @@ def _remaining_behind_the_queue() -> Replacements:
     return [(GateRecovery, "remaining", remaining)]
 
 
-def _checkpoint_amid_drain() -> Replacements:
-    """A checkpoint while some sources have drained, and others not yet."""
-    original = machine.Coordinator._trigger_when_due
-
-    def trigger_when_due(self: Any) -> None:
-        with patch.object(type(self.requests), "draining", False):
-            original(self)
-
-    return [(machine.Coordinator, "_trigger_when_due", trigger_when_due)]
-
-
 def _zombie_goes_on() -> Replacements:
     return [(machine.Coordinator, "_look_at_the_epochs", _nothing)]
 
@@ -350,11 +339,6 @@ def _backpressured(seed: int) -> Scenario:
     topology = ("keyed", "pipeline", "keyed_broadcast", "keyed")[seed % 4]
     drawn = draw(seed, topology=topology, parallelism=3, rescale_to=2, rows=100)
     return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
-
-
-def _drained(seed: int) -> Scenario:
-    """The driver dies while sources of different pace are being drained."""
-    return draw(seed, rows=100, faults=("drain", "kill_driver", "stop_driver"))
 
 
 def _superseded(seed: int) -> Scenario:
@@ -402,9 +386,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "no_fence": Mutation("a stale coordinator is not fenced", _no_fence),
     "remaining_behind_the_queue": Mutation(
         "12: recovered data is stored from where it has been read to", _remaining_behind_the_queue
-    ),
-    "checkpoint_amid_drain": Mutation(
-        "a checkpoint while only some sources have drained", _checkpoint_amid_drain, _drained
     ),
     "zombie_goes_on": Mutation("a stale coordinator without files restarts for ever", _zombie_goes_on, _superseded),
     "end_overtakes": Mutation("the end of data overtakes rows", _finish_without_end_of_data),

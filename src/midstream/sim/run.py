@@ -202,7 +202,7 @@ class Run:
             world.bug(f"the job failed: {ended.error}")
             return
         if ended is not None and ended.state in ("finished", "stopped"):
-            if ended.state == "finished" or self.drained:
+            if ended.state == "finished" or (self.drained and not self.driver.is_cancelled):
                 self._is_over = True
                 return
             if not self.driver.is_cancelled:

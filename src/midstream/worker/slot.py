@@ -37,7 +37,7 @@ from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.failures import deploy_failed
 from midstream.worker.recovery import GateRecovery
-from midstream.worker.task import Task, TaskSeams
+from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 
 WINDOW_BUFFERS_MAX = 64
 """Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
@@ -106,6 +106,8 @@ class SlotMachine:
         self._scheduled: set[Task] = set()
         self._ready: deque[Task] = deque()
         self._run_posted = False
+        self._favoured = 0
+        """How often in a row a task went first because it had mail."""
 
     # ---- messages --------------------------------------------------------------
 
@@ -430,11 +432,15 @@ class SlotMachine:
         for _ in range(STEPS_PER_MAIL):
             if not self._ready:
                 return
-            task = next((task for task in self._ready if task.mails), None)
-            if task is None:
-                if had_mail:
-                    break  # a barrier must not wait in a socket for the slice of a slow function
+            favoured = self._favoured < MAILS_IN_A_ROW_MAX
+            task = next((task for task in self._ready if task.mails), None) if favoured else None
+            if task is not None:
+                self._favoured += 1
+            elif had_mail and favoured:
+                break  # a barrier must not wait in a socket for the slice of a slow function
+            else:
                 task = self._ready[0]
+                self._favoured = 0
             had_mail = bool(task.mails)
             self._ready.remove(task)
             self._scheduled.discard(task)

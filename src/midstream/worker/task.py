@@ -58,6 +58,8 @@ from midstream.worker.valve import WatermarkValve
 
 _log = logging.getLogger(__name__)
 
+MAILS_IN_A_ROW_MAX = 32
+"""Mails go before rows, but checkpoints without a pause must not keep the rows from getting on."""
 SLICE_S = 0.01
 """How long a step may keep the loop, as far as that can be foreseen."""
 
@@ -144,6 +146,7 @@ class Task:
         self._seams = seams
         self._restored_as_finished = restored_as_finished
         self.mails: deque[Callable[[], None]] = deque()  # steps that come first and take next to no time
+        self._mails_in_a_row = 0
         self._due: deque[Callable[[], None]] = deque()
         """Operators' timers that have come due; they may emit, so they wait for the output."""
         self._timers: set[Timer] = set()
@@ -270,8 +273,8 @@ class Task:
     def fail(self, error: BaseException, *, symptom: bool = False) -> None:
         """The task cannot go on. Says so once, with the cause; `symptom`: it is hardly the root of it.
 
-        Its channels stay as they are until the attempt is cancelled: peers that know nothing of it
-        yet still send with the credit they have, and work on what they have taken by reference.
+        Its channels stay until the attempt is cancelled: peers that do not know yet still send with the
+        credit they have, and work on what they have taken by reference.
         """
         if self.state is TaskState.FINISHED:
             _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
@@ -325,8 +328,7 @@ class Task:
         self.wake()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
-        if self.state is TaskState.FINISHED:
-            # It finished while the trigger was on its way.
+        if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
             self._snapshots.decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
         else:
             self.mail(lambda: self._checkpoints.handle(TriggerReceived(barrier)))
@@ -392,9 +394,11 @@ class Task:
             self.busy_s += clock.monotonic_s() - started_s
 
     def _step(self, started_s: float) -> bool:
-        if self.mails:
+        if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
+            self._mails_in_a_row += 1
             self.mails.popleft()()  # needs no buffer: barriers and bookkeeping
             return True
+        self._mails_in_a_row = 0
         if not self._output_available():
             self._backpressured_since = started_s
             return False
@@ -553,8 +557,8 @@ class Task:
         current = self._current
         if current is None:
             return None
-        taken = self.gates[current.gate].taken(current.channel)
-        return Rest(current.gate, current.batch.slice(current.next_row), taken)
+        gate = self.gates[current.gate]
+        return Rest(current.gate, current.batch.slice(current.next_row), gate.taken(current.channel))
 
     def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Every operator's state and event time, as of this point between two slices."""
@@ -563,8 +567,7 @@ class Task:
         if finished and self._final_checkpoint is None:
             self._final_checkpoint = checkpoint_id
         storage = self._seams.storage
-        if storage is None:
-            raise InvariantError(f"task {self.ref}: checkpoint {checkpoint_id} of a job without checkpoint storage")
+        assert storage is not None, f"task {self.ref}: checkpoint {checkpoint_id} of a job without checkpoint storage"
         offered_us = self._chain.offered_us
         snapshots: list[tuple[m.OperatorSnapshot, Snapshot]] = []
         if self._source is not None and self.vertex.source is not None:
