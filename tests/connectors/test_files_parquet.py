@@ -218,6 +218,17 @@ def test_a_file_that_changes_or_goes_after_it_was_found_is_named(tmp_path):
         source.open_split(split)
 
 
+def test_a_file_that_is_gone_on_restore_is_named_with_the_position_and_what_is_left(tmp_path):
+    path = parquet_file(tmp_path / "1.parquet", 0, 5)
+    source = FileSource(tmp_path)
+    (split,) = all_splits(source)
+    parquet_file(tmp_path / "2.parquet", 5, 7)
+    path.unlink()
+    restored = msgspec.structs.replace(split, offset=3)
+    with pytest.raises(StorageError, match=r"to go on at offset 3 .* 1 files in .*, 2\.parquet to 2\.parquet"):
+        source.open_split(restored)
+
+
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
     """A directory that everyone may enter; permissions count, even for root."""

@@ -73,3 +73,18 @@ def test_a_reader_that_goes_away_is_no_error():
         ["/bin/sh", "-c", f'"{sys.executable}" -c "{code}" | true'], capture_output=True, text=True, check=False
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("parallelism", ["0", "-1"])
+def test_a_parallelism_that_cannot_be_is_refused_before_spark_is_started(parallelism, tmp_path, capsys):
+    job = tmp_path / "job.py"
+    job.write_text("from midstream import Environment\nenv = Environment()\nenv.from_collection([{'n': 1}]).print()\n")
+    assert main(["run", str(job), f"--parallelism={parallelism}"]) in (1, 2)
+    assert f"parallelism {parallelism} is not a positive whole number" in capsys.readouterr().err
+
+
+def test_inspecting_a_plain_file_says_that_it_is_no_directory(tmp_path, capsys):
+    file = tmp_path / "notes.txt"
+    file.write_text("nothing")
+    assert main(["inspect", str(file)]) == 2
+    assert f"{file}: a part of the path is a file, not a directory" in capsys.readouterr().err

@@ -187,7 +187,7 @@ class FileSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, FileSplit, "FileSource")
-        check_unchanged(self._filesystem, part)
+        check_unchanged(self._filesystem, part, split.offset)
         if self._format == "parquet":
             return open_row_groups(self._filesystem, part, self.schema, split.offset)
         return TextReader(
@@ -203,12 +203,14 @@ class FileSource(Source):
         )
 
 
-def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit) -> None:
-    """Raises StorageError when the file of a split is no longer what it was."""
+def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: int = 0) -> None:
+    """Raises StorageError when the file of a split, read up to `offset`, is no longer what it was."""
     info = file_info(filesystem, part.path)
     if info.type != pyarrow.fs.FileType.File:
         raise StorageError(
-            f"{part.path}: the file is gone since it was found; a source's files must stay until they are read"
+            f"{part.path}: the file is gone since it was found; reading was to go on at offset {offset} of this part, "
+            f"and what else is left is {_left(filesystem, part.path)}. A source's files must stay until they are read: "
+            "put it back, or start without it and without --from"
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
         raise StorageError(
@@ -254,3 +256,11 @@ def _nothing(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
     if file_info(filesystem, path).type == pyarrow.fs.FileType.Directory:
         return f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are left out)"
     return f"there is no file {path}"
+
+
+def _left(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
+    """What there is beside a file that is gone, for its message."""
+    directory = path.rpartition("/")[0]
+    selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
+    names = sorted(info.base_name for info in filesystem.get_file_info(selector))
+    return f"{len(names)} files in {directory}, {names[0]} to {names[-1]}" if names else f"nothing in {directory}"
