@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from polars.testing import assert_frame_equal
 
 from midstream.api.loading import load_job
 from midstream.runtime.processes import ProcessSlots
+from waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEYS = ["origin", "carrier", "window_start"]
@@ -60,10 +60,7 @@ def test_the_year_of_flights_equals_one_query_over_it(kills, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     job = load_job(EXAMPLES / "flights.py").start(slots=ProcessSlots())
     for _ in range(kills):
-        deadline = time.monotonic() + 60
-        while job.status().checkpoints_completed < 1:
-            assert time.monotonic() < deadline, "no checkpoint within a minute"
-            time.sleep(0.05)
+        until("a checkpoint", lambda: job.status().checkpoints_completed)
         os.kill(job.status().slot_pids[0], signal.SIGKILL)
     status = job.wait()
 

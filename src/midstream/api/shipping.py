@@ -78,7 +78,7 @@ def _culprit(thing: object) -> tuple[str, object] | None:
             continue
         try:
             cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001 - see above
+        except Exception:  # noqa: BLE001 - whatever pickling it raises, this is the one that was looked for
             inner = _culprit(value) if isinstance(value, FunctionType) else None
             return inner or (name, value)
     return None

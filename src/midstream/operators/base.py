@@ -8,6 +8,7 @@ All calls come from the loop thread, one at a time.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -89,7 +90,7 @@ class Snapshot:
 NOTHING = Snapshot()
 
 
-class Operator:
+class Operator(ABC):
     """Base of all operators. An instance is configuration until `open`, and must pickle until then."""
 
     makes_watermarks: bool = False
@@ -101,9 +102,9 @@ class Operator:
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         """Take back state; the task has already kept only the rows that belong to this subtask."""
 
+    @abstractmethod
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         """Handle one batch of input `port` (0, or 1 for the second input of connect())."""
-        raise NotImplementedError
 
     def advance_watermark(self, watermark_us: int) -> bool:
         """Event time has reached `watermark_us` on all ports; fire what is due.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import json
 import secrets
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -81,8 +82,8 @@ class _DataSourceSource(Source):
     def _has(self, method: str) -> bool:
         return getattr(type(self._data_source), method) is not getattr(DataSource, method)
 
-    def _partition_reader(self) -> _PartitionReader:
-        raise NotImplementedError
+    @abstractmethod
+    def _partition_reader(self) -> _PartitionReader: ...
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, PartitionSplit, self._where)
@@ -123,7 +124,7 @@ class DataSourceBatchSource(_DataSourceSource):
             return Discovery((), position, exhausted=True)
         try:
             partitions = list(self._data_source.reader(self._struct).partitions())
-        except NotImplementedError:
+        except NotImplementedError:  # what the default does, and how Spark tells a reader of one partition
             partitions = []
         pickled = [cloudpickle.dumps(partition) for partition in partitions or [InputPartition(None)]]
         splits = tuple(
@@ -163,7 +164,7 @@ class DataSourceStreamSource(_DataSourceSource):
     def _stream_reader(self) -> Any:
         try:
             return self._data_source.streamReader(self._struct)
-        except PySparkNotImplementedError:
+        except PySparkNotImplementedError:  # likewise: a source without the one has the other
             return _SimpleReader(self._data_source.simpleStreamReader(self._struct), self._where)
 
     def _partition_reader(self) -> _PartitionReader:
