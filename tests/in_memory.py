@@ -1,4 +1,4 @@
-"""What stands for the outside where a test needs none: storage, ids, a source without rows."""
+"""What stands for the outside where a test needs none: storage, ids, a source without rows, an operator that gets none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import count
 import pyarrow as pa
 
 from midstream.core.errors import StorageError
+from midstream.operators.base import Operator
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 
 
@@ -74,3 +75,10 @@ class NoRows(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         raise AssertionError("there are no splits")
+
+
+class NeverRun(Operator):
+    """Stands in a graph that is looked at and not run."""
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        raise AssertionError("nothing runs here")

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from in_memory import NoRows
+from in_memory import NeverRun, NoRows
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.base import Operator
 from midstream.protocol.messages import OperatorSnapshot
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -17,7 +16,7 @@ MAX_PARALLELISM = 16
 
 
 def chain(*uids: str) -> tuple[OperatorSpec, ...]:
-    return tuple(OperatorSpec(uid, uid.title(), Operator()) for uid in uids)
+    return tuple(OperatorSpec(uid, uid.title(), NeverRun()) for uid in uids)
 
 
 def pipeline(

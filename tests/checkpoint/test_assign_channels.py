@@ -17,9 +17,10 @@ from midstream.checkpoint.assign_channels import assign_channels
 from midstream.checkpoint.channel_state import Captured
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.core.errors import ConfigError
+from midstream.core.ids import TaskId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
-from midstream.protocol.messages import ChannelState, TaskRef
+from midstream.protocol.messages import ChannelState
 from recovering import SCHEMA, Recovering, batch, store
 
 MAX_PARALLELISM = 16
@@ -100,7 +101,7 @@ class World:
         left: tuple[ChannelState, ...] = ()
         live = [] if all_of_it else self.in_flight(consumers)
         for subtask in range(consumers):
-            gate = Recovering(now.edges[0], assigned.get(TaskRef(1, subtask), ()), self.storage)
+            gate = Recovering(now.edges[0], assigned.get(TaskId(1, subtask), ()), self.storage)
             inputs: list[Captured] = []
             takes = 10**9 if all_of_it else self.data.draw(st.integers(0, 5))
             for _ in range(takes):
@@ -166,7 +167,7 @@ def test_with_the_parallelism_it_had_a_consumer_gets_what_was_its_own() -> None:
     for kind in (Partitioning.REBALANCE, Partitioning.FORWARD):
         _, states = one_state([(1, 1)], consumer=2)
         found = assign_channels(checkpoint(graph(3, 3, kind), states), graph(3, 3, kind))
-        assert list(found) == [TaskRef(1, 2)]
+        assert list(found) == [TaskId(1, 2)]
 
 
 def test_what_was_not_received_comes_behind_what_was_even_when_it_is_handed_on_once_more() -> None:
@@ -175,11 +176,11 @@ def test_what_was_not_received_comes_behind_what_was_even_when_it_is_handed_on_o
     old = store(
         storage, [Captured(0, 0, 0, False, (batch([(1, 1)]),)), Captured(0, 0, 0, True, (batch([(1, 2)]),))], "f"
     )
-    first = assign_channels(checkpoint(graph(1, 1), old), graph(1, 1))[TaskRef(1, 0)]
+    first = assign_channels(checkpoint(graph(1, 1), old), graph(1, 1))[TaskId(1, 0)]
     arrived = store(
         storage, [Captured(0, 0, 0, False, (batch([(1, 3)]),)), Captured(0, 0, 0, True, (batch([(1, 4)]),))], "g"
     )
-    second = assign_channels(checkpoint(graph(1, 1), (*first, *arrived)), graph(1, 1))[TaskRef(1, 0)]
+    second = assign_channels(checkpoint(graph(1, 1), (*first, *arrived)), graph(1, 1))[TaskId(1, 0)]
     assert Recovering(graph(1, 1).edges[0], second, storage).drain() == [(1, 1), (1, 2), (1, 3), (1, 4)]
 
 

@@ -7,8 +7,9 @@ from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, chain, metadata_
 
 from midstream.checkpoint.assign import assign_state
 from midstream.core.errors import ConfigError
+from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
-from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle, TaskRef
+from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
 
 
 def state(uid: str, subtasks: int, rule: str = "union") -> tuple[OperatorSnapshot, ...]:
@@ -27,8 +28,8 @@ def test_every_operator_of_a_chain_gets_its_state_back_and_sources_their_positio
     found = assign_state(
         metadata_of(graph, {"count": state("count", 2, "split"), "sum": state("sum", 2, "split")}), graph
     )
-    assert [s.uid for s in found.tasks[TaskRef(1, 1)]] == ["count", "sum"]
-    assert [chunks(s) for s in found.tasks[TaskRef(1, 1)]] == [["c1"], ["c1"]]
+    assert [s.uid for s in found.tasks[TaskId(1, 1)]] == ["count", "sum"]
+    assert [chunks(s) for s in found.tasks[TaskId(1, 1)]] == [["c1"], ["c1"]]
     assert found.sources["read"].position == b"5"
     assert found.finished == ()
 
@@ -48,7 +49,7 @@ def test_an_operator_may_move_to_another_vertex_and_new_ones_begin_empty() -> No
         MAX_PARALLELISM,
     )
     found = assign_state(metadata_of(old, {"count": state("count", 2)}), new)
-    assert set(found.tasks) == {TaskRef(2, 0), TaskRef(2, 1), TaskRef(2, 2)}
+    assert set(found.tasks) == {TaskId(2, 0), TaskId(2, 1), TaskId(2, 2)}
 
 
 def test_another_max_parallelism_is_refused() -> None:
@@ -80,15 +81,15 @@ def test_finished_vertices_are_not_run_again() -> None:
     graph = pipeline(uids=("count",))
     found = assign_state(metadata_of(graph, {"count": state("count", 2)}, finished={"read": (0, 1)}), graph)
     assert found.finished == (0,)
-    assert set(found.tasks) == {TaskRef(1, 0), TaskRef(1, 1)}
+    assert set(found.tasks) == {TaskId(1, 0), TaskId(1, 1)}
 
 
 def test_state_of_a_partly_finished_operator_comes_from_those_that_still_ran() -> None:
     graph = pipeline(uids=("count",), keyed=False)
     metadata = metadata_of(graph, {"count": state("count", 2, "broadcast")}, finished={"read": (0, 1), "count": (0,)})
     found = assign_state(metadata, graph)
-    assert [chunks(s) for s in found.tasks[TaskRef(1, 0)]] == [["c1"]]
-    assert [chunks(s) for s in found.tasks[TaskRef(1, 1)]] == [["c1"]]
+    assert [chunks(s) for s in found.tasks[TaskId(1, 0)]] == [["c1"]]
+    assert [chunks(s) for s in found.tasks[TaskId(1, 1)]] == [["c1"]]
 
 
 def test_a_chain_of_which_only_some_had_finished_is_refused_naming_both() -> None:

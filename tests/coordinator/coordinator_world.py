@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from in_memory import MemoryStorage
+from in_memory import MemoryStorage, NeverRun
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import (
     CancelTimer,
@@ -34,9 +34,9 @@ from midstream.coordinator.events import (
 from midstream.coordinator.slots import PYTHON
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.core.errors import ConfigError
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.base import Operator
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.protocol import messages as m
@@ -108,7 +108,7 @@ def two_vertices(source: Source, sink: Sink, sources: int = 2, sinks: int = 2, k
     return JobGraph(
         vertices=(
             Vertex(0, sources, SourceSpec("read", "read", source), ()),
-            Vertex(1, sinks, None, (OperatorSpec("write", "write", Operator(), sink),)),
+            Vertex(1, sinks, None, (OperatorSpec("write", "write", NeverRun(), sink),)),
         ),
         edges=(Edge(0, 0, 1, kind, SCHEMA, ("n",) if keyed else ()),),
         max_parallelism=16,
@@ -313,25 +313,25 @@ class Bench:
         return self.job.attempt.slots
 
     @property
-    def tasks(self) -> list[m.TaskRef]:
+    def tasks(self) -> list[TaskId]:
         assert self.job.attempt is not None
         return list(self.job.attempt.phases)
 
-    def tasks_on(self, slot: int) -> tuple[m.TaskRef, ...]:
+    def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
         assert self.job.attempt is not None
         return self.job.attempt.tasks_on(slot)
 
-    def say(self, ref: m.TaskRef, message: m.FromSlot) -> None:
+    def say(self, ref: TaskId, message: m.FromSlot) -> None:
         self.feed(SlotMessage(self.slots[ref.subtask], message))
 
-    def fail(self, ref: m.TaskRef, summary: str = "ValueError: row 7 is bad", fatal: bool = False) -> None:
+    def fail(self, ref: TaskId, summary: str = "ValueError: row 7 is bad", fatal: bool = False) -> None:
         self.say(ref, m.TaskFailed(self.attempt, ref, summary, f"Traceback …\n{summary}\n", fatal))
 
-    def end_of_data(self, *refs: m.TaskRef) -> None:
+    def end_of_data(self, *refs: TaskId) -> None:
         for ref in refs:
             self.say(ref, m.TaskEndOfData(self.attempt, ref))
 
-    def finish(self, *refs: m.TaskRef, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
+    def finish(self, *refs: TaskId, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
         for ref in refs:
             self.say(ref, m.TaskFinished(self.attempt, ref, committables))
 
@@ -352,7 +352,7 @@ class Bench:
                 ids.append(message.checkpoint_id)
         return ids
 
-    def triggered_tasks(self, checkpoint_id: int) -> set[m.TaskRef]:
+    def triggered_tasks(self, checkpoint_id: int) -> set[TaskId]:
         return {
             ref
             for _, message in self.sent
@@ -363,12 +363,12 @@ class Bench:
     def ack(
         self,
         checkpoint_id: int,
-        *refs: m.TaskRef,
+        *refs: TaskId,
         finished: bool = False,
         items: tuple[bytes, ...] | None = None,
         earlier: tuple[m.EarlierCommittables, ...] = (),
-        parts: Callable[[m.TaskRef], tuple[m.PartHandle, ...]] | None = None,
-        files: Callable[[m.TaskRef], tuple[str, ...]] | None = None,
+        parts: Callable[[TaskId], tuple[m.PartHandle, ...]] | None = None,
+        files: Callable[[TaskId], tuple[str, ...]] | None = None,
     ) -> None:
         """Acknowledge. Each sink subtask has prepared one thing, named after checkpoint and subtask, unless `items` says."""
         for ref in refs:
@@ -386,7 +386,7 @@ class Bench:
                 m.CheckpointAck(self.attempt, checkpoint_id, ref, (snapshot,), written, 10, finished=finished),
             )
 
-    def state_file(self, checkpoint_id: int, ref: m.TaskRef) -> str:
+    def state_file(self, checkpoint_id: int, ref: TaskId) -> str:
         return (
             f"shared/e{self.job.checkpoints.epoch}-a{self.attempt}-c{checkpoint_id}-v{ref.vertex}-s{ref.subtask}.state"
         )
@@ -398,9 +398,7 @@ class Bench:
             self.advance(0.2)
         pending = self.job.checkpoints.pending
         assert pending is not None
-        self.ack(
-            pending.checkpoint_id, *sorted(pending.missing, key=lambda r: (r.vertex, r.subtask)), finished=finished
-        )
+        self.ack(pending.checkpoint_id, *sorted(pending.missing), finished=finished)
         return pending.checkpoint_id
 
     # ---- outside ----

@@ -8,9 +8,10 @@ from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.coordinator.events import TimerFired
 from midstream.core.errors import InvariantError
+from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 
-READ0, READ1, WRITE0, WRITE1 = m.TaskRef(0, 0), m.TaskRef(0, 1), m.TaskRef(1, 0), m.TaskRef(1, 1)
+READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)
 
 

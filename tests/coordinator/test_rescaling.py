@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, two_vertices
 
+from in_memory import NeverRun
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator.rescaling import Stage
 from midstream.core.config import RestartStrategy
+from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.base import Operator
 from midstream.operators.source import Source
 from midstream.protocol import messages as m
 
@@ -21,7 +22,7 @@ def rescale(bench: Bench, parallelism: int) -> int:
 def acknowledged_by_all(bench: Bench) -> int:
     pending = bench.job.checkpoints.pending
     assert pending is not None
-    bench.ack(pending.checkpoint_id, *sorted(pending.missing, key=lambda r: (r.vertex, r.subtask)))
+    bench.ack(pending.checkpoint_id, *sorted(pending.missing))
     return pending.checkpoint_id
 
 
@@ -59,7 +60,7 @@ def test_surplus_slots_are_let_go_once_their_tasks_are_cancelled() -> None:
     acknowledged_by_all(bench)
     assert bench.state == "rescaling"
     assert bench.closed == []
-    bench.fail(m.TaskRef(1, 2), "ClusterError: the connection to slot 0 is lost")
+    bench.fail(TaskId(1, 2), "ClusterError: the connection to slot 0 is lost")
     for slot in (0, 1, 2):
         bench.feed_cancelled(slot)
     assert bench.closed == [1, 2]
@@ -69,21 +70,21 @@ def test_surplus_slots_are_let_go_once_their_tasks_are_cancelled() -> None:
 
 def test_splits_are_handed_to_the_new_tasks_where_the_checkpoint_left_off() -> None:
     bench = Bench().run()
-    bench.say(m.TaskRef(0, 0), m.RequestSplit(0, m.TaskRef(0, 0)))
+    bench.say(TaskId(0, 0), m.RequestSplit(0, TaskId(0, 0)))
     rescale(bench, 3)
     bench.connect()
     acknowledged_by_all(bench)
-    bench.say(m.TaskRef(0, 2), m.RequestSplit(bench.attempt, m.TaskRef(0, 2)))
+    bench.say(TaskId(0, 2), m.RequestSplit(bench.attempt, TaskId(0, 2)))
     first, second = bench.messages(m.AssignSplit)
     assert (first.attempt, b"a" in first.split) == (0, True)
-    assert (second.attempt, second.task, b"b" in second.split) == (1, m.TaskRef(0, 2), True)
+    assert (second.attempt, second.task, b"b" in second.split) == (1, TaskId(0, 2), True)
 
 
 def test_a_checkpoint_that_fails_leaves_the_job_as_it_was() -> None:
     bench = Bench().run()
     client = rescale(bench, 3)
     bench.connect()
-    bench.say(m.TaskRef(0, 0), m.CheckpointDecline(0, 1, m.TaskRef(0, 0), "the disk is full", True))
+    bench.say(TaskId(0, 0), m.CheckpointDecline(0, 1, TaskId(0, 0), "the disk is full", True))
     assert bench.replies[client].error == (
         "not rescaled to parallelism 3, the job goes on at 2: checkpoint 1 failed: the disk is full"
     )
@@ -124,7 +125,7 @@ def test_a_failure_before_the_switch_is_a_failure_like_any_other() -> None:
     bench = Bench().run()
     client = rescale(bench, 3)
     bench.connect()
-    bench.fail(m.TaskRef(1, 0))
+    bench.fail(TaskId(1, 0))
     assert "the job goes on at 2: ValueError: row 7 is bad" in bench.replies[client].error
     assert bench.state == "restarting" and bench.status.restarts == 1
     bench.advance(1)
@@ -157,7 +158,7 @@ def test_a_new_task_that_fails_before_all_run_leads_back_too() -> None:
     bench.answers[m.Start] = False
     acknowledged_by_all(bench)
     bench.answers[m.Start] = True
-    bench.fail(m.TaskRef(0, 2))
+    bench.fail(TaskId(0, 2))
     bench.advance(0.1)
     assert "the job goes on at 2" in bench.replies[client].error
     assert bench.state == "running"
@@ -200,7 +201,7 @@ def test_one_at_a_time_and_a_stop_goes_first() -> None:
 def test_whoever_asked_hears_of_the_jobs_end() -> None:
     bench = Bench(restart=RestartStrategy(kind="none"), held=("rescale",)).run()
     client = rescale(bench, 3)
-    bench.fail(m.TaskRef(0, 0))
+    bench.fail(TaskId(0, 0))
     assert "ValueError: row 7 is bad" in bench.replies[client].error
     bench.release("rescale")
     assert bench.job.rescaling.stage is None
@@ -222,7 +223,7 @@ def test_a_stop_during_the_switch_comes_after_it() -> None:
 
 def with_one_sink(source: Source, parallelism: int) -> JobGraph:
     """read ×N → write ×1: at parallelism 1 both run in one task."""
-    read, write = SourceSpec("read", "read", source), OperatorSpec("write", "write", Operator(), Ledger())
+    read, write = SourceSpec("read", "read", source), OperatorSpec("write", "write", NeverRun(), Ledger())
     if parallelism == 1:
         return JobGraph((Vertex(0, 1, read, (write,)),), (), 16)
     vertices = (Vertex(0, parallelism, read, ()), Vertex(1, 1, None, (write,)))
@@ -249,8 +250,8 @@ def test_what_was_in_flight_goes_to_the_new_tasks() -> None:
     file = "shared/e1-a0-c1-v1-s1.channels"
     bench.storage.write(file, [b"rows"])
     state = m.ChannelState(0, 0, 1, False, (m.Segment(file, 0, 4, 0, 1, 10),))
-    for ref in sorted(pending.missing, key=lambda r: (r.vertex, r.subtask)):
-        mine = ref == m.TaskRef(1, 1)
+    for ref in sorted(pending.missing):
+        mine = ref == TaskId(1, 1)
         ack = m.CheckpointAck(
             0,
             1,
@@ -263,5 +264,5 @@ def test_what_was_in_flight_goes_to_the_new_tasks() -> None:
         bench.say(ref, ack)
     assert bench.replies[client].error == ""
     ((ref, channels),) = bench.messages(m.Deploy)[-1].channels
-    assert ref == m.TaskRef(1, 0)
+    assert ref == TaskId(1, 0)
     assert [(c.producer, c.segments) for c in channels] == [(0, state.segments)]

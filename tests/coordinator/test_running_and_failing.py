@@ -9,9 +9,10 @@ from in_memory import MemoryStorage
 from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
+from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 
-READ0, READ1, WRITE0, WRITE1 = m.TaskRef(0, 0), m.TaskRef(0, 1), m.TaskRef(1, 0), m.TaskRef(1, 1)
+READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 
 
 def test_a_job_asks_for_its_slots_deploys_starts_and_runs() -> None:
@@ -35,7 +36,7 @@ def test_a_job_asks_for_its_slots_deploys_starts_and_runs() -> None:
 
 def test_slots_that_differ_in_number_per_vertex_get_the_tasks_they_can_run() -> None:
     bench = Bench(two_vertices(ScriptedSource(()), Ledger(), sources=1, sinks=3)).run()
-    assert [d.tasks for d in bench.messages(m.Deploy)] == [(READ0, WRITE0), (WRITE1,), (m.TaskRef(1, 2),)]
+    assert [d.tasks for d in bench.messages(m.Deploy)] == [(READ0, WRITE0), (WRITE1,), (TaskId(1, 2),)]
 
 
 def test_a_bounded_job_without_checkpoints_commits_when_all_tasks_have_finished() -> None:

@@ -10,11 +10,12 @@ from in_memory import MemoryStorage
 from midstream.checkpoint.metadata import SourcePosition, decode_metadata
 from midstream.checkpoint.state_files import encode_parts
 from midstream.core.errors import SchemaError, StorageError
+from midstream.core.ids import TaskId
 from midstream.operators.source import Split
 from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
-READ0, READ1, WRITE0, WRITE1 = m.TaskRef(0, 0), m.TaskRef(0, 1), m.TaskRef(1, 0), m.TaskRef(1, 1)
+READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)
 
 
@@ -26,7 +27,7 @@ def assigned(bench: Bench) -> list[tuple[int, str]]:
     return [(x.task.subtask, ids((x.split,))[0]) for x in bench.messages(m.AssignSplit) if x.attempt == bench.attempt]
 
 
-def ask_split(bench: Bench, ref: m.TaskRef) -> None:
+def ask_split(bench: Bench, ref: TaskId) -> None:
     bench.say(ref, m.RequestSplit(bench.attempt, ref))
 
 

@@ -24,9 +24,10 @@ from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, Sou
 from midstream.checkpoint.state_files import intersects, rule_of
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, StorageError
+from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Vertex
-from midstream.protocol.messages import ChannelState, OperatorSnapshot, PartHandle, TaskRef
+from midstream.protocol.messages import ChannelState, OperatorSnapshot, PartHandle
 from midstream.state.parts import Redistribute
 
 
@@ -34,9 +35,9 @@ from midstream.state.parts import Redistribute
 class Assignment:
     """Everything a graph takes over from a checkpoint."""
 
-    tasks: Mapping[TaskRef, tuple[OperatorSnapshot, ...]]
+    tasks: Mapping[TaskId, tuple[OperatorSnapshot, ...]]
     """The state and event time of each task that gets any."""
-    channels: Mapping[TaskRef, tuple[ChannelState, ...]]
+    channels: Mapping[TaskId, tuple[ChannelState, ...]]
     """What was in flight to each task, in the order in which it is to be read."""
     finished: tuple[int, ...]
     """Vertices that had finished; they are not run again."""
@@ -71,7 +72,7 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
 
 def _assign_tasks(
     old: Mapping[str, OperatorState], graph: JobGraph, finished: tuple[int, ...]
-) -> dict[TaskRef, tuple[OperatorSnapshot, ...]]:
+) -> dict[TaskId, tuple[OperatorSnapshot, ...]]:
     tasks = {}
     for vertex in graph.vertices:
         if vertex.id in finished:
@@ -84,7 +85,7 @@ def _assign_tasks(
                 and (snapshot := assign_operator(op, subtask, vertex.parallelism, graph)) != OperatorSnapshot(spec.uid)
             )
             if snapshots:
-                tasks[TaskRef(vertex.id, subtask)] = snapshots
+                tasks[TaskId(vertex.id, subtask)] = snapshots
     return tasks
 
 

@@ -20,9 +20,10 @@ import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of
 from midstream.core.errors import ConfigError
+from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning
-from midstream.protocol.messages import ChannelState, TaskRef
+from midstream.protocol.messages import ChannelState
 
 _Ends = tuple[str, str, int, str | None, int]
 """uid of the last operator before an edge and of the first one behind it, input port, side output; which of those alike."""
@@ -30,14 +31,14 @@ _Ends = tuple[str, str, int, str | None, int]
 
 def assign_channels(
     metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_state: bool = False
-) -> dict[TaskRef, tuple[ChannelState, ...]]:
+) -> dict[TaskId, tuple[ChannelState, ...]]:
     """For each task that gets any: the states to read before its channels, in order, with the edges of `graph`.
 
     Raises ConfigError when rows were in flight on an edge that is gone, has other columns now, or cannot
     tell whom to give them.
     """
     there = dict(zip(_ends_now(graph), graph.edges, strict=True))
-    found: dict[TaskRef, list[ChannelState]] = {}
+    found: dict[TaskId, list[ChannelState]] = {}
     for ends, old in zip(_ends_then(metadata), metadata.edges, strict=True):
         states = _in_order(metadata, old)
         if not states:
@@ -53,7 +54,7 @@ def assign_channels(
             # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
             # (all of this) comes before what did not.
             placed = msgspec.structs.replace(state, edge=edge.id, consumer=subtask, is_output=False)
-            found.setdefault(TaskRef(edge.target, subtask), []).append(placed)
+            found.setdefault(TaskId(edge.target, subtask), []).append(placed)
     return {ref: tuple(states) for ref, states in found.items()}
 
 

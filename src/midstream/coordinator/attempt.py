@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from midstream.core.errors import InvariantError
+from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import TaskRef
 
 
 class TaskPhase(Enum):
@@ -35,9 +35,9 @@ _BEFORE = {
 class CheckpointPlan:
     """Who begins a checkpoint, who must acknowledge it, and who has nothing to add."""
 
-    trigger: tuple[TaskRef, ...]
-    expected: frozenset[TaskRef]
-    finished: frozenset[TaskRef]
+    trigger: tuple[TaskId, ...]
+    expected: frozenset[TaskId]
+    finished: frozenset[TaskId]
 
 
 class Attempt:
@@ -53,16 +53,16 @@ class Attempt:
         self.ending = {ref for ref in self.phases if ref.vertex in finished}
         """Tasks that end by themselves now. A checkpoint triggered meanwhile would only meet that race."""
 
-    def slot_of(self, ref: TaskRef) -> int:
+    def slot_of(self, ref: TaskId) -> int:
         return self.slots[ref.subtask]
 
-    def tasks_on(self, slot: int) -> tuple[TaskRef, ...]:
+    def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
         return tuple(ref for ref in self.phases if self.slots[ref.subtask] == slot)
 
-    def owns(self, slot: int, ref: TaskRef) -> bool:
+    def owns(self, slot: int, ref: TaskId) -> bool:
         return ref in self.phases and self.slot_of(ref) == slot
 
-    def advance(self, ref: TaskRef, phase: TaskPhase) -> None:
+    def advance(self, ref: TaskId, phase: TaskPhase) -> None:
         """Raises InvariantError when that phase cannot come now."""
         before = self.phases[ref]
         if before not in _BEFORE[phase]:
@@ -91,11 +91,11 @@ class Attempt:
         trigger = tuple(ref for ref in self.phases if ref in live and not any(p in live for p in self._producers(ref)))
         return CheckpointPlan(trigger, frozenset(live), frozenset(self.phases) - live)
 
-    def _producers(self, ref: TaskRef) -> Iterator[TaskRef]:
+    def _producers(self, ref: TaskId) -> Iterator[TaskId]:
         for edge in self._graph.inputs(ref.vertex):
-            yield from (TaskRef(edge.source, i) for i in self._graph.producers(edge, ref.subtask))
+            yield from (TaskId(edge.source, i) for i in self._graph.producers(edge, ref.subtask))
 
 
-def tasks_of(graph: JobGraph) -> tuple[TaskRef, ...]:
+def tasks_of(graph: JobGraph) -> tuple[TaskId, ...]:
     """Every task, vertex by vertex."""
-    return tuple(TaskRef(vertex.id, i) for vertex in graph.vertices for i in range(vertex.parallelism))
+    return tuple(TaskId(vertex.id, i) for vertex in graph.vertices for i in range(vertex.parallelism))

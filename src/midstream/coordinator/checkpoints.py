@@ -39,6 +39,7 @@ from midstream.coordinator.completing import (
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import InvariantError, StorageError
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.messages import (
     ChannelState,
@@ -46,7 +47,6 @@ from midstream.protocol.messages import (
     CheckpointAck,
     CheckpointDecline,
     CheckpointStatus,
-    TaskRef,
     TriggerCheckpoint,
 )
 
@@ -68,13 +68,13 @@ class Pending:
     """The job stops with this one."""
     is_rescale: bool
     """It goes on at another parallelism from this one."""
-    acks: dict[TaskRef, CheckpointAck] = field(default_factory=dict)
+    acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
     timer: str | None = None
     publishing: bool = False
     attempt_is_over: bool = False
 
     @property
-    def missing(self) -> frozenset[TaskRef]:
+    def missing(self) -> frozenset[TaskId]:
         return self.plan.expected - self.acks.keys()
 
 
@@ -132,7 +132,7 @@ class Checkpoints:
         """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
         self._uncertain_files: frozenset[str] = frozenset()
         self._consecutive_failures = 0
-        self._unsettled: dict[tuple[int, TaskRef], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
+        self._unsettled: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
         """What this attempt's sinks prepared for checkpoints that have not completed, by uid."""
         self._began_ms = 0
         self._ended_ms = 0
@@ -218,7 +218,7 @@ class Checkpoints:
         self.pending = pending
         self._began_ms, self._retry = now_ms, False
         self._not_before_ms = 0  # the wall clock may be set back, to long before it
-        by_slot: dict[int, list[TaskRef]] = {}
+        by_slot: dict[int, list[TaskId]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
         timeout_s = self._plan.config.aligned_timeout_s
@@ -260,11 +260,11 @@ class Checkpoints:
             return
         self._abort(pending, message.reason, counts=message.counts, retry=not message.counts)
 
-    def task_finished(self, ref: TaskRef) -> None:
+    def task_finished(self, ref: TaskId) -> None:
         """It ended while the trigger was on its way: it will never acknowledge."""
         pending = self.pending
         if pending is not None and not pending.publishing and ref in pending.missing:
-            self._abort(pending, f"task {ref.vertex}/{ref.subtask} finished meanwhile", counts=False, retry=True)
+            self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
 
     def attempt_over(self, reason: str) -> None:
         """The attempt ends. A checkpoint whose metadata is being written is still waited for."""
@@ -328,7 +328,7 @@ class Checkpoints:
         pending = self.pending
         assert pending is not None and pending.checkpoint_id == checkpoint_id and not pending.publishing
         pending.timer = None
-        tasks = sorted((ref.vertex, ref.subtask) for ref in pending.missing)
+        tasks = sorted(pending.missing)
         names = [f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks[:5]]
         more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
         reason = f"not complete within {timeout_s:g} s: no answer from {', '.join(names)}{more}"

@@ -16,10 +16,10 @@ from midstream.checkpoint.metadata import Committables, names_of
 from midstream.coordinator.completing import merged
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure, failure_of
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import JobGraph
 from midstream.operators.sink import Committer, Sink
-from midstream.protocol.messages import TaskRef
 
 TRIES_MAX = 5
 RETRY_S = 0.2
@@ -55,7 +55,7 @@ class Committing:
         """Made and used on the I/O pool only, where one call of this class runs at a time."""
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
-        self._held: list[tuple[int, TaskRef, str, tuple[bytes, ...]]] = []
+        self._held: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
         self._names = names_of(graph)
         self._running = False
         self._timer: str | None = None
@@ -90,7 +90,7 @@ class Committing:
                 self._commits.append(_Commit(what, holder))
         self._next()
 
-    def hold(self, ref: TaskRef, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
+    def hold(self, ref: TaskId, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
         """What a task of a job without checkpoints has prepared, by uid; committed when all tasks have finished."""
         self._held += [(0, ref, uid, items) for uid, items in committables]
 

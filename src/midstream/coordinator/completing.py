@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from operator import itemgetter
 
 import msgspec
 
@@ -15,12 +16,13 @@ from midstream.checkpoint.metadata import (
     layout_of,
 )
 from midstream.coordinator.events import JobPlan
-from midstream.protocol.messages import ChannelState, CheckpointAck, OperatorSnapshot, TaskRef
+from midstream.core.ids import TaskId
+from midstream.protocol.messages import ChannelState, CheckpointAck, OperatorSnapshot
 from midstream.state.parts import Redistribute
 
 
 def committables_of(
-    acks: Mapping[TaskRef, CheckpointAck], names: Mapping[str, str], newest_completed: int
+    acks: Mapping[TaskId, CheckpointAck], names: Mapping[str, str], newest_completed: int
 ) -> tuple[Committables, ...]:
     """What these acknowledgements hold and no completed checkpoint does.
 
@@ -36,7 +38,7 @@ def committables_of(
 
 
 def merged(
-    items: Iterable[tuple[int, TaskRef, str, tuple[bytes, ...]]], names: Mapping[str, str]
+    items: Iterable[tuple[int, TaskId, str, tuple[bytes, ...]]], names: Mapping[str, str]
 ) -> tuple[Committables, ...]:
     """One entry per checkpoint and sink, in the order of checkpoints, of the graph, and of subtasks.
 
@@ -45,9 +47,7 @@ def merged(
     order = {uid: i for i, uid in enumerate(names)}
     found: dict[tuple[int, int], list[bytes]] = {}
     uids = list(names)
-    for checkpoint_id, _, uid, committables in sorted(
-        items, key=lambda item: (item[0], item[1].vertex, item[1].subtask)
-    ):
+    for checkpoint_id, _, uid, committables in sorted(items, key=itemgetter(0, 1)):
         if committables:
             found.setdefault((checkpoint_id, order[uid]), []).extend(committables)
     return tuple(
@@ -57,7 +57,7 @@ def merged(
 
 
 def operator_states(
-    plan: JobPlan, acks: Mapping[TaskRef, CheckpointAck], finished: Set[TaskRef], before: CheckpointMetadata | None
+    plan: JobPlan, acks: Mapping[TaskId, CheckpointAck], finished: Set[TaskId], before: CheckpointMetadata | None
 ) -> tuple[OperatorState, ...]:
     """The state of every operator of the graph. `finished`: tasks that had finished before the trigger.
 
@@ -67,7 +67,7 @@ def operator_states(
     old = {op.uid: op for op in before.operators} if before else {}
     states = []
     for vertex in plan.graph.vertices:
-        refs = [TaskRef(vertex.id, i) for i in range(vertex.parallelism)]
+        refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
         ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
         for spec in vertex.specs:
             subtasks = tuple(_snapshot(spec.uid, ref, acks, old.get(spec.uid)) for ref in refs)
@@ -76,7 +76,7 @@ def operator_states(
 
 
 def _snapshot(
-    uid: str, ref: TaskRef, acks: Mapping[TaskRef, CheckpointAck], before: OperatorState | None
+    uid: str, ref: TaskId, acks: Mapping[TaskId, CheckpointAck], before: OperatorState | None
 ) -> OperatorSnapshot:
     """State only: committables are kept apart."""
     if ref in acks:
@@ -87,13 +87,9 @@ def _snapshot(
     return OperatorSnapshot(uid)
 
 
-def channels_of(acks: Mapping[TaskRef, CheckpointAck]) -> tuple[ChannelState, ...]:
+def channels_of(acks: Mapping[TaskId, CheckpointAck]) -> tuple[ChannelState, ...]:
     """What was in flight, task by task in the order of the graph."""
-    return tuple(state for _, ack in sorted(acks.items(), key=_by_task) for state in ack.channels)
-
-
-def _by_task(item: tuple[TaskRef, CheckpointAck]) -> tuple[int, int]:
-    return item[0].vertex, item[0].subtask
+    return tuple(state for _, ack in sorted(acks.items(), key=itemgetter(0)) for state in ack.channels)
 
 
 def refusal(operators: Iterable[OperatorState], channels: Iterable[ChannelState], readable: Set[str]) -> str:

@@ -38,6 +38,7 @@ from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import PYTHON, Slots
 from midstream.coordinator.sources import Sources
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol import messages as m
 
@@ -276,7 +277,7 @@ class Coordinator:
                 self._check_owner(slot, ref)
                 self._sources.request(ref)
 
-    def _check_owner(self, slot: int, ref: m.TaskRef) -> None:
+    def _check_owner(self, slot: int, ref: TaskId) -> None:
         assert self.attempt is not None
         if not self.attempt.owns(slot, ref):
             raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")

@@ -10,7 +10,8 @@ from typing import Final
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure
 from midstream.core.errors import ClusterError
-from midstream.protocol.messages import Peer, Register, SlotStatus, TaskMetrics, TaskRef
+from midstream.core.ids import TaskId
+from midstream.protocol.messages import Peer, Register, SlotStatus, TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
@@ -52,7 +53,7 @@ class Slots:
     ) -> None:
         self.needed = needed
         self.live: dict[int, Slot] = {}
-        self.rates: dict[TaskRef, Rate] = {}
+        self.rates: dict[TaskId, Rate] = {}
         """Of the tasks of the current attempt."""
         self.job_has_run = False
         """It had all its slots once: the cluster has room for it."""

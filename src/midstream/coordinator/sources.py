@@ -21,10 +21,11 @@ from midstream.checkpoint.state_files import read_parts
 from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure, failure_of
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import JobGraph, SourceSpec
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
-from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, TaskRef
+from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle
 from midstream.worker.source import SPLITS, splits_of
 
 PENDING_MAX = 10_000
@@ -51,7 +52,7 @@ class _State:
     position: bytes | None = None
     exhausted: bool = False
     pending: deque[bytes] = field(default_factory=deque)
-    waiting: deque[TaskRef] = field(default_factory=deque)
+    waiting: deque[TaskId] = field(default_factory=deque)
     """Subtasks that have asked and got no answer yet, at most once each."""
     generation: int = 0
     """Grows with every reset: what was discovered before one does not count after it."""
@@ -134,7 +135,7 @@ class Sources:
 
     # ---- handing out ----
 
-    def request(self, ref: TaskRef) -> None:
+    def request(self, ref: TaskId) -> None:
         """A reader wants a split."""
         state = self._by_vertex.get(ref.vertex)
         if state is None or self._attempt is None or ref in state.waiting:

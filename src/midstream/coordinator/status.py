@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.rescaling import Stage
 from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Vertex
-from midstream.protocol.messages import JobStatus, OperatorStatus, TaskRef, VertexStatus
+from midstream.protocol.messages import JobStatus, OperatorStatus, VertexStatus
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
@@ -68,7 +69,7 @@ def _state(job: Coordinator) -> str:
 
 
 def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
-    refs = [TaskRef(vertex.id, i) for i in range(vertex.parallelism)]
+    refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
     phases = job.attempt.phases if job.attempt else {}
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows: dict[str, tuple[int, int]] = {}

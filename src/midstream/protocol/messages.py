@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.ids import TaskId
 
 
 class ChunkHandle(msgspec.Struct, frozen=True):
@@ -96,11 +97,6 @@ class ChannelState(msgspec.Struct, frozen=True):
     key_groups: tuple[int, int] | None = None
 
 
-class TaskRef(msgspec.Struct, frozen=True):
-    vertex: int
-    subtask: int
-
-
 class Peer(msgspec.Struct, frozen=True):
     slot: int
     host: str
@@ -124,12 +120,12 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """JobConfig, msgpack."""
     graph: bytes
     slots: tuple[int, ...]
-    tasks: tuple[TaskRef, ...]
-    restore: tuple[tuple[TaskRef, tuple[OperatorSnapshot, ...]], ...] = ()
+    tasks: tuple[TaskId, ...]
+    restore: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
     finished: tuple[int, ...] = ()
     checkpoint_root: str | None = None
     """URL of the checkpoint storage; None when the job has none."""
-    channels: tuple[tuple[TaskRef, tuple[ChannelState, ...]], ...] = ()
+    channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
     """What was in flight to each task of this slot, by its edges as they are now, in order."""
     epoch: int = 0
     """Of the coordinator; with `attempt` it is part of the name of every state file (`checkpoint.state_files.state_file`)."""
@@ -146,7 +142,7 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     attempt: int
     checkpoint_id: int
     created_ms: int
-    tasks: tuple[TaskRef, ...]
+    tasks: tuple[TaskId, ...]
     timeout_ms: int | None = None
     """See `core.elements.CheckpointBarrier`."""
 
@@ -165,13 +161,13 @@ class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
     """`split` is an encoded operators.source.Split."""
 
     attempt: int
-    task: TaskRef
+    task: TaskId
     split: bytes
 
 
 class NoMoreSplits(msgspec.Struct, frozen=True, tag="no_more_splits"):
     attempt: int
-    task: TaskRef
+    task: TaskId
 
 
 class StopSources(msgspec.Struct, frozen=True, tag="stop_sources"):
@@ -234,7 +230,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
 class TaskMetrics(msgspec.Struct, frozen=True):
     """Totals since the task was deployed."""
 
-    task: TaskRef
+    task: TaskId
     rows_in: int
     rows_out: int
     bytes_out: int
@@ -265,21 +261,21 @@ class Cancelled(msgspec.Struct, frozen=True, tag="cancelled"):
 
 class TaskRunning(msgspec.Struct, frozen=True, tag="running"):
     attempt: int
-    task: TaskRef
+    task: TaskId
 
 
 class TaskEndOfData(msgspec.Struct, frozen=True, tag="end_of_data_reached"):
     """All its data is processed; it waits for the checkpoint that makes that final."""
 
     attempt: int
-    task: TaskRef
+    task: TaskId
 
 
 class TaskFinished(msgspec.Struct, frozen=True, tag="finished"):
     """`committables` per operator uid: only when the job has no checkpoints to carry them."""
 
     attempt: int
-    task: TaskRef
+    task: TaskId
     committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()
 
 
@@ -291,7 +287,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     """
 
     attempt: int
-    task: TaskRef
+    task: TaskId
     summary: str
     details: str
     fatal: bool = False
@@ -308,7 +304,7 @@ class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):
 class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     attempt: int
     checkpoint_id: int
-    task: TaskRef
+    task: TaskId
     operators: tuple[OperatorSnapshot, ...]
     files: tuple[str, ...]
     """New files written for this checkpoint by this task, to be deleted if it fails."""
@@ -325,14 +321,14 @@ class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
 
     attempt: int
     checkpoint_id: int
-    task: TaskRef
+    task: TaskId
     reason: str
     counts: bool
 
 
 class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
     attempt: int
-    task: TaskRef
+    task: TaskId
 
 
 FromSlot: TypeAlias = (

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from midstream.core.elements import Element, decode_event
 from midstream.core.errors import ConfigError
-from midstream.core.ids import ChannelId
+from midstream.core.ids import ChannelId, TaskId
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
 from midstream.exchange.wire import HEADER, FrameKind
@@ -185,11 +185,11 @@ def describe_message(message: msgspec.Struct) -> str:
 def _field(value: Any) -> str:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
+    if isinstance(value, TaskId):
+        return str(value)
     if isinstance(value, tuple | list):
         return f"[{' '.join(_field(item) for item in value)}]"
     fields = getattr(value, "__struct_fields__", ())
-    if fields[:2] == ("vertex", "subtask"):
-        return f"v{value.vertex}/{value.subtask}"
     if fields:
         return f"({' '.join(_field(getattr(value, name)) for name in fields)})"
     return str(value)

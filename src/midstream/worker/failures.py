@@ -5,13 +5,14 @@ from __future__ import annotations
 import traceback
 
 from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 
 SUMMARY_CHARS_MAX = 10_000
 DETAILS_CHARS_MAX = 100_000
 
 
-def task_failed(attempt: int, ref: m.TaskRef, name: str, error: BaseException, symptom: bool) -> m.TaskFailed:
+def task_failed(attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool) -> m.TaskFailed:
     summary, details = _texts(error)
     return m.TaskFailed(attempt, ref, f"{name} (subtask {ref.subtask}): {summary}", details, _is_fatal(error), symptom)
 

@@ -178,8 +178,8 @@ class SlotMachine:
             for channel in channels:
                 channel.check()
 
-    def _task(self, ref: m.TaskRef) -> Task:
-        task = self.tasks.get(TaskId(ref.vertex, ref.subtask))
+    def _task(self, ref: TaskId) -> Task:
+        task = self.tasks.get(ref)
         if task is None:
             raise InvariantError(f"slot {self.slot_id} has no task {ref}")
         return task
@@ -276,11 +276,10 @@ class SlotMachine:
         window = self._window(deploy, graphs, pool)
         channels = dict(deploy.channels)
         for graph, ref in zip(graphs, deploy.tasks, strict=True):
-            task_id = TaskId(ref.vertex, ref.subtask)
             gates = []
             for number, edge in enumerate(graph.inputs(ref.vertex)):
-                arrived = partial(self._arrived, task_id, number)
-                gate = InputGate(edge, ref.subtask, partial(self._wake_task, task_id), arrived)
+                arrived = partial(self._arrived, ref, number)
+                gate = InputGate(edge, ref.subtask, partial(self._wake_task, ref), arrived)
                 gates.append(gate)
                 self._wire(gate, graph, deploy, partitions, window)
                 states = [state for state in channels.get(ref, ()) if state.edge == edge.id]
@@ -294,11 +293,11 @@ class SlotMachine:
                         quota=pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
                         executor=self._executor,
                         storage=storage,
-                        wake=partial(self._wake_task, task_id),
-                        fail=partial(self._fail_task, deploy.attempt, task_id),
+                        wake=partial(self._wake_task, ref),
+                        fail=partial(self._fail_task, deploy.attempt, ref),
                     )
-            self.tasks[task_id] = Task(
-                task_id,
+            self.tasks[ref] = Task(
+                ref,
                 graph.vertices[ref.vertex],
                 config,
                 seams,
@@ -400,17 +399,17 @@ class SlotMachine:
 
     # ---- running -----------------------------------------------------------------
 
-    def _arrived(self, task_id: TaskId, gate: int, channel: int, event: Arrival) -> None:
-        task = self.tasks.get(task_id)
+    def _arrived(self, ref: TaskId, gate: int, channel: int, event: Arrival) -> None:
+        task = self.tasks.get(ref)
         if task is not None:
             task.arrived(gate, channel, event)
 
-    def _fail_task(self, attempt: int, task_id: TaskId, error: BaseException) -> None:
-        if attempt == self.attempt and task_id in self.tasks:
-            self.tasks[task_id].fail(error)
+    def _fail_task(self, attempt: int, ref: TaskId, error: BaseException) -> None:
+        if attempt == self.attempt and ref in self.tasks:
+            self.tasks[ref].fail(error)
 
-    def _wake_task(self, task_id: TaskId) -> None:
-        task = self.tasks.get(task_id)
+    def _wake_task(self, ref: TaskId) -> None:
+        task = self.tasks.get(ref)
         if task is not None:
             self._schedule(task)
 

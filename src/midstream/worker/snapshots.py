@@ -20,6 +20,7 @@ import msgspec
 
 from midstream.checkpoint.state_files import encode_parts
 from midstream.core.errors import InvariantError, StorageError
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Executor, Failed, Storage
 from midstream.operators.base import Snapshot
 from midstream.protocol import messages as m
@@ -108,7 +109,7 @@ class TaskSnapshots:
     def __init__(
         self,
         attempt: int,
-        task: m.TaskRef,
+        task: TaskId,
         executor: Executor,
         send: Callable[[m.FromSlot], None],
         fail: Callable[[BaseException], None],
@@ -197,7 +198,7 @@ class TaskSnapshots:
         self._unconfirmed[checkpoint_id] = stored
         error = stored.error or in_flight.error
         if error is not None:
-            self.decline(checkpoint_id, f"task {self._task.vertex}/{self._task.subtask}: {error}", counts=True)
+            self.decline(checkpoint_id, f"task {self._task}: {error}", counts=True)
             return
         parts = dict(stored.parts)
         prepared = dict(stored.committables)

@@ -140,7 +140,6 @@ class Task:
         self.state = TaskState.CREATED
         self.gates = gates
         self.partitions = partitions
-        self._ref = m.TaskRef(ref.vertex, ref.subtask)
         self._config = config
         self._attempt = seams.attempt
         self._seams = seams
@@ -154,7 +153,7 @@ class Task:
         self._rows_per_s = 0.0
         self._next_gate = 0
 
-        self._snapshots = TaskSnapshots(seams.attempt, self._ref, seams.executor, seams.send, self.fail)
+        self._snapshots = TaskSnapshots(seams.attempt, self.ref, seams.executor, seams.send, self.fail)
         self._checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
             gates=gates,
@@ -217,7 +216,7 @@ class Task:
                 clock=self._seams.clock,
                 executor=self._seams.executor,
                 emit=self._chain.links[0].emit,
-                request_split=lambda: self._seams.send(m.RequestSplit(self._attempt, self._ref)),
+                request_split=lambda: self._seams.send(m.RequestSplit(self._attempt, self.ref)),
                 wake=self.wake,
                 fail=self.fail,
             )
@@ -252,7 +251,7 @@ class Task:
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskState.CREATED)
-        self._seams.send(m.TaskRunning(self._attempt, self._ref))
+        self._seams.send(m.TaskRunning(self._attempt, self.ref))
         if self._chain.watermark_us > MIN_WATERMARK_US:
             self._edges.watermark(self._chain.watermark_us)  # its consumers have heard of it, but do not remember
         for gate in self.gates:
@@ -282,7 +281,7 @@ class Task:
             return
         self.state = TaskState.CLOSED
         self._let_go()
-        self._seams.send(task_failed(self._attempt, self._ref, self.vertex.name, error, symptom))
+        self._seams.send(task_failed(self._attempt, self.ref, self.vertex.name, error, symptom))
 
     def _let_go(self) -> None:
         for timer in self._timers:
@@ -535,7 +534,7 @@ class Task:
         elif self._restored_as_finished:
             self._end()
         else:
-            self._seams.send(m.TaskEndOfData(self._attempt, self._ref))
+            self._seams.send(m.TaskEndOfData(self._attempt, self.ref))
 
     def _finish_without_checkpoint(self, results: list[SnapshotResult]) -> None:
         committables = tuple(
@@ -549,7 +548,7 @@ class Task:
         self._let_go()
         for gate in self.gates:
             gate.discard()
-        self._seams.send(m.TaskFinished(self._attempt, self._ref, committables))
+        self._seams.send(m.TaskFinished(self._attempt, self.ref, committables))
 
     # ---- checkpoints -----------------------------------------------------------
 
@@ -633,7 +632,7 @@ class Task:
         if self.vertex.source is not None:
             operators.insert(0, (self.vertex.source.uid, 0, links[0].rows_out))
         return m.TaskMetrics(
-            task=self._ref,
+            task=self.ref,
             rows_in=self.rows_in,
             rows_out=links[-1].rows_out,
             bytes_out=sum(partition.bytes_out for partition in self.partitions),
