@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Final, Protocol
 
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition
@@ -20,6 +21,11 @@ from midstream.graph.job_graph import Edge
 RECOVERED: Final = -1
 """In place of a channel: the batch comes from recovered data."""
 Arrival = CheckpointBarrier | EndOfPartition
+
+
+def first_channels(gates: Sequence[InputGate]) -> list[int]:
+    """The number of each gate's first channel when the channels of all gates are counted, and how many there are."""
+    return list(accumulate((len(gate.channels) for gate in gates), initial=0))
 
 
 class Recovered(Protocol):

@@ -145,6 +145,8 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     tasks: tuple[TaskId, ...]
     timeout_ms: int | None = None
     """See `core.elements.CheckpointBarrier`."""
+    stops: bool = False
+    """The job stops with it: sources emit nothing behind it, unless it is aborted."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="completed"):

@@ -41,7 +41,7 @@ from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError
 from midstream.core.ids import ChannelId
 from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
-from midstream.exchange.gate import Arrival, InputGate
+from midstream.exchange.gate import Arrival, InputGate, first_channels
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import InFlight, Taken, let_go
 from midstream.worker.recovery import GateRecovery
@@ -139,16 +139,14 @@ class TaskCheckpoints:
         self._executor = executor
         self._storage = storage
         self._segment_bytes = SEGMENT_BUFFERS * buffer_bytes
-        self.first_channel: list[int] = []
-        """Channels are numbered through all gates: number = first_channel[gate] + index."""
-        channels = 0
-        overtakable: list[int] = []
-        for gate in gates:
-            self.first_channel.append(channels)
-            if gate.edge.partitioning.redistributable:
-                overtakable += range(channels, channels + len(gate.channels))
-            channels += len(gate.channels)
-        self.channels = channels
+        self._first_channel = first_channels(gates)
+        channels = self._first_channel[-1]
+        overtakable = [
+            first + index
+            for gate, first in zip(gates, self._first_channel, strict=False)
+            if gate.edge.partitioning.redistributable
+            for index in range(len(gate.channels))
+        ]
         self._handler = BarrierHandler(channels, overtakable)
         self._in_flight: dict[int, _InFlightState] = {}
         """By checkpoint, until it is written or given up."""
@@ -178,7 +176,7 @@ class TaskCheckpoints:
 
     def arrived(self, gate: int, channel: int, event: Arrival) -> None:
         """A barrier, or the end, has arrived at a channel of a gate; it waits its turn there."""
-        number = self.first_channel[gate] + channel
+        number = self._first_channel[gate] + channel
         if isinstance(event, CheckpointBarrier):
             if event.timeout_ms is not None:
                 self._mail(lambda: self.handle(BarrierAnnounced(number, event)))
@@ -267,8 +265,8 @@ class TaskCheckpoints:
             timer.cancel()
 
     def _locate(self, channel: int) -> tuple[InputGate, int]:
-        gate = bisect_right(self.first_channel, channel) - 1
-        return self._gates[gate], channel - self.first_channel[gate]
+        gate = bisect_right(self._first_channel, channel) - 1
+        return self._gates[gate], channel - self._first_channel[gate]
 
     # ---- the snapshot ----
 
@@ -294,7 +292,7 @@ class TaskCheckpoints:
         """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
         rest = self._rest()
         for number, gate in enumerate(self._gates):
-            first = self.first_channel[number]
+            first = self._first_channel[number]
             mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
             if not mine:
                 continue

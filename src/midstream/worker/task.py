@@ -23,15 +23,13 @@ from enum import Enum
 
 import pyarrow as pa
 
-from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, ChannelEnded, TriggerReceived
+from midstream.checkpoint.barriers import BarrierEvent, CancelReceived, TriggerReceived
 from midstream.checkpoint.state_files import state_file
 from midstream.core.config import JobConfig
 from midstream.core.elements import (
     MAX_WATERMARK_US,
     MIN_WATERMARK_US,
-    CancelCheckpointMarker,
     CheckpointBarrier,
-    Element,
     EndOfData,
     EndOfPartition,
     Event,
@@ -42,26 +40,24 @@ from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
-from midstream.exchange.gate import RECOVERED, Arrival, InputGate
+from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
 from midstream.operators.base import OperatorContext, Snapshot, SnapshotResult
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
-from midstream.worker.checkpoints import Rest, TaskCheckpoints
+from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.failures import task_failed
+from midstream.worker.inputs import SLICE_S, TaskInput
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
-from midstream.worker.source import FIRST_ROWS, SPLITS, Progress, SourceDriver
-from midstream.worker.valve import WatermarkValve
+from midstream.worker.source import SPLITS, Progress, SourceDriver
 
 _log = logging.getLogger(__name__)
 
 MAILS_IN_A_ROW_MAX = 32
 """Mails go before rows, but checkpoints without a pause must not keep the rows from getting on."""
-SLICE_S = 0.01
-"""How long a step may keep the loop, as far as that can be foreseen."""
 
 
 class TaskState(Enum):
@@ -86,17 +82,6 @@ class TaskSeams:
     send: Callable[[m.FromSlot], None]
     schedule: Callable[[Task], None]
     """Have `step` called soon."""
-
-
-@dataclass(slots=True)
-class _Current:
-    """The batch that is being worked off in slices."""
-
-    gate: int
-    channel: int
-    port: int
-    batch: pa.RecordBatch
-    next_row: int
 
 
 class _TaskEdges(Edges):
@@ -149,10 +134,18 @@ class Task:
         self._due: deque[Callable[[], None]] = deque()
         """Operators' timers that have come due; they may emit, so they wait for the output."""
         self._timers: set[Timer] = set()
-        self._current: _Current | None = None
-        self._rows_per_s = 0.0
-        self._next_gate = 0
 
+        self._edges = _TaskEdges(partitions)
+        self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
+        self._input = TaskInput(
+            ref,
+            gates,
+            self._chain,
+            seams.clock,
+            self._on_barrier,
+            rows_max=config.batch_rows,
+            is_finished=restored_as_finished,
+        )
         self._snapshots = TaskSnapshots(seams.attempt, self.ref, seams.executor, seams.send, self.fail)
         self._checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
@@ -160,7 +153,7 @@ class Task:
             partitions=partitions,
             snapshots=self._snapshots,
             take=self._snapshot,
-            rest=self._rest,
+            rest=self._input.rest,
             mail=self.mail,
             fail=self.fail,
             clock=seams.clock,
@@ -168,26 +161,13 @@ class Task:
             storage=seams.storage,
             buffer_bytes=config.buffer_bytes,
         )
-        channels = self._checkpoints.channels
-        self._ended_data = [False] * channels
-        self._valve = WatermarkValve(channels)
-        self._port_open = {
-            port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
-            for port in {gate.edge.port for gate in gates}
-        }
-        self._was_idle = False
-
-        self._edges = _TaskEdges(partitions)
-        self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
         self._uids = [spec.uid for spec in vertex.operators]
         self._source: SourceDriver | None = None
-        self._input_ended = False
-        """All input has been processed; what is left is firing, then `_finish`."""
-        self._stop_mode_drain = True
+        self._holds_for: int | None = None
+        """The checkpoint that the job is to stop with: behind its barrier the source is not read."""
         self._final_checkpoint: int | None = None
         """The first checkpoint that this task joined after its data had ended."""
 
-        self.rows_in = 0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -247,7 +227,7 @@ class Task:
         if not self._uids and vertex.source is not None and vertex.source.uid in watermarks:
             self._chain.offered_us[0] = watermarks[vertex.source.uid][1]
         if self.gates:
-            self._valve.watermark_us = self._chain.offered_us[0]
+            self._input.restore(self._chain.offered_us[0])
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskState.CREATED)
@@ -305,6 +285,10 @@ class Task:
         self.state = state
 
     @property
+    def rows_in(self) -> int:
+        return self._input.rows_in
+
+    @property
     def rows_max(self) -> int:
         return self._config.batch_rows
 
@@ -326,11 +310,18 @@ class Task:
         self.mails.append(work)
         self.wake()
 
-    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, stops: bool = False) -> None:
+        """`stops`: the job stops with this checkpoint; a source holds still behind it, unless it is aborted."""
+
+        def trigger() -> None:
+            self._checkpoints.handle(TriggerReceived(barrier))
+            if stops:
+                self._holds_for = barrier.checkpoint_id
+
         if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
             self._snapshots.decline(barrier.checkpoint_id, f"task {self.ref} has finished", counts=False)
         else:
-            self.mail(lambda: self._checkpoints.handle(TriggerReceived(barrier)))
+            self.mail(trigger)
 
     def arrived(self, gate: int, channel: int, event: Arrival) -> None:
         """A barrier or an end waits in a channel."""
@@ -408,16 +399,13 @@ class Task:
             self._chain.pump()
             return True
         if self.state is TaskState.FINISHING:
-            return self._read_gates()
-        if self._input_ended:
+            return self._input.work()
+        if self._input.has_ended:
             self._finish()
             return True
         if self._source is not None:
             return self._read_source()
-        if self._current is not None:
-            self._process_slice(self._current)
-            return True
-        return self._read_gates()
+        return self._input.work()
 
     def _output_available(self) -> bool:
         for partition in self.partitions:
@@ -430,103 +418,26 @@ class Task:
 
     def _read_source(self) -> bool:
         assert self._source is not None
+        if self._holds_for is not None:
+            return False
         if self._restored_as_finished:
             progress = Progress.ENDED
         else:
             progress = self._source.step()
         if progress is Progress.ENDED:
-            self._input_ended = True
+            self._input.has_ended = True
             if not self._restored_as_finished:
                 self._chain.end_input(0)
             self._chain.offer(0, MAX_WATERMARK_US)
         return progress is not Progress.WAITING
 
-    # ---- gates ----
-
-    def _read_gates(self) -> bool:
-        """Poll each gate in turn until one gives an element."""
-        for _ in range(len(self.gates)):
-            index = self._next_gate
-            gate = self.gates[index]
-            self._next_gate = (index + 1) % len(self.gates)
-            polled = gate.poll(self._config.batch_rows)
-            if polled is not None:
-                self._on_element(index, polled[0], polled[1])
-                return True
-        return False
-
-    def _on_element(self, gate: int, index: int, element: Element) -> None:
-        channel = self._checkpoints.first_channel[gate] + index
-        port = self.gates[gate].edge.port
-        if isinstance(element, pa.RecordBatch):
-            if index != RECOVERED and self._ended_data[channel]:
-                raise InvariantError(f"{self.gates[gate].channels[index].id}: rows after the end of data")
-            self.rows_in += element.num_rows
-            self._current = _Current(gate, index, port, element, 0)
-            self._process_slice(self._current)
-            return
-        match element:
-            case Watermark(timestamp_us):
-                self._advance(self._valve.advance(channel, timestamp_us))
-            case WatermarkStatus(idle):
-                self._advance(self._valve.set_idle(channel, idle))
-            case CheckpointBarrier():
-                self._checkpoints.handle(BarrierReceived(channel, element))
-            case CancelCheckpointMarker(checkpoint_id):
-                self._checkpoints.handle(CancelReceived(checkpoint_id))
-            case EndOfData(drain):
-                self._end_of_data(channel, port, drain)
-            case EndOfPartition():
-                if not self._ended_data[channel]:
-                    raise InvariantError(f"{self.gates[gate].channels[index].id}: closed before the end of data")
-                self._checkpoints.handle(ChannelEnded(channel))
-
-    def _process_slice(self, current: _Current) -> None:
-        """As many rows of the batch as fit the budget, judged by the rows before them."""
-        clock = self._seams.clock
-        rest = current.batch.num_rows - current.next_row
-        rows = rest
-        if self._rows_per_s:
-            budget = max(1, int(self._rows_per_s * SLICE_S))
-            rows = rest if rest <= 2 * budget else budget
-        else:
-            rows = min(rest, FIRST_ROWS)
-        part = current.batch if rows == current.batch.num_rows else current.batch.slice(current.next_row, rows)
-        started_s = clock.monotonic_s()
-        self._chain.process(part, current.port)
-        elapsed_s = clock.monotonic_s() - started_s
-        self._rows_per_s = rows / elapsed_s if elapsed_s > 0 else float(2**40)
-        current.next_row += rows
-        if current.next_row == current.batch.num_rows:
-            self._current = None
-            self.gates[current.gate].done(current.channel)
-
-    def _advance(self, watermark_us: int | None) -> None:
-        if watermark_us is not None:
-            self._chain.offer(0, watermark_us)
-        is_idle = self._valve.is_idle
-        if is_idle != self._was_idle:
-            self._was_idle = is_idle
-            self._chain.links[0].idle(is_idle)
-
-    def _end_of_data(self, channel: int, port: int, drain: bool) -> None:
-        if self._ended_data[channel]:
-            raise InvariantError(f"task {self.ref}: channel {channel} ends twice")
-        self._ended_data[channel] = True
-        self._stop_mode_drain = self._stop_mode_drain and drain
-        self._port_open[port] -= 1
-        if self._port_open[port] == 0 and drain and not self._restored_as_finished:
-            self._chain.end_input(port)
-        if all(self._ended_data):
-            self._input_ended = True
-
     # ---- the end -------------------------------------------------------------
 
     def _finish(self) -> None:
         """Emit what is left and say so; then wait for the checkpoint that makes it final."""
-        if not self._restored_as_finished and self._stop_mode_drain:
+        if not self._restored_as_finished and self._input.drains:
             self._chain.finish()
-        self._edges.broadcast(EndOfData(self._stop_mode_drain))
+        self._edges.broadcast(EndOfData(self._input.drains))
         self._become(TaskState.FINISHING, TaskState.RUNNING)
         if self._seams.storage is None:
             snapshots = [operator.snapshot(0) for operator in self._chain.operators]
@@ -552,12 +463,8 @@ class Task:
 
     # ---- checkpoints -----------------------------------------------------------
 
-    def _rest(self) -> Rest | None:
-        current = self._current
-        if current is None:
-            return None
-        gate = self.gates[current.gate]
-        return Rest(current.gate, current.batch.slice(current.next_row), gate.taken(current.channel))
+    def _on_barrier(self, event: BarrierEvent) -> None:
+        self._checkpoints.handle(event)
 
     def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Every operator's state and event time, as of this point between two slices."""
@@ -616,6 +523,8 @@ class Task:
         self._checkpoints.drop(checkpoint_id)
         if self._final_checkpoint == checkpoint_id:
             self._final_checkpoint = None
+        if self._holds_for == checkpoint_id:
+            self._holds_for = None
         for operator in self._chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 
@@ -633,7 +542,7 @@ class Task:
             operators.insert(0, (self.vertex.source.uid, 0, links[0].rows_out))
         return m.TaskMetrics(
             task=self.ref,
-            rows_in=self.rows_in,
+            rows_in=self._input.rows_in,
             rows_out=links[-1].rows_out,
             bytes_out=sum(partition.bytes_out for partition in self.partitions),
             busy_ms=int(self.busy_s * 1000),
