@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -37,6 +38,22 @@ class FailsAt(Operator):
         self._out.emit(batch)
 
 
+class Witness(Operator):
+    """Writes at once, into files whose names begin with `path`, what it has seen, and hands nothing on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._file = open(f"{self._path}-{context.subtask}", "ab", buffering=0)  # noqa: SIM115 - closed with the task
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._file.write(batch.column(1).to_numpy().tobytes())
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class NumbersJob:
     """`count` rows (None: endless) from source to sink over a keyed exchange."""
 
@@ -48,6 +65,7 @@ class NumbersJob:
         rows_per_s: float | None = None,
         fails_at: int | None = None,
         fails_always: bool = False,
+        witness: Path | None = None,
         **config: Any,
     ) -> None:
         source = GeneratorSource(
@@ -58,6 +76,8 @@ class NumbersJob:
         operators = []
         if fails_at is not None:
             operators.append(OperatorSpec("fails", "fails", FailsAt(fails_at, fails_always)))
+        if witness is not None:
+            operators.append(OperatorSpec("witness", "witness", Witness(str(witness))))
         operators.append(OperatorSpec("sink", "sink", SinkOperator("sink", self.sink, SCHEMA), self.sink))
         self.graph = JobGraph(
             (

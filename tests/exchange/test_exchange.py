@@ -70,7 +70,7 @@ class TwoSlots:
         self.right.attach(self.pipes[1])
         self.right.add_receiver(self.channel)
         self.left.add_sender(self.partition.subpartitions[0])
-        self.channel.open()
+        self.gate.open()
 
     def carry(self, source: PeerLink, target: PeerLink, bytes_max: int) -> bool:
         stream = b"".join(source.pull(bytes_max))

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jobs import NumbersJob
@@ -80,6 +81,18 @@ def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Pa
     second = NumbersJob(300_000, **settings)
     start(running, second, restore="latest").wait(60)
     assert sorted([*seen, *second.numbers()]) == list(range(300_000))
+
+
+def test_a_stopped_job_has_done_nothing_that_it_does_again(running: list[Job], tmp_path: Path) -> None:
+    """Its sources hold still behind the barrier, so that what has effects of its own sees no row twice."""
+    settings = {"checkpoint_dir": str(tmp_path / "checkpoints"), "witness": tmp_path / "seen"}
+    for restore in (None, "latest"):
+        job = start(running, NumbersJob(50_000_000, **settings), restore)
+        until("a checkpoint", lambda job=job: job.status().checkpoints_completed, 60)
+        job.stop(timeout_s=30)
+        assert job.status().state == "stopped"
+    seen = np.concatenate([np.fromfile(path, np.int64) for path in tmp_path.glob("seen-*")])
+    assert 0 < len(seen) == len(np.unique(seen))
 
 
 def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:

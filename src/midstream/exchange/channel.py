@@ -25,6 +25,10 @@ class InputChannel(Protocol):
     queue: ElementQueue
     """What has arrived and was not taken: captured from here when a barrier overtakes it."""
 
+    def open(self) -> None:
+        """Ask the producer for rows. Events come without."""
+        ...
+
     def take(self, rows_max: int) -> Element | None:
         """The next element; small batches that already wait come joined, up to `rows_max` rows."""
         ...
@@ -55,6 +59,9 @@ class LocalChannel:
 
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
+
+    def open(self) -> None:
+        self._subpartition.ask()
 
     def take(self, rows_max: int) -> Element | None:
         assert not self._is_taken, f"{self.id}: taken again before done"

@@ -1,7 +1,8 @@
 """The consumer side of one edge: its channels, and which of them has something to give.
 
 Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data and
-its turn until it is resumed. No channel is read before the gate's recovered data is consumed.
+its turn until it is resumed. No channel is read before the gate's recovered data is consumed, and
+none is asked for rows before the last of that has been taken.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class InputGate:
         self._on_arrival = on_arrival
         self.recovered: Recovered | None = None
         self.channels: Sequence[InputChannel] = ()
+        self._is_open = False
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
         self._blocked: set[int] = set()
@@ -68,6 +70,13 @@ class InputGate:
         self._is_ready = [False] * len(channels)
         for index, channel in enumerate(channels):
             channel.queue.on_event = partial(self._on_arrival, index)
+
+    def open(self) -> None:
+        """All peers are connected: ask for rows, now or when what is recovered has been taken."""
+        if self.recovered is None or self.recovered.is_over:
+            self._is_open = True
+            for channel in self.channels:
+                channel.open()
 
     def on_data(self, channel: int) -> None:
         """Channel `channel` (an index into `channels`) has data."""
@@ -83,6 +92,8 @@ class InputGate:
         """
         if self.recovered is not None:
             batch = self.recovered.take()
+            if not self._is_open:
+                self.open()
             if batch is not None:
                 return RECOVERED, batch
             if not self.recovered.is_over:
@@ -154,6 +165,8 @@ class InputGate:
         return f"{data}, blocked" if channel in self._blocked else data
 
     def check(self) -> None:
+        if not self._is_open and any(isinstance(item, InFlight) for channel in self.channels for item in channel.queue):
+            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for")
         for index, channel in enumerate(self.channels):
             if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: ready is {self._is_ready[index]}, but that is not so")

@@ -39,6 +39,7 @@ class Sender:
 
     def grant(self, credits: int) -> None:
         self._credit += credits
+        self._sub.ask()
 
     def can_send(self) -> bool:
         if self._element is not None:

@@ -4,6 +4,9 @@ A subpartition is a queue of whole elements. They are serialised, and cut into b
 a remote consumer's credit lets them go; a local consumer takes them by reference. That is why
 small batches can still be joined while they wait, and why nothing is ever half emitted.
 
+Rows are produced only for consumers that have asked for them, which one that still has recovered rows
+to work off has not: else every restart would put another pool full of rows behind what is in flight.
+
 Order within a subpartition: as emitted. Consecutive watermarks are one (the last): a consumer
 that cannot keep up would otherwise collect them without bound.
 """
@@ -39,11 +42,13 @@ class Subpartition:
 
     __slots__ = (
         "_charged",
+        "_on_asked",
         "_on_data",
         "_on_sent",
         "_pool",
         "_quota",
         "_urgent",
+        "asked",
         "channel",
         "closed",
         "is_local",
@@ -52,12 +57,22 @@ class Subpartition:
         "sending",
     )
 
-    def __init__(self, channel: ChannelId, pool: BufferPool, quota: Quota, on_sent: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        channel: ChannelId,
+        pool: BufferPool,
+        quota: Quota,
+        on_sent: Callable[[int], None],
+        on_asked: Callable[[], None],
+    ) -> None:
         self.channel = channel
         self.queue = ElementQueue()
         self._pool = pool
         self._quota = quota
         self._on_sent = on_sent
+        self._on_asked = on_asked
+        self.asked = False
+        """Whether the consumer wants rows; events need not be asked for."""
         self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
         """Barriers that have overtaken everything here."""
@@ -74,6 +89,12 @@ class Subpartition:
         self.is_local = local
         if len(self.queue):
             on_data()
+
+    def ask(self) -> None:
+        """The consumer takes rows from now on."""
+        if not self.asked:
+            self.asked = True
+            self._on_asked()
 
     def add(self, element: Element) -> None:
         if self.closed:
@@ -169,24 +190,35 @@ class ResultPartition:
         self._pool = pool
         self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
         self.subpartitions = [
-            Subpartition(ChannelId(edge.id, producer, consumer), pool, self._quota, self._barrier_sent)
+            Subpartition(ChannelId(edge.id, producer, consumer), pool, self._quota, self._barrier_sent, self._asked)
             for consumer in consumers
         ]
+        self._unasked = len(self.subpartitions)
+        self._wake_when_asked: Callable[[], None] | None = None
         self.on_barrier_sent: Callable[[int], None] | None = None
         """Called with the checkpoint's id when a barrier that waited its turn has left for a remote consumer."""
         self._next = producer % max(1, self._consumers)
         self.bytes_out = 0
 
     def is_available(self) -> bool:
-        """Whether a step may start that emits here: the pool is whole and no consumer is too far behind."""
-        if self._quota.available() <= 0:
+        """Whether a step may start that emits here: all consumers want rows, the pool is whole, and none is too far behind."""
+        if self._unasked or self._quota.available() <= 0:
             return False
         limit = self._subpartition_buffers_max
         return all(sub.queued_buffers < limit for sub in self.subpartitions)
 
     def wake_when_available(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when `is_available` may have become true."""
+        """Call `wake` once, when `is_available` may have become true. Only one may wait."""
+        if self._unasked:
+            self._wake_when_asked = wake
+            return
         self._pool.wake_when_available(self._quota, wake)
+
+    def _asked(self) -> None:
+        self._unasked -= 1
+        if not self._unasked and self._wake_when_asked is not None:
+            wake, self._wake_when_asked = self._wake_when_asked, None
+            wake()
 
     def emit(self, batch: Batch) -> None:
         """Route the rows of `batch`; order is kept towards each consumer (and so for each key)."""

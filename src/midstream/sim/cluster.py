@@ -84,6 +84,8 @@ class Cluster:
         self.slots: list[Slot] = []
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
+        self.finished: dict[tuple[str, int], frozenset[str]] = {}
+        """By job id and attempt: uids of the operators that are deployed as finished."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -167,6 +169,9 @@ class Driver:
         self.outcome: JobEnded | None = None
         self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
+        self.slots_late = 0
+        """How many of the next slots that are asked for come later than anybody waits for them."""
+        self._unanswered: dict[int, m.ClientRequest] = {}
         self.connections: dict[int, Connection] = {}
         """By slot number; open ones."""
         self._slot_count = 0
@@ -187,6 +192,11 @@ class Driver:
         """The job has ended, or this driver has died."""
         return self.outcome is not None or not self.process.alive
 
+    @property
+    def state(self) -> str:
+        """Of the job, as people see it."""
+        return self.coordinator.status(self.process.now_ms()).state
+
     def ask(self, request: m.ClientRequest) -> int:
         """A question of the command line; its answer will be in `replies` under the number returned."""
         self._clients += 1
@@ -196,10 +206,14 @@ class Driver:
             world.delay(world.tempo.control_us),
             self.process,
             Kind.CONTROL,
-            partial(self._feed, ClientAsked(client, request)),
+            partial(self._asked, client, request),
             request,
         )
         return client
+
+    def _asked(self, client: int, request: m.ClientRequest) -> None:
+        self._unanswered[client] = request
+        self._feed(ClientAsked(client, request))
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
@@ -226,6 +240,8 @@ class Driver:
             case Send(slot, message):
                 connection = self.connections.get(slot)
                 if connection is not None:
+                    if isinstance(message, m.Deploy):
+                        self._note_finished(message)
                     connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
             case RequestSlot(request):
                 self._request_slot(request)
@@ -245,10 +261,13 @@ class Driver:
                 if client in self.replies:
                     world.bug(f"client {client} is answered twice")
                 self.replies[client] = reply
+                self._check_reply(self._unanswered.pop(client), reply)
                 world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
             case JobEnded(state, error):
                 if self.outcome is not None:
                     world.bug("the job ends twice")
+                if self._unanswered:
+                    world.bug(f"the job ends, and nobody has answered {list(self._unanswered.values())}")
                 self.outcome = instruction
                 world.note(("job ended:", state, str(error) if error else ""))
                 for timer in self._timers.values():
@@ -256,6 +275,19 @@ class Driver:
                 self._timers.clear()
                 for number in list(self.connections):
                     self._close_slot(number, "the job has ended")
+
+    def _note_finished(self, deploy: m.Deploy) -> None:
+        vertices = self.plan.graph.vertices  # the same at any parallelism
+        uids = frozenset(spec.uid for vertex in deploy.finished for spec in vertices[vertex].specs)
+        self.cluster.finished[deploy.job_id, deploy.attempt] = uids
+
+    def _check_reply(self, request: m.ClientRequest, reply: m.Reply) -> None:
+        if isinstance(request, m.DoRescale) and not reply.error:
+            status = self.coordinator.status(self.process.now_ms())
+            if status.slots_needed != request.parallelism:
+                self.cluster.world.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
+            if reply.checkpoint is not None and status.restored_from != reply.checkpoint:
+                self.cluster.world.bug(f"rescaled from {reply.checkpoint}, but restored from {status.restored_from}")
 
     def _use(self, token: str) -> None:
         if token in self._tokens_used:
@@ -280,9 +312,11 @@ class Driver:
             cluster.slot_failures -= 1
             self.process.call_later(0.01, partial(self._feed, SlotRequestFailed(request, f"no core {SIM}")))
             return
-        world.schedule(
-            500 + world.delay(20_000), None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}"
-        )
+        delay_us = 500 + world.delay(20_000)
+        if self.slots_late:
+            self.slots_late -= 1
+            delay_us = int(self.plan.config.slot_timeout_s * 1.1e6)
+        world.schedule(delay_us, None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}")
 
     def slot_failed(self, request: str, reason: str) -> None:
         """Its process ended before it was known."""

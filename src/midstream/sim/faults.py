@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from midstream.protocol.messages import DoCheckpoint, DoStop, GetStatus
+from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
@@ -33,6 +33,9 @@ class Stage(Protocol):
         """Believe that the driver is dead, and start the job again."""
         ...
 
+
+PARALLELISMS: Final = (1, 2, 3, 4, 2, 3, 1, 2, 5, 3, 4, 6, 1, 2, 7, 3, 8)
+"""To which a job is rescaled while it runs: mostly to low ones, which are quick to run."""
 
 Strike = Callable[[Stage, int], bool]
 
@@ -236,6 +239,32 @@ def _checkpoint(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _rescale(stage: Stage, victim: int) -> bool:
+    stage.driver.ask(DoRescale(PARALLELISMS[victim % len(PARALLELISMS)]))
+    return True
+
+
+def _rescale_struck(stage: Stage, victim: int) -> bool:
+    """Something else befalls the job, or is asked of it, soon after it has been asked to rescale."""
+    world = stage.world
+    names = [name for name in STRIKES if name != "rescale_struck"]
+    name = names[victim // 7 % len(names)]
+
+    def another() -> None:
+        strike(stage, Fault(world.step_number, name, victim // 3))
+
+    world.schedule(1 << victim % 18, None, Kind.FAULT, another, f"{name} during a rescale")
+    return _rescale(stage, victim // 11)
+
+
+def _slots_late(stage: Stage, victim: int) -> bool:
+    """Slots that are asked for come too late; so that some are, one dies, or more are needed."""
+    if stage.driver.state != "running":
+        return False  # a job that has never run gives up then
+    stage.driver.slots_late += 1 + victim % 2
+    return _rescale(stage, victim // 5) if victim % 3 else _kill_slot(stage, victim)
+
+
 STRIKES: Final[Mapping[str, Strike]] = {
     "kill_slot": _kill_slot,
     "kill_slot_twice": _kill_slot_twice,
@@ -259,4 +288,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "drain": _drain,
     "checkpoint": _checkpoint,
     "cancel": _cancel,
+    "rescale": _rescale,
+    "rescale_struck": _rescale_struck,
+    "slots_late": _slots_late,
 }

@@ -24,6 +24,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.rows import SCHEMA, SOURCE_IDS, Outside, SimSource, Staged
+from midstream.sim.tally import LIST, UNION
 from midstream.sim.timed import WAITING, rows_waiting, windows_of
 from midstream.sim.topologies import Expectation, Shape, expectation
 
@@ -105,6 +106,9 @@ class Oracle:
         for uid, ids in expected.broadcast.items():
             if uid in operators and not operators[uid].finished:
                 yield from self._check_broadcast(where, operators[uid], ids)
+        for uid, seen in expected.tallies.items():
+            if uid in operators and not operators[uid].finished:
+                yield from self._check_tally(where, operators[uid], seen)
         yield from self._check_prepared(where, metadata, expected)
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
@@ -182,6 +186,22 @@ class Oracle:
                     f"{where}: broadcast state of {operator.uid}/{index} lacks {_some(sorted(expected - found))}, "
                     f"has {_some(sorted(found - expected))} too many"
                 )
+
+    def _check_tally(self, where: str, operator: OperatorState, expected: Counter[int]) -> Iterator[str]:
+        ids: Counter[int] = Counter()
+        count = 0
+        for subtask in operator.subtasks:
+            for table in self._tables(subtask, LIST):
+                ids.update(table.column("id").to_pylist())
+            for table in self._tables(subtask, UNION):
+                count += sum(table.column("count").to_pylist())
+        if ids != expected:
+            yield (
+                f"{where}: the list of {operator.uid} lacks {_some(sorted(expected - ids))}, "
+                f"has {_some(sorted(ids - expected))} too many"
+            )
+        if count != expected.total():
+            yield f"{where}: {operator.uid} has counted {count} rows instead of {expected.total()}"
 
     def _check_prepared(self, where: str, metadata: CheckpointMetadata, expected: Expectation) -> Iterator[str]:
         """What was committed before, and what the checkpoint holds for commit: together its sinks' output."""

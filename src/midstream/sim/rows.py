@@ -68,6 +68,8 @@ class Outside:
         """How many of the next reads of blocking sources fail."""
         self.open_failures = 0
         """How many of the next operators that are opened fail."""
+        self.finished: Mapping[tuple[str, int], frozenset[str]] = {}
+        """By job id and attempt: uids of the operators that had finished in the checkpoint it began from."""
         self.row_us = 0
         """How long user functions take for a row: what is slow is worked in slices."""
 

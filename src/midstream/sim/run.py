@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 from typing import Final
+
+import msgspec
 
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobPlan
@@ -19,7 +23,7 @@ from midstream.sim.oracle import Oracle
 from midstream.sim.report import who_waits
 from midstream.sim.rows import LedgerSink, Outside, SimSource
 from midstream.sim.scenario import Scenario
-from midstream.sim.topologies import Shape, job_graph, uid_of
+from midstream.sim.topologies import Shape, job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 
@@ -87,6 +91,7 @@ class Run:
             self.world, wire_bytes_max=scenario.wire_bytes, pull_bytes_max=max(4096, scenario.wire_bytes // 4)
         )
         self.cluster = Cluster(self.world, self.disk, network, make_coordinator, externals)
+        self.outside.finished = self.cluster.finished
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
@@ -142,6 +147,20 @@ class Run:
     def _launch(self, shape: Shape, restore: str | None) -> None:
         self.outcome.launches += 1
         self._launch_is_due = self._is_given_up = False
+        self.driver = self.cluster.submit(self._plan(f"job{self.outcome.launches}", shape, restore))
+
+    def _rescaled(self, job_id: str, shape: Shape, restore: str | None, parallelism: int) -> JobPlan:
+        """The same job at another parallelism; in some runs with a pool that may be too small for that."""
+        self.world.io_point()
+        random = Random(f"rescale {self.scenario.seed} {parallelism}")
+        now = self._plan(job_id, shape, restore)
+        then = self._plan(job_id, with_parallelism(shape, parallelism, random, same=random.random() < 0.5), restore)
+        if random.random() < 0.1:
+            config = msgspec.structs.replace(then.config, pool_bytes=now.config.pool_bytes)
+            return replace(then, config=config)
+        return then
+
+    def _plan(self, job_id: str, shape: Shape, restore: str | None) -> JobPlan:
         s = self.scenario
         graph = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
         config = JobConfig(
@@ -162,8 +181,8 @@ class Run:
             slot_timeout_s=30.0,
             heartbeat_timeout_s=3.0,
         ).check()
-        job_id = f"job{self.outcome.launches}"
-        self.driver = self.cluster.submit(JobPlan(job_id, graph, self.cluster.pickle(graph), config, restore))
+        rescaled = partial(self._rescaled, job_id, shape, restore)
+        return JobPlan(job_id, graph, self.cluster.pickle(graph), config, restore, rescaled=rescaled)
 
     def _look(self) -> bool:
         """Whether all is over; also where faults strike and the job's keeper acts."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from midstream.sim.topologies import SHAPES, Shape, random_shape, with_parallelism
+from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_parallelism
 from midstream.sim.world import Tempo
 
 FAULTS: Final = (
@@ -37,11 +37,14 @@ FAULTS: Final = (
     "disk_gone",
     "open_fails",
     "cancel",
+    "rescale",
+    "rescale_struck",
+    "slots_late",
 )
 """Every kind of fault and request that can strike a run."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
     ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
-    + ("open_fails", "checkpoint", "stop")
+    + ("open_fails", "checkpoint", "stop", "rescale", "slots_late")
 )
 """What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
 
@@ -107,13 +110,21 @@ def draw(
     choice = random.choice
     limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
     base = random_shape(random) if topology == "random" else SHAPES[topology]
-    shape = with_parallelism(base, limit, random, same=parallelism is not None)
+    wide = Random(f"wide {seed}")
+    if parallelism is None and wide.random() < 0.05:
+        limit = wide.choice((5, 6, 7, 8))
+    if wide.random() < 0.3:
+        base = varied(base, wide)
+    spread = parallelism is None and limit <= 4 and wide.random() < 0.1
+    shape = with_parallelism(base, limit, random, same=parallelism is not None, spread=spread)
+    limit = max(node.parallelism for node in shape)
     clock_tick_us = choice((0, 0, 0, 100, 2000))
     rescaled = None
     if rescale_to is not None:
         rescaled = with_parallelism(base, rescale_to, random, same=True)
     elif parallelism is None and random.random() < 0.5:
-        rescaled = with_parallelism(base, choice((1, 2, 3, 4)), random, same=False)
+        to = choice((1, 2, 3, 4)) if wide.random() < 0.9 else wide.choice((5, 6, 7, 8))
+        rescaled = with_parallelism(base, to, random, same=False)
     buffer_bytes = choice((4096, 4096, 8192, 32768))
     batch_rows = choice(tuple(ROWS))
     count = rows if rows is not None else choice(ROWS[batch_rows])
@@ -140,7 +151,7 @@ def draw(
         blocking=random.random() < 0.5,
         rounds=choice((1, 1, 2, 3)),
         readers=choice((1, 1, 2)),
-        key_groups=max(choice((4, 7, 16, 128)), limit, rescale_to or 1),
+        key_groups=max(choice((4, 7, 16, 128)), limit, *(node.parallelism for node in rescaled or ())),
         buffer_bytes=buffer_bytes,
         pool_buffers=choice((0, 0, 16, 1024)),
         batch_rows=batch_rows,

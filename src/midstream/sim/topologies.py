@@ -19,6 +19,7 @@ from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
 from midstream.sim import timed
 from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource
+from midstream.sim.tally import Tally
 
 SIDE: Final = "side"
 FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
@@ -36,6 +37,8 @@ class Input:
     partitioning: Partitioning
     port: int = 0
     tag: str | None = None
+    adapts: bool = False
+    """As streams that say nothing are connected: forward between equal parallelisms, rebalance between others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Node:
     """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
     "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
     rows until a timer fires), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
-    rows), "sink"."""
+    rows), "tally" (state without a key), "sink"."""
 
     chain: tuple[str, ...]
     inputs: tuple[Input, ...] = ()
@@ -136,6 +139,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("count", Input(2, KEYED)),
         _node("sink", Input(3, FORWARD)),
     ),
+    "tally": (
+        _source(),
+        _source(rows_share=0.3),
+        _node("tally", Input(0, REBALANCE, adapts=True), Input(1, REBALANCE)),
+        _node("tally", Input(2, GLOBAL)),
+        _node("sink", Input(3, REBALANCE, adapts=True)),
+    ),
     "finishing": (
         _source(rows_share=0.05),
         _source(),
@@ -157,7 +167,7 @@ def random_shape(random: Random) -> Shape:
         for _ in range(random.randint(1, 3))
     ]
     for _ in range(random.randint(0, 5)):
-        kind = random.choice(("pass", "side", "count", "count", "count", "share", "timer", "windows"))
+        kind = random.choice(("pass", "side", "tally", "count", "count", "count", "share", "timer", "windows"))
         inner = [index for index, node in enumerate(nodes) if "pack" not in node.chain]
         first = random.choice(inner)
         if kind in ("count", "timer", "windows"):
@@ -194,17 +204,55 @@ def _without_doubled_broadcast(shape: Shape) -> Shape:
     )
 
 
-def with_parallelism(shape: Shape, limit: int, random: Random, same: bool) -> Shape:
-    """Each node from 1 to `limit` (all `limit` if `same`, at least one in any case); forward edges join equals."""
+def varied(shape: Shape, random: Random) -> Shape:
+    """Other edges in some of the places where any will do."""
+    return tuple(
+        replace(node, inputs=tuple(_varied(entry, random) for entry in node.inputs))
+        if node.chain[0] in ("pass", "side", "tally", "sink")
+        else node
+        for node in shape
+    )
+
+
+def _varied(entry: Input, random: Random) -> Input:
+    if random.random() < 0.5:
+        return entry
+    partitioning = random.choice((REBALANCE, GLOBAL, KEYED, FORWARD, None))
+    return replace(entry, partitioning=partitioning or REBALANCE, adapts=partitioning is None)
+
+
+def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, spread: bool = False) -> Shape:
+    """Each node from 1 to `limit` (all `limit` if `same`, at least one in any case); forward edges join equals.
+
+    `spread`: all are `limit`, one more, or twice as many.
+    """
     group = list(range(len(shape)))
     for index, node in enumerate(shape):
         for entry in node.inputs:
-            if entry.partitioning is FORWARD:
+            if entry.partitioning is FORWARD and not entry.adapts:
                 joined, kept = group[entry.node], group[index]
                 group = [kept if g == joined else g for g in group]
-    drawn = {g: limit if same else random.randint(1, limit) for g in dict.fromkeys(group)}
-    drawn[group[random.randrange(len(shape))]] = limit
-    return tuple(replace(node, parallelism=drawn[group[index]]) for index, node in enumerate(shape))
+    if spread:
+        some = (limit, limit + 1, 2 * limit)
+        first = random.randrange(3)
+        drawn = {g: some[(first + i) % 3] for i, g in enumerate(dict.fromkeys(group))}
+    else:
+        drawn = {g: limit if same else random.randint(1, limit) for g in dict.fromkeys(group)}
+        drawn[group[random.randrange(len(shape))]] = limit
+    parallelism = [drawn[g] for g in group]
+    return tuple(
+        replace(
+            node,
+            parallelism=parallelism[index],
+            inputs=tuple(
+                replace(e, partitioning=FORWARD if parallelism[e.node] == parallelism[index] else REBALANCE)
+                if e.adapts
+                else e
+                for e in node.inputs
+            ),
+        )
+        for index, node in enumerate(shape)
+    )
 
 
 # ---- expectation -----------------------------------------------------------
@@ -217,6 +265,8 @@ class Expectation:
     counts: Mapping[str, Mapping[int, tuple[int, int]]]
     """Of each keyed operator: (rows, sum of their ids) by key."""
     broadcast: Mapping[str, frozenset[int]]
+    tallies: Mapping[str, Counter[int]]
+    """Row ids that each operator with state without a key has seen."""
     sinks: Mapping[str, Counter[int]]
     """Row ids, each as often as the sink must hold it."""
     windowed: Mapping[str, tuple[str, Counter[int]]]
@@ -245,6 +295,7 @@ def expectation(
     key_of = {row: key for part in rows.values() for row, key in part.items()}
     counts: dict[str, dict[int, tuple[int, int]]] = {}
     broadcast: dict[str, frozenset[int]] = {}
+    tallies: dict[str, Counter[int]] = {}
     sinks: dict[str, Counter[int]] = {}
     windowed: dict[str, tuple[str, Counter[int]]] = {}
     window_sinks: dict[str, tuple[str, bool]] = {}
@@ -281,6 +332,8 @@ def expectation(
                         count, total = per_key.get(key_of[row], (0, 0))
                         per_key[key_of[row]] = (count + n, total + n * row)
                     counts[uid] = per_key
+                case "tally":
+                    tallies[uid] = stream
                 case "timer":
                     waiting = held.get(uid, Counter())
                     if not waiting <= stream:
@@ -296,7 +349,7 @@ def expectation(
                     else:
                         sinks[uid] = stream
         outputs.append({None: stream, SIDE: side})
-    return Expectation(counts, broadcast, sinks, windowed, window_sinks, tuple(overdrawn))
+    return Expectation(counts, broadcast, tallies, sinks, windowed, window_sinks, tuple(overdrawn))
 
 
 # ---- job graph -------------------------------------------------------------
@@ -312,7 +365,8 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
     for index, node in enumerate(shape):
         root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
         is_ordered = len(set(root)) == len(root) and all(
-            ordered[entry.node] and entry.partitioning is not REBALANCE and entry.tag is None for entry in node.inputs
+            ordered[entry.node] and entry.partitioning is not REBALANCE and not entry.adapts and entry.tag is None
+            for entry in node.inputs
         )
         spec: SourceSpec | None = None
         operators = []
@@ -355,6 +409,8 @@ def _operator(kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordere
             return timed.window(uid, kind)
         case "pack":
             return timed.Pack()
+        case "tally":
+            return Tally(outside)
         case "sink":
             return SinkOperator(uid, sink, SCHEMA)
         case _:

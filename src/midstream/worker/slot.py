@@ -380,9 +380,6 @@ class SlotMachine:
                 link.add_receiver(channel)
         for slot, partition, index in self._outgoing:
             self._links[slot].add_sender(partition.subpartitions[index])
-        for channels in self._remote.values():
-            for channel in channels:
-                channel.open()
         for task in self.tasks.values():
             task.start()
 

@@ -237,6 +237,7 @@ class Task:
         for gate in self.gates:
             if isinstance(gate.recovered, GateRecovery):
                 gate.recovered.start()
+            gate.open()
         self.wake()
 
     def close(self) -> None:
@@ -408,6 +409,8 @@ class Task:
         return self._input.work()
 
     def _output_available(self) -> bool:
+        if self._restored_as_finished:
+            return True  # it emits no rows, and no checkpoint is taken before it has ended
         for partition in self.partitions:
             if not partition.is_available():
                 partition.wake_when_available(self.wake)
