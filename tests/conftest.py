@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,16 @@ def spark() -> Iterator[Any]:
     session.conf.set("spark.sql.shuffle.partitions", "4")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that everyone may enter, unlike those of pytest; see `permissions.unprivileged`."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        yield path
+        path.chmod(0o755)
 
 
 @pytest.fixture(autouse=True)

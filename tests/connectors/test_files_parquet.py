@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,6 +19,7 @@ from midstream.connectors import files
 from midstream.connectors.files import FileSource
 from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
+from permissions import unprivileged
 
 CONTEXT = DiscoveryContext(uid="src", parallelism=2, storage=None)
 
@@ -229,31 +227,14 @@ def test_a_file_that_is_gone_on_restore_is_named_with_the_position_and_what_is_l
         source.open_split(restored)
 
 
-@pytest.fixture
-def unprivileged() -> Iterator[Path]:
-    """A directory that everyone may enter; permissions count, even for root."""
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o755)
-    user = os.geteuid()
-    yield directory
-    os.seteuid(user)
-    shutil.rmtree(directory)
-
-
-def test_a_file_or_directory_that_may_not_be_read_is_named(unprivileged):
-    path = parquet_file(unprivileged / "in" / "1.parquet", 0, 2)
+def test_a_file_or_directory_that_may_not_be_read_is_named(open_path):
+    path = parquet_file(open_path / "in" / "1.parquet", 0, 2)
     path.chmod(0)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    with pytest.raises(StorageError, match=r"in/1\.parquet: may not be read: permission denied"):
+    with unprivileged(), pytest.raises(StorageError, match=r"in/1\.parquet: may not be read: permission denied"):
         FileSource(path)
-    os.seteuid(os.getuid())
     path.parent.chmod(0o111 if os.getuid() else 0)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    with pytest.raises(StorageError, match=r"in: cannot be listed"):
+    with unprivileged(), pytest.raises(StorageError, match=r"in: cannot be listed"):
         FileSource(path.parent)
-    os.seteuid(os.getuid())
     path.parent.chmod(0o755)
 
 

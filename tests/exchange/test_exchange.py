@@ -224,6 +224,28 @@ def test_small_batches_that_wait_are_joined_up_to_the_limit() -> None:
     assert pool.in_use == 4
 
 
+def test_a_producer_waits_until_every_consumer_has_asked_for_rows() -> None:
+    pool = BufferPool(1 << 20, 4096)
+    partition = ResultPartition(Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA), 0, range(2), 128, pool, 100)
+    woken: list[bool] = []
+    partition.wake_when_available(lambda: woken.append(True))
+    first, second = partition.subpartitions
+    first.ask()
+    first.ask()
+    assert not partition.is_available() and not woken
+    partition.broadcast(Watermark(1))
+    assert not first.is_empty, "events need not be asked for"
+    second.ask()
+    assert partition.is_available() and woken == [True]
+
+
+def test_a_remote_consumer_asks_by_its_first_credit() -> None:
+    world = TwoSlots(buffer_bytes=4096, window=4)
+    assert not world.partition.is_available()
+    world.carry(world.right, world.left, 1 << 20)
+    assert world.partition.is_available()
+
+
 def test_a_gap_in_the_sequence_is_an_error() -> None:
     world = TwoSlots(buffer_bytes=4096, window=2)
     frame = header(FrameKind.DATA, ChannelId(0, 0, 0), 5, 0, 0)[4:]

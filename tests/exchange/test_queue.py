@@ -186,6 +186,7 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     gate = InputGate(partition.edge, 0, lambda: None, lambda index, event: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
+    gate.open()
     for n in range(4):
         partition.emit(batch(n, 1))
     assert not partition.is_available(), "four buffers are queued"

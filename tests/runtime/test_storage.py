@@ -11,6 +11,7 @@ import pytest
 
 from midstream.core.errors import ConfigError, StorageError
 from midstream.runtime.storage import FileStorage, RemoteStorage
+from permissions import unprivileged
 
 
 def everything_below(root: Path) -> list[str]:
@@ -113,11 +114,10 @@ def test_why_a_file_cannot_be_written_is_said(
     assert everything_below(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="permission denied"):
-        FileStorage(str(tmp_path)).write("x", [b""])
+def test_a_read_only_directory_is_named(open_path: Path) -> None:
+    open_path.chmod(0o555)
+    with unprivileged(), pytest.raises(StorageError, match="permission denied"):
+        FileStorage(str(open_path)).write("x", [b""])
 
 
 def test_a_file_where_a_directory_should_be_and_a_missing_file_are_named(tmp_path: Path) -> None:

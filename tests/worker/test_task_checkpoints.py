@@ -84,6 +84,8 @@ class World:
             )
             self.gate.recovered.start()
             self.steps.run_io()
+        self.gate.open()
+        self.output.subpartitions[0].ask()
         self.checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (1, 0, checkpoint_id, 1, 0),
             gates=[self.gate],
@@ -237,13 +239,29 @@ def test_what_a_gate_still_has_to_recover_is_referred_to() -> None:
     polled = world.gate.poll(1)
     assert polled is not None and polled[0] == RECOVERED
     world.gate.done(RECOVERED)
-    world.put(0, 5, world.barrier())
+    world.put(0, world.barrier())
     world.put(1, world.barrier())
     world.run_io()
-    first, second = world.snapshots.stored[1].channels
-    assert (first.segments[0].file, first.skip) == ("old", 1)
-    assert second.segments[0].file == "shared/e1-a0-c1-v1-s0.channels"
-    assert world.snapshots.stored[1].files == ("shared/e1-a0-c1-v1-s0.channels",)
+    (only,) = world.snapshots.stored[1].channels
+    assert (only.segments[0].file, only.skip) == ("old", 1)
+    assert world.snapshots.stored[1].files == (), "it costs no bytes"
+    world.close()
+
+
+def test_producers_are_not_asked_for_rows_before_the_last_recovered_one_is_taken() -> None:
+    world = World(recovered=True)
+    woken: list[bool] = []
+    world.inputs[0].wake_when_available(lambda: woken.append(True))
+    for left in (1, 0):
+        assert not world.inputs[0].is_available() and not woken
+        polled = world.gate.poll(1)
+        assert polled is not None and polled[0] == RECOVERED
+        assert world.inputs[0].is_available() == (left == 0)
+        world.gate.done(RECOVERED)
+    assert woken == [True] and world.inputs[1].is_available()
+    world.put(0, 5)
+    assert world.gate.poll(1) is not None
+    world.gate.done(0)
     world.close()
 
 

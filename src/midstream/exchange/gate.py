@@ -166,7 +166,9 @@ class InputGate:
 
     def check(self) -> None:
         if not self._is_open and any(isinstance(item, InFlight) for channel in self.channels for item in channel.queue):
-            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for")
+            raise InvariantError(
+                f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for"
+            )
         for index, channel in enumerate(self.channels):
             if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: ready is {self._is_ready[index]}, but that is not so")

@@ -29,9 +29,8 @@ from midstream.core.errors import ClusterError, MidstreamError
 from midstream.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
+from midstream.runtime.watched import WatchedSlot, end_all
 
-RELEASE_WAIT_S: Final = 3.0
-"""How long released slots may take to end by themselves."""
 KILL_WAIT_S: Final = 5.0
 ORPHAN_WAIT_S: Final = 5.0
 """How long a slot whose driver is gone may take to end in good order."""
@@ -74,26 +73,20 @@ class ProcessSlots:
         self._children[launch.request] = _Child(launch, on_failed)
 
     def abandon(self, request: str) -> None:
-        self._children[request].kill()
+        child = self._children[request]
+        child.let_go()
+        child.kill()
 
     def close(self) -> None:
         self._closed = True
-        deadline_s = time.monotonic() + RELEASE_WAIT_S
-        for child in self._children.values():
-            child.let_go()
-        for child in self._children.values():
-            child.join(deadline_s - time.monotonic())
-        for child in self._children.values():
-            child.kill()
-        deadline_s = time.monotonic() + KILL_WAIT_S
-        hanging = [child.pid for child in self._children.values() if not child.join(deadline_s - time.monotonic())]
+        hanging = end_all(self._children.values(), KILL_WAIT_S)
         if hanging:
-            raise ClusterError(f"slot processes that cannot be killed: {hanging}")
+            raise ClusterError(f"slot processes that cannot be killed: {[child.pid for child in hanging]}")
 
 
-class _Child:
+class _Child(WatchedSlot):
     def __init__(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
-        self._on_failed: Callable[[str], None] | None = on_failed
+        super().__init__(f"midstream-slot-{launch.request}", on_failed)
         try:
             # a session of its own: Ctrl-C in the terminal is for the driver, which ends its slots itself
             self._process = subprocess.Popen(
@@ -113,29 +106,15 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
             self._process.stdin.flush()
-        self._thread = threading.Thread(target=self._watch, name=f"midstream-slot-{launch.request}", daemon=True)
-        self._thread.start()
-
-    @property
-    def lives(self) -> bool:
-        return self._thread.is_alive()
-
-    def let_go(self) -> None:
-        """It is over: whatever becomes of it now is no failure."""
-        self._on_failed = None
+        self.watch()
 
     def kill(self) -> None:
         """With whatever processes its functions have started."""
-        self.let_go()
         if self.lives:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def join(self, wait_s: float) -> bool:
-        self._thread.join(max(0.0, wait_s))
-        return not self._thread.is_alive()
-
-    def _watch(self) -> None:
+    def wait(self) -> str:
         process = self._process
         assert process.stderr is not None and process.stdin is not None
         last: deque[str] = deque(maxlen=LAST_LINES)
@@ -148,9 +127,7 @@ class _Child:
         process.stderr.close()
         with contextlib.suppress(BrokenPipeError):  # of what it never read
             process.stdin.close()
-        on_failed = self._on_failed
-        if on_failed is not None:
-            on_failed(f"process {self.pid} {_how(status)}{': ' + last[-1] if last and status > 0 else ''}")
+        return f"process {self.pid} {_how(status)}{': ' + last[-1] if last and status > 0 else ''}"
 
 
 def _how(status: int) -> str:

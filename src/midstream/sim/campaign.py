@@ -64,7 +64,9 @@ class Result:
     finished_in_checkpoint: int
     launches: int
     rescaled_restores: int
+    rescales: int
     in_flight_in_checkpoint: int
+    checkpoints_during_recovery: int
     faults: Counter[str]
     pairs: Counter[Pair]
 
@@ -84,6 +86,7 @@ class Summary:
     checkpoints_with_rows_in_flight: int = 0
     restarts_of_the_job: int = 0
     rescaled_restores: int = 0
+    rescales_while_running: int = 0
     steps: int = 0
     seconds: float = 0.0
     first_failing_seed: int | None = None
@@ -105,8 +108,10 @@ class Summary:
         self.checkpoints_completed += result.checkpoints
         self.checkpoints_with_finished_tasks += result.finished_in_checkpoint
         self.checkpoints_with_rows_in_flight += result.in_flight_in_checkpoint
+        self.checkpoints_during_recovery += result.checkpoints_during_recovery
         self.restarts_of_the_job += result.launches - 1
         self.rescaled_restores += result.rescaled_restores
+        self.rescales_while_running += result.rescales
         self.steps += result.steps
         self.faults += result.faults
         self.pairs.update(result.pairs)
@@ -137,7 +142,9 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         finished_in_checkpoint=outcome.finished_in_checkpoint,
         launches=outcome.launches,
         rescaled_restores=outcome.rescaled_restores,
+        rescales=outcome.rescales,
         in_flight_in_checkpoint=outcome.in_flight_in_checkpoint,
+        checkpoints_during_recovery=outcome.checkpoints_during_recovery,
         faults=outcome.faults,
         pairs=pairs,
     )

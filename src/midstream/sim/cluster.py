@@ -171,6 +171,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
+        self.rescales = 0
+        """How often the job has gone on at another parallelism."""
         self._unanswered: dict[int, m.ClientRequest] = {}
         self.connections: dict[int, Connection] = {}
         """By slot number; open ones."""
@@ -283,6 +285,7 @@ class Driver:
 
     def _check_reply(self, request: m.ClientRequest, reply: m.Reply) -> None:
         if isinstance(request, m.DoRescale) and not reply.error:
+            self.rescales += reply.checkpoint is not None
             status = self.coordinator.status(self.process.now_ms())
             if status.slots_needed != request.parallelism:
                 self.cluster.world.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")

@@ -14,7 +14,7 @@ from midstream.sim.campaign import Options, Summary, campaign, shrink
 from midstream.sim.coverage import lines_of, report
 from midstream.sim.mutations import MUTATIONS, Kill, kill_table
 from midstream.sim.run import Outcome, run
-from midstream.sim.scenario import FAULTS, Scenario
+from midstream.sim.scenario import FAULTS, RECOVERING, Scenario
 from midstream.sim.topologies import SHAPES
 from midstream.sim.trace import channel_pattern, checkpoint_pattern
 
@@ -73,10 +73,12 @@ def simulate(
     data["runs_per_s"] = round(summary.runs_per_s, 1)
     data["replay"] = None
     restarts = (
-        f"{summary.restarts_of_the_job} restarts of the job, {summary.rescaled_restores} of them at another parallelism"
+        f"{summary.restarts_of_the_job} restarts of the job, {summary.rescaled_restores} of them at another parallelism; "
+        f"rescaled {summary.rescales_while_running} times while running"
     )
     checkpoints = (
         f"{summary.checkpoints_completed} checkpoints ({summary.checkpoints_with_rows_in_flight} with rows in flight, "
+        f"{summary.checkpoints_during_recovery} during recovery, "
         f"{summary.checkpoints_with_finished_tasks} with finished tasks)"
     )
     lines = [
@@ -231,7 +233,7 @@ def _options(
     kinds: tuple[str, ...] | None = None
     if faults is not None:
         kinds = () if faults == "none" else tuple(kind.strip() for kind in faults.split(","))
-        unknown = [kind for kind in kinds if kind not in FAULTS]
+        unknown = [kind for kind in kinds if kind not in (*FAULTS, RECOVERING)]
         if unknown:
-            raise ConfigError(f"faults: there is no {unknown[0]!r}; there are {', '.join(FAULTS)}, or none")
+            raise ConfigError(f"faults: there is no {unknown[0]!r}; there are {', '.join((*FAULTS, RECOVERING))}, or none")
     return Options(topology, parallelism, rescale_to, kinds, rows)

@@ -13,7 +13,7 @@ from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, SimSource
-from midstream.sim.scenario import Fault
+from midstream.sim.scenario import RECOVERING, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -36,6 +36,13 @@ class Stage(Protocol):
 
 PARALLELISMS: Final = (1, 2, 3, 4, 2, 3, 1, 2, 5, 3, 4, 6, 1, 2, 7, 3, 8)
 """To which a job is rescaled while it runs: mostly to low ones, which are quick to run."""
+
+IN_RECOVERY: Final = ("kill_slot", "stop", "cut_link", "user_error", "stop", "kill_driver", "kill_slot_twice", "rescale")
+"""What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
+RECOVERY_US: Final = 40_000
+"""How long recovery goes on undisturbed at most."""
+LOOK_US: Final = 500
+LOOKS_MAX: Final = 4_000
 
 Strike = Callable[[Stage, int], bool]
 
@@ -265,6 +272,36 @@ def _slots_late(stage: Stage, victim: int) -> bool:
     return _rescale(stage, victim // 5) if victim % 3 else _kill_slot(stage, victim)
 
 
+def _strike_recovering(stage: Stage, victim: int) -> bool:
+    """Something befalls the job while rows in flight are being recovered: now, or as soon as they are."""
+    world = stage.world
+    name = IN_RECOVERY[victim % len(IN_RECOVERY)]
+    delay_us = victim // 7 % RECOVERY_US
+
+    def another() -> None:
+        strike(stage, Fault(world.step_number, name, victim // 3))
+
+    def look(looks: int) -> None:
+        if is_recovering(stage.cluster):
+            world.schedule(delay_us, None, Kind.FAULT, another, f"{name} during recovery")
+        elif looks < LOOKS_MAX and not stage.driver.is_over:
+            world.schedule(LOOK_US, None, Kind.FAULT, lambda: look(looks + 1), "is anything being recovered?")
+
+    look(0)
+    return True
+
+
+def is_recovering(cluster: Cluster) -> bool:
+    """Whether some task still has recovered rows to take."""
+    return any(
+        gate.recovered is not None and not gate.recovered.is_over
+        for slot in cluster.live_slots
+        if slot.machine
+        for task in slot.machine.tasks.values()
+        for gate in task.gates
+    )
+
+
 STRIKES: Final[Mapping[str, Strike]] = {
     "kill_slot": _kill_slot,
     "kill_slot_twice": _kill_slot_twice,
@@ -291,4 +328,5 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "rescale": _rescale,
     "rescale_struck": _rescale_struck,
     "slots_late": _slots_late,
+    RECOVERING: _strike_recovering,
 }

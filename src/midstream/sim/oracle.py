@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.channel_state import read_segment, rows_of
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
-from midstream.checkpoint.state_files import SHARED, read_parts
+from midstream.checkpoint.state_files import SHARED, StateFile, read_parts
 from midstream.checkpoint.store import list_checkpoints
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
@@ -45,6 +45,8 @@ class Oracle:
         """How many checkpoints held finished subtasks."""
         self.in_flight = 0
         """How many held rows in flight."""
+        self.during_recovery = 0
+        """How many held rows that an earlier one had held, in its file."""
         self.lost = 0
         self.doubled = 0
         self._sources = sources
@@ -91,6 +93,7 @@ class Oracle:
         held = {uid: self._held(operator) for uid, operator in operators.items() if uid.startswith("timer")}
         in_flight = self._in_flight(metadata)
         self.in_flight += bool(in_flight)
+        self.during_recovery += any(_is_older(segment.file, metadata) for c in metadata.channels for segment in c.segments)
         expected = expectation(self.shape, emitted, held, in_flight)
         self._last = expected
         for uid in expected.overdrawn:
@@ -306,3 +309,8 @@ def _some(items: object) -> str:
     listed = list(items)  # type: ignore[call-overload]
     shown = ", ".join(str(item) for item in listed[:SAMPLES])
     return f"{shown}, … ({len(listed)})" if len(listed) > SAMPLES else shown or "nothing"
+
+
+def _is_older(path: str, metadata: CheckpointMetadata) -> bool:
+    file = StateFile.parse(path)
+    return file is not None and file.checkpoint_id < metadata.checkpoint_id

@@ -54,9 +54,12 @@ class Outcome:
     checkpoints: int = 0
     finished_in_checkpoint: int = 0
     in_flight_in_checkpoint: int = 0
+    checkpoints_during_recovery: int = 0
     launches: int = 0
     attempts: int = 0
     rescaled_restores: int = 0
+    rescales: int = 0
+    """While it ran."""
     faults: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
 
@@ -139,8 +142,10 @@ class Run:
         outcome.checkpoints = self._oracle.checkpoints
         outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
         outcome.in_flight_in_checkpoint = self._oracle.in_flight
+        outcome.checkpoints_during_recovery = self._oracle.during_recovery
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
+        outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
         outcome.trace = world.trace
         return outcome
 

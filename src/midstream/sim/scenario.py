@@ -7,7 +7,7 @@ out in some directions and quiet in the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -42,6 +42,8 @@ FAULTS: Final = (
     "slots_late",
 )
 """Every kind of fault and request that can strike a run."""
+RECOVERING: Final = "strike_recovering"
+"""Waits until rows in flight are being recovered. Drawn only for jobs that are told to go on at another parallelism."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
     ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
     + ("open_fails", "checkpoint", "stop", "rescale", "slots_late")
@@ -138,7 +140,7 @@ def draw(
     if rescaled is not None and (faults is None or rescale_to is not None):
         kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
         drawn = tuple(sorted((*drawn, Fault(random.randrange(150, 1000), kind, 0)), key=lambda fault: fault.step))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         topology=topology,
         shape=shape,
@@ -174,6 +176,33 @@ def draw(
         aligned_timeout_s=aligned_timeout_s,
         row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
+    )
+    deep = Random(f"deep {seed}")
+    if rescale_to is not None and deep.random() < 0.6:
+        return with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
+    return scenario
+
+
+def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> Scenario:
+    """The same with a slow sink behind deep queues, barriers that overtake them, and checkpoints in quick succession;
+
+    `struck`: and with failures, stops and rescales in the middle of recovery, some of them in that of the next one.
+    """
+    found = tuple(fault for fault in scenario.faults if fault.kind not in ("cancel", "drain"))
+    if struck:
+        when = sorted(random.randrange(200, 3000) for _ in range(random.choice((1, 2, 4))))
+        found += tuple(Fault(step, RECOVERING, random.randrange(1 << 20)) for step in when)
+    return replace(
+        scenario,
+        rows=random.choice((100, 200, 400)),
+        batch_rows=random.choice((1, 3, 10)),
+        sink_rows=random.choice((1, 1, 4)),
+        sink_pause_s=random.choice((0.001, 0.003, 0.01)),
+        pool_buffers=random.choice((16, 1024)),
+        interval_s=random.choice((0.0005, 0.002, 0.005)),
+        aligned_timeout_s=random.choice((0.0, 0.0, 0.001)),
+        timeout_s=max(1.0, scenario.timeout_s),
+        faults=tuple(sorted(found, key=lambda fault: fault.step)),
     )
 
 

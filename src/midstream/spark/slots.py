@@ -17,7 +17,6 @@ import logging
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -28,10 +27,9 @@ from pyspark.sql import SparkSession
 from midstream.core.errors import ClusterError
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.slot import run_slot
+from midstream.runtime.watched import WatchedSlot, end_all
 from midstream.spark.session import LOCAL, LOCAL_CLUSTER, LOOPBACK, first_line, is_local_master
 
-RELEASE_WAIT_S: Final = 3.0
-"""How long released slots may take to end by themselves."""
 CANCEL_WAIT_S: Final = 8.0
 """How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
 
@@ -81,58 +79,32 @@ class SparkSlots:
         job = self._jobs[request]
         job.let_go()
         # not on the driver's loop: it is a call into the JVM
-        threading.Thread(target=job.cancel, name=f"midstream-cancel-{request}", daemon=True).start()
+        threading.Thread(target=job.kill, name=f"midstream-cancel-{request}", daemon=True).start()
 
     def close(self) -> None:
-        jobs = list(self._jobs.values())
-        for job in jobs:
-            job.let_go()
-        deadline_s = time.monotonic() + RELEASE_WAIT_S
-        for job in jobs:
-            job.join(deadline_s - time.monotonic())
-        for job in jobs:
-            if job.lives:
-                job.cancel()
-        deadline_s = time.monotonic() + CANCEL_WAIT_S
-        hanging = [job.group for job in jobs if not job.join(deadline_s - time.monotonic())]
+        hanging = [job.group for job in end_all(self._jobs.values(), CANCEL_WAIT_S)]
         if hanging:
             raise ClusterError(f"Spark has not ended {len(hanging)} slots: {', '.join(hanging)}")
 
 
-class _SlotJob:
+class _SlotJob(WatchedSlot):
     def __init__(self, context: SparkContext, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
         self.group = f"midstream-{launch.job_id}-{launch.request}"
         self._context = context
         self._launch = launch
-        self._on_failed: Callable[[str], None] | None = on_failed
-        self._thread = threading.Thread(target=self._run, name=self.group, daemon=True)
-        self._thread.start()
+        super().__init__(self.group, on_failed)
+        self.watch()
 
-    @property
-    def lives(self) -> bool:
-        return self._thread.is_alive()
-
-    def let_go(self) -> None:
-        """It is over: whatever becomes of it now is no failure."""
-        self._on_failed = None
-
-    def cancel(self) -> None:
+    def kill(self) -> None:
         """Have Spark end the job, and kill its Python worker if it does not end by itself."""
         if self._context._jsc is not None and self.lives:
             self._context.cancelJobGroup(self.group)
 
-    def join(self, wait_s: float) -> bool:
-        self._thread.join(max(0.0, wait_s))
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def wait(self) -> str:
         try:
-            reason = self._run_in_spark()
+            return self._run_in_spark()
         except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all end the slot
-            reason = explain(error)
-        on_failed = self._on_failed
-        if on_failed is not None:
-            on_failed(reason)
+            return explain(error)
 
     def _run_in_spark(self) -> str:
         context = self._context

@@ -1,0 +1,67 @@
+"""What all slots that a driver starts have in common: a thread that sees each one end, and how they are ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Final, TypeVar
+
+RELEASE_WAIT_S: Final = 3.0
+"""How long released slots may take to end by themselves."""
+
+
+class WatchedSlot(ABC):
+    """`on_failed` is called with the reason when the slot ends, unless it has been let go before."""
+
+    def __init__(self, name: str, on_failed: Callable[[str], None]) -> None:
+        self._on_failed: Callable[[str], None] | None = on_failed
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+
+    @abstractmethod
+    def wait(self) -> str:
+        """Until the slot has ended; why it did."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it if it lives, even if it hangs."""
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
+    def watch(self) -> None:
+        self._thread.start()
+
+    def let_go(self) -> None:
+        """It is over: whatever becomes of it now is no failure."""
+        self._on_failed = None
+
+    def join(self, wait_s: float) -> bool:
+        self._thread.join(max(0.0, wait_s))
+        return not self.lives
+
+    def _watch(self) -> None:
+        reason = self.wait()
+        on_failed = self._on_failed
+        if on_failed is not None:
+            on_failed(reason)
+
+
+Slot = TypeVar("Slot", bound=WatchedSlot)
+
+
+def end_all(slots: Collection[Slot], kill_wait_s: float) -> list[Slot]:
+    """Let go of all, wait for those that were released, kill the others; which of them live on all the same."""
+    for slot in slots:
+        slot.let_go()
+    _join(slots, RELEASE_WAIT_S)
+    for slot in slots:
+        slot.kill()
+    return _join(slots, kill_wait_s)
+
+
+def _join(slots: Collection[Slot], wait_s: float) -> list[Slot]:
+    deadline_s = time.monotonic() + wait_s
+    return [slot for slot in slots if not slot.join(deadline_s - time.monotonic())]
