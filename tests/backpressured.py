@@ -13,10 +13,13 @@ import polars as pl
 
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.connectors.file_sink import FileSink
 from midstream.runtime.job import Job
 from midstream.runtime.provider import SlotProvider
 
 PADDING = "x" * 100
+BUFFER_BYTES = 4096
+WIDE = "w" * 8 * BUFFER_BYTES
 KEYS = 101
 
 
@@ -26,6 +29,14 @@ def slow(row_us: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
         return frame
 
     return work
+
+
+def texts(numbers: Any, wide_every: int | None) -> Any:
+    """What stands beside each number: a line, or now and then something that fills eight buffers."""
+    found = np.full(len(numbers), PADDING, dtype=object)
+    if wide_every is not None:
+        found[numbers % wide_every == 0] = WIDE
+    return found
 
 
 class Numbered(KeyedProcessFunction):
@@ -39,23 +50,41 @@ class Numbered(KeyedProcessFunction):
 
 
 class Backpressured:
-    """source → keyed: running count per key → rebalance → slow operator and sink, unaligned checkpoints."""
+    """source → keyed: running count per key → rebalance → slow operator and sink, unaligned checkpoints.
 
-    def __init__(self, directory: Path, rows: int, *, row_us: float = 50.0, **settings: Any) -> None:
+    `out`: Parquet files there, instead of memory. `wide_every`: each row of so many fills eight buffers.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rows: int,
+        *,
+        row_us: float = 50.0,
+        out: Path | None = None,
+        wide_every: int | None = None,
+        **settings: Any,
+    ) -> None:
         import backpressured
 
         cloudpickle.register_pickle_by_value(backpressured)  # slots of Spark do not find the tests
         self.rows = rows
-        self.sink = CollectSink()
+        self.wide_every = wide_every
+        self._out = out
+        self.sink = CollectSink() if out is None else FileSink(out)
         self.env = Environment(
             "backpressured",
             checkpoint_dir=directory,
-            **{"checkpoint_interval": None, "aligned_timeout": 0, "buffer_size": 4096, "batch_rows": 2000, **settings},
+            **{
+                "checkpoint_interval": None,
+                "aligned_timeout": 0,
+                "buffer_size": BUFFER_BYTES,
+                "batch_rows": 2000,
+                **settings,
+            },
         )
         (
-            self.env.generate(
-                lambda i: {"n": i, "key": i % KEYS, "text": np.full(len(i), PADDING)}, count=rows, splits=4
-            )
+            self.env.generate(lambda i: {"n": i, "key": i % KEYS, "text": texts(i, wide_every)}, count=rows, splits=4)
             .uid("numbers")
             .key_by("key")
             .process(Numbered(), schema={"n": int, "key": int, "nth": int, "text": str})
@@ -72,15 +101,18 @@ class Backpressured:
 
     def frame(self) -> pl.DataFrame:
         """Rows that have been committed."""
-        return self.sink.frame()
+        if isinstance(self.sink, CollectSink):
+            return self.sink.frame()
+        files = sorted(self._out.glob("*.parquet")) if self._out is not None else []
+        return pl.concat(map(pl.read_parquet, files)) if files else pl.DataFrame()
 
 
-def check_exact(rows: int, *parts: pl.DataFrame) -> None:
+def check_exact(rows: int, *parts: pl.DataFrame, wide_every: int | None = None) -> None:
     """All parts together: every number once, as it was, and in each key every count once."""
     frame = pl.concat(part for part in parts if len(part))
     assert sorted(frame["n"].to_list()) == list(range(rows))
     assert (frame["key"] == frame["n"] % KEYS).all()
-    assert (frame["text"] == PADDING).all()
+    assert (frame["text"] == texts(frame["n"].to_numpy(), wide_every)).all()
     for (key,), of_key in frame.group_by("key"):
         assert sorted(of_key["nth"].to_list()) == list(range(1, len(of_key) + 1)), key
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,36 +19,87 @@ from waiting import alive, until
 pytestmark = pytest.mark.spark
 
 
-def test_rows_in_flight_survive_a_killed_slot_a_rescale_and_a_restart(spark: Any, tmp_path: Path) -> None:
-    first = Backpressured(tmp_path, 30_000, row_us=400.0)
+WIDE_EVERY = 400
+
+
+@pytest.fixture
+def start(spark: Any) -> Iterator[Callable[..., Job]]:
+    """Start a job on Spark. At the end of the test none is left."""
     jobs: list[Job] = []
-    try:
-        job = first.start(2, SparkSlots(spark))
-        jobs.append(job)
-        until("rows", lambda: rows_out(job, "slow") > 0)
-        path = job.checkpoint(60)
-        assert rows_in_flight(path) > 100
-        before = job.status().slot_pids
-        os.kill(before[1], signal.SIGKILL)
-        until("the restart", lambda: job.status().restarts == 1 and job.status().state == "running")
-        assert job.status().restored_from == path
-        until("rows", lambda: rows_out(job, "slow") > 0)
-        path = job.rescale(3, 60)
-        assert path is not None and rows_in_flight(path) > 100
-        status = job.status()
-        assert status.slots == 3 and status.restarts == 1 and before[0] in status.slot_pids
-        until("rows", lambda: rows_out(job, "slow") > 0)
-        path = job.stop(timeout_s=60)
-        assert path is not None and rows_in_flight(path) > 100
-        seen = first.frame()
-        assert 0 < len(seen) < first.rows
-        second = Backpressured(tmp_path, 30_000, row_us=5.0)
-        jobs.append(second.start(1, SparkSlots(spark), restore_from="latest"))
-        assert jobs[1].status().state != "failed"
-        jobs[1].wait(120)
-        check_exact(first.rows, seen, second.frame())
-    finally:
-        for job in jobs:
-            job.cancel("the test is over", 30)
-    assert not alive(before[1])
+
+    def start(work: Backpressured, parallelism: int, **arguments: Any) -> Job:
+        jobs.append(work.start(parallelism, SparkSlots(spark), **arguments))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.cancel("the test is over", 30)
     until("Spark to be free", lambda: spark.sparkContext.statusTracker().getActiveJobsIds() == [])
+
+
+def die_with_rows_in_flight(job: Job) -> str:
+    """Its checkpoint; then a slot is killed, and there is nobody to start the job again."""
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    path = job.checkpoint(60)
+    assert rows_in_flight(path) > 100
+    os.kill(job.status().slot_pids[-1], signal.SIGKILL)
+    job.cancel("the test has killed it", 60)
+    return path
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (4, 2)])
+def test_a_killed_job_is_restored_with_its_rows_in_flight(
+    start: Callable[..., Job], tmp_path: Path, before: int, after: int
+) -> None:
+    first, second = (
+        Backpressured(tmp_path / "chk", 20_000, row_us=row_us, out=tmp_path / "out") for row_us in (400.0, 5.0)
+    )
+    path = die_with_rows_in_flight(start(first, before))
+    start(second, after, restore_from=path).wait(120)
+    check_exact(first.rows, second.frame())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_again_while_it_recovers_at_random_parallelism_with_wide_rows(
+    start: Callable[..., Job], tmp_path: Path, seed: int
+) -> None:
+    """Checkpoint; restore and checkpoint; restore again. Now and then a row fills eight buffers."""
+    choice = Random(seed).choice
+    path = None
+    for row_us in (400.0, 400.0, 5.0):
+        work = Backpressured(
+            tmp_path / "chk", 20_000, row_us=row_us, out=tmp_path / "out", wide_every=WIDE_EVERY, batch_rows=500
+        )
+        job = start(work, choice((1, 2, 3, 4)), restore_from=path)
+        if row_us > 100:
+            path = die_with_rows_in_flight(job)
+    job.wait(120)
+    check_exact(work.rows, work.frame(), wide_every=WIDE_EVERY)
+
+
+def test_rows_in_flight_survive_a_killed_slot_a_rescale_and_a_restart(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    first = Backpressured(tmp_path, 30_000, row_us=400.0)
+    job = start(first, 2)
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    path = job.checkpoint(60)
+    assert rows_in_flight(path) > 100
+    before = job.status().slot_pids
+    os.kill(before[1], signal.SIGKILL)
+    until("the restart", lambda: job.status().restarts == 1 and job.status().state == "running")
+    assert job.status().restored_from == path
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    path = job.rescale(3, 60)
+    assert path is not None and rows_in_flight(path) > 100
+    status = job.status()
+    assert status.slots == 3 and status.restarts == 1 and before[0] in status.slot_pids
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    path = job.stop(timeout_s=60)
+    assert path is not None and rows_in_flight(path) > 100
+    seen = first.frame()
+    assert 0 < len(seen) < first.rows
+    second = Backpressured(tmp_path, 30_000, row_us=5.0)
+    start(second, 1, restore_from="latest").wait(120)
+    check_exact(first.rows, seen, second.frame())
+    until("the killed process to be gone", lambda: not alive(before[1]))
