@@ -11,6 +11,9 @@ from midstream.core.errors import StorageError
 from midstream.operators.base import Operator
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 
+TORN = "torn-"
+"""Names that begin so are of files that were never finished."""
+
 
 class MemoryStorage:
     """core.seams.Storage. `refuse(path)` true: writing there fails."""
@@ -49,6 +52,11 @@ class MemoryStorage:
     def list(self, path: str) -> list[str]:
         below = f"{path}/" if path else ""
         return sorted({f[len(below) :].split("/", 1)[0] for f in self.files if f.startswith(below)})
+
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        below = f"{path}/{TORN}"
+        for file in [file for file in self.files if file.startswith(below) and unwanted(file.removeprefix(below))]:
+            del self.files[file]
 
     def exists(self, path: str) -> bool:
         return path in self.files or any(file.startswith(f"{path}/") for file in self.files)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.channel_state import Captured, encode_channels
+from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.core.seams import Done, Failed, Mail, Timer
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge
@@ -78,10 +78,7 @@ class FakeTimer:
 def store(
     storage: MemoryStorage, captured: Sequence[Captured], file: str, segment_bytes: int = 600
 ) -> tuple[ChannelState, ...]:
-    pieces, states = encode_channels(captured, file, segment_bytes)
-    if pieces:
-        storage.write(file, pieces)
-    return states
+    return store_channels(storage, captured, file, segment_bytes)[0]
 
 
 class Recovering:
@@ -102,6 +99,7 @@ class Recovering:
             quota=self.pool.quota("recovered", 1),
             executor=self.steps,
             storage=storage,
+            read_ahead={},
             wake=self._wake,
             fail=self.failures.append,
         )

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from midstream.operators.process import CoProcessFunction as CoProcessFunction
     from midstream.operators.process import KeyedProcessFunction as KeyedProcessFunction
     from midstream.operators.process import ProcessContext as ProcessContext
+    from midstream.operators.sink import Committer as Committer
     from midstream.operators.sink import Sink as Sink
+    from midstream.operators.sink import SinkWriter as SinkWriter
+    from midstream.operators.sink import WriterContext as WriterContext
     from midstream.operators.source import Source as Source
     from midstream.operators.watermarks import WatermarkStrategy as WatermarkStrategy
     from midstream.operators.windows import LATE as LATE
@@ -58,7 +61,7 @@ _HOME = {
     "core.errors": "ClusterError ConfigError JobError MidstreamError SchemaError StorageError",
     "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
     "operators.process": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
-    "operators.sink": "Sink",
+    "operators.sink": "Committer Sink SinkWriter WriterContext",
     "operators.source": "Source",
     "operators.watermarks": "WatermarkStrategy",
     "operators.windows": "LATE session sliding tumbling",

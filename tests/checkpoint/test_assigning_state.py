@@ -61,7 +61,7 @@ def test_another_max_parallelism_is_refused() -> None:
 def test_state_that_would_be_dropped_is_refused_unless_allowed() -> None:
     old, new = pipeline(uids=("count",)), pipeline(uids=("other",))
     metadata = metadata_of(old, {"count": state("count", 2)})
-    with pytest.raises(ConfigError, match=r"state of 'count' \(Count\)"):
+    with pytest.raises(ConfigError, match=r"state of 'count' \(Count: 2 bytes, 2 rows\), which the job no longer has"):
         assign_state(metadata, new)
     assert assign_state(metadata, new, allow_dropped_state=True).dropped == ("count",)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import pyarrow as pa
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from in_memory import MemoryStorage
 from midstream.checkpoint.channel_state import (
     Captured,
-    encode_channels,
     read_segment,
     rows_of,
+    store_channels,
     verify_channels,
     where,
 )
@@ -45,8 +45,8 @@ def test_batches_come_back_as_they_were_in_segments_of_a_size(channels: list[lis
         for i, sizes in enumerate(channels)
     ]
     storage = MemoryStorage()
-    pieces, states = encode_channels(captured, FILE, segment_bytes)
-    storage.write(FILE, pieces)
+    states, written = store_channels(storage, captured, FILE, segment_bytes)
+    assert written.inline_bytes == 0 and written.files == ((FILE,) if states else ())
     assert [(s.edge, s.producer, s.consumer, s.is_output) for s in states] == [
         (3, c.producer, 7, c.is_output) for c in captured if c.batches
     ]
@@ -59,28 +59,27 @@ def test_batches_come_back_as_they_were_in_segments_of_a_size(channels: list[lis
         assert sum(s.rows for s in state.segments) == sum(b.num_rows for b in item.batches)
     extents = sorted((s.offset, s.length) for state in states for s in state.segments)
     assert [offset for offset, _ in extents] == [sum(length for _, length in extents[:i]) for i in range(len(extents))]
-    assert sum(length for _, length in extents) == len(storage.files[FILE])
+    assert sum(length for _, length in extents) == written.stored_bytes == len(storage.files.get(FILE, b""))
 
 
 def test_of_a_slice_only_its_own_rows_are_stored() -> None:
     whole = batch([(n, n) for n in range(10_000)])
-    pieces, _ = encode_channels([Captured(0, 0, 0, False, (whole.slice(9_990),))], FILE, 1)
-    assert sum(memoryview(piece).nbytes for piece in pieces) < 1_000
+    _, written = store_channels(MemoryStorage(), [Captured(0, 0, 0, False, (whole.slice(9_990),))], FILE, 1)
+    assert 0 < written.stored_bytes < 1_000
 
 
 def test_what_is_stored_already_is_referred_to_and_not_written_again() -> None:
     storage = MemoryStorage()
     old = store(storage, [Captured(0, 1, 2, True, (batch([(1, 1)]),))], "shared/old")
-    pieces, states = encode_channels([Captured(0, 0, 2, False, stored=old)], FILE, 1)
-    assert pieces == [] and states == old
+    states, written = store_channels(storage, [Captured(0, 0, 2, False, stored=old)], FILE, 1)
+    assert written.files == () and states == old and FILE not in storage.files
 
 
 def test_text_and_nulls_come_back() -> None:
     schema = pa.schema([("text", pa.large_string()), ("list", pa.large_list(pa.int64()))])
     rows = pa.RecordBatch.from_pydict({"text": ["ä", None, ""], "list": [[1], None, []]}, schema=schema)
-    pieces, (state,) = encode_channels([Captured(0, 0, 0, False, (rows.slice(1),))], FILE, 1)
     storage = MemoryStorage()
-    storage.write(FILE, pieces)
+    (state,), _ = store_channels(storage, [Captured(0, 0, 0, False, (rows.slice(1),))], FILE, 1)
     (found,) = read_segment(storage, state.segments[0], schema, "here")
     assert found.equals(rows.slice(1))
 
@@ -118,11 +117,90 @@ def test_a_short_or_altered_file_is_named_with_the_channel_and_a_way_out(
     change: Callable[[bytearray], None], message: str
 ) -> None:
     storage, state = damaged(change)
-    for attempt in (lambda: read(storage, state), lambda: verify_channels(storage, [state])):
-        with pytest.raises(StorageError, match=message) as error:
+    for attempt, expected in (
+        (lambda: read(storage, state), message),
+        (lambda: verify_channels(storage, [state]), "wrong" if change is flip else "its last byte is not there"),
+    ):
+        with pytest.raises(StorageError, match=expected) as error:
             attempt()
         text = str(error.value)
         assert FILE in text and "edge 0, subtask 4 to 5" in text and "--from" in text
+
+
+def test_a_file_that_is_short_is_found_before_another_is_read() -> None:
+    """Looking for the last byte of each costs next to nothing; reading what is in flight may take a while."""
+    storage = MemoryStorage()
+    (whole,) = store(storage, [Captured(0, 4, 5, False, (batch([(1, 1)] * 50),))], "shared/whole")
+    (short,) = store(storage, [Captured(0, 4, 5, False, (batch([(1, 1)] * 50),))], "shared/short")
+    storage.files["shared/short"] = storage.files["shared/short"][:-1]
+    lengths: list[int] = []
+    original = storage.read_range
+
+    def read_range(path: str, offset: int, length: int) -> bytes:
+        lengths.append(length)
+        return original(path, offset, length)
+
+    storage.read_range = read_range  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="shared/short"):
+        verify_channels(storage, [whole, short])
+    assert lengths == [1, 1]
+
+
+def test_what_was_verified_is_handed_out_up_to_a_limit_and_read_no_second_time() -> None:
+    storage = MemoryStorage()
+    (state,) = store(storage, [Captured(0, 4, 5, False, (batch([(1, 1)] * 50), batch([(2, 2)] * 50)))], FILE, 1)
+    first, second = state.segments
+    assert verify_channels(storage, [state]) == {}
+    kept = verify_channels(storage, [state], first.length + second.length - 1)
+    assert list(kept) == [(FILE, first.offset)]
+    storage.files.clear()
+    (found,) = read_segment(storage, first, SCHEMA, "here", kept[FILE, first.offset])
+    assert rows_in(found) == [(1, 1)] * 50
+
+
+# ---- in the metadata ---------------------------------------------------------
+
+
+def test_few_bytes_are_in_their_handles_and_need_no_file() -> None:
+    storage = MemoryStorage()
+    rows = batch([(1, 1), (2, 2)])
+    captured = [Captured(0, 4, 5, False, (rows,)), Captured(0, 4, 6, True, (rows, rows))]
+    _, written = store_channels(MemoryStorage(), captured, FILE, 1)
+    states, inline = store_channels(storage, captured, FILE, 1, written.stored_bytes)
+    assert storage.files == {} and inline.files == () and inline.inline_bytes == written.stored_bytes
+    assert [[rows_in(b) for b in read(storage, state)] for state in states] == [[rows_in(rows)], [rows_in(rows)] * 2]
+    assert verify_channels(storage, states) == {}
+    _, too_many = store_channels(storage, captured, FILE, 1, written.stored_bytes - 1)
+    assert too_many.files == (FILE,) and too_many.inline_bytes == 0
+
+
+def test_what_an_older_checkpoint_holds_inline_counts_and_moves_into_a_file_when_it_is_too_much() -> None:
+    storage = MemoryStorage()
+    older, written = store_channels(storage, [Captured(0, 4, 5, True, (batch([(1, 1)]),))], "shared/old", 1, 10_000)
+    more = Captured(0, 4, 5, False, (batch([(2, 2)]),), older)
+    both, inline = store_channels(storage, [more], FILE, 1, written.inline_bytes + 10_000)
+    assert storage.files == {} and both[0] == older[0] and inline.stored_bytes < 2 * written.inline_bytes
+    moved, spilled = store_channels(storage, [more], FILE, 1, written.inline_bytes - 1)
+    assert spilled.files == (FILE,) and all(not s.inline for state in moved for s in state.segments)
+    assert [state.is_output for state in moved] == [True, False]
+    assert [rows_in(b) for state in moved for b in read(storage, state)] == [[(1, 1)], [(2, 2)]]
+
+
+def test_encoding_keeps_no_more_than_a_segment_however_much_is_written() -> None:
+    class Counting(MemoryStorage):
+        most_bytes = 0
+
+        def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+            before = pa.total_allocated_bytes()
+            for _ in parts:
+                self.most_bytes = max(self.most_bytes, pa.total_allocated_bytes() - before)
+
+    storage = Counting()
+    rows = batch([(n, n) for n in range(6_400)])  # 100 KiB
+    captured = [Captured(0, i, 5, False, (rows,) * 20) for i in range(10)]
+    _, written = store_channels(storage, captured, FILE, 1)
+    assert written.stored_bytes > 20_000_000
+    assert 0 < storage.most_bytes < 300_000
 
 
 def test_a_missing_file_is_named_before_anything_is_read() -> None:
@@ -165,20 +243,22 @@ def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
 # ---- filter and names ------------------------------------------------------
 
 
-@given(keys=st.lists(st.integers(-100, 100), max_size=40), parallelism=st.integers(1, 8))
+@given(batches=st.lists(st.lists(st.integers(-100, 100), max_size=20), max_size=4), parallelism=st.integers(1, 8))
 @settings(max_examples=60, deadline=None)
 def test_the_filters_of_all_consumers_together_keep_each_row_once_and_in_order(
-    keys: list[int], parallelism: int
+    batches: list[list[int]], parallelism: int
 ) -> None:
-    rows = batch([(key, n) for n, key in enumerate(keys)])
-    kept = []
+    rows = [batch([(key, n) for n, key in enumerate(keys)]) for keys in batches]
+    kept: list[list[tuple[int, int]]] = [[] for _ in rows]
     for subtask in range(parallelism):
         own = key_group_range(subtask, parallelism, 16)
-        part = rows_of(rows, EDGE, own, 16)
-        assert rows_in(part) == sorted(rows_in(part), key=lambda row: row[1])
-        assert all(group in own for group in key_groups(part, ("key",), 16).tolist())
-        kept += rows_in(part)
-    assert sorted(kept, key=lambda row: row[1]) == rows_in(rows)
+        parts = rows_of(rows, EDGE, own, 16)
+        assert len(parts) == len(rows)
+        for found, part in zip(kept, parts, strict=True):
+            assert rows_in(part) == sorted(rows_in(part), key=lambda row: row[1])
+            assert all(group in own for group in key_groups(part, ("key",), 16).tolist())
+            found += rows_in(part)
+    assert [sorted(found, key=lambda row: row[1]) for found in kept] == [rows_in(whole) for whole in rows]
     assert rows_of(rows, EDGE, None, 16) is rows
 
 

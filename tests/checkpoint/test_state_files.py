@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,16 +12,18 @@ from hypothesis import strategies as st
 
 from in_memory import MemoryStorage
 from midstream.checkpoint.assign import assign_operator
+from midstream.checkpoint.extents import INLINE_JOB_BYTES_MAX, KINDS, inline_bytes_max
 from midstream.checkpoint.state_files import (
     StateFile,
-    encode_parts,
     known_chunks,
     read_parts,
     state_file,
+    store_parts,
     verify_chunks,
 )
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.keys import key_group_range
+from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX
 from midstream.protocol.messages import OperatorSnapshot, PartHandle
 from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
@@ -37,10 +40,7 @@ def part(rule: Redistribute, *tables: pa.Table, prefix: str = "c") -> StatePart:
 
 
 def store(storage: MemoryStorage, parts: dict[str, StatePart], file: str = FILE) -> tuple[PartHandle, ...]:
-    pieces, handles = encode_parts(parts, {}, file)
-    if pieces:
-        storage.write(file, pieces)
-    return handles
+    return store_parts(storage, [parts], {}, file).parts[0]
 
 
 def values(parts: dict[str, StatePart], name: str = "s") -> list[int]:
@@ -66,10 +66,10 @@ def test_chunks_that_are_stored_already_are_not_written_again() -> None:
     handles = store(storage, first)
     known = known_chunks(handles, read_parts(storage, handles, EVERYTHING, "operator 'x'"))
     more = {"s": part(Redistribute.KEYED, table([1], [10]), table([2], [20]))}
-    pieces, again = encode_parts(more, known, state_file(1, 0, 2, 1, 0))
-    assert len(pieces) == 1
-    assert again[0].chunks[0].file == FILE
-    storage.write(state_file(1, 0, 2, 1, 0), pieces)
+    later = state_file(1, 0, 2, 1, 0)
+    (again,) = store_parts(storage, [more], known, later).parts
+    assert [chunk.file for chunk in again[0].chunks] == [FILE, later]
+    assert len(storage.files[later]) == again[0].chunks[1].length
     assert values(read_parts(storage, again, EVERYTHING, "operator 'x'")) == [10, 20]
 
 
@@ -84,17 +84,51 @@ def test_a_chunk_of_which_only_some_rows_are_ours_gets_another_id_and_is_not_kno
 
 def test_several_operators_share_one_file() -> None:
     storage = MemoryStorage()
-    one, first = encode_parts({"s": part(Redistribute.UNION, table([0], [1]))}, {}, FILE)
-    two, second = encode_parts({"s": part(Redistribute.UNION, table([0], [2]))}, {}, FILE, sum(p.nbytes for p in one))
-    storage.write(FILE, [*one, *two])
+    one = {"s": part(Redistribute.UNION, table([0], [1]), prefix="a")}
+    two = {"s": part(Redistribute.UNION, table([0], [2]), prefix="b")}
+    first, second = store_parts(storage, [one, two], {}, FILE).parts
     assert values(read_parts(storage, first, EVERYTHING, "operator 'x'")) == [1]
     assert values(read_parts(storage, second, EVERYTHING, "operator 'x'")) == [2]
     assert verify_chunks(storage, [*first, *second], "test") == len(storage.files[FILE])
 
 
+def test_little_state_is_in_its_handles_and_is_stored_again_with_each_checkpoint() -> None:
+    """It is in no file that a later checkpoint could refer to."""
+    storage = MemoryStorage()
+    small = {"s": part(Redistribute.KEYED, table([1], [10]))}
+    stored = store_parts(storage, [small], {}, FILE, 10_000)
+    (handles,) = stored.parts
+    assert storage.files == {} and stored.written.files == () and stored.in_files == {}
+    assert 0 < stored.written.inline_bytes == stored.written.stored_bytes == handles[0].chunks[0].length
+    found = read_parts(storage, handles, EVERYTHING, "operator 'x'")
+    assert values(found) == [10] and known_chunks(handles, found) == {}
+    assert verify_chunks(storage, handles, "test") == stored.written.inline_bytes
+    more = {"s": StatePart(Redistribute.KEYED, (*small["s"].chunks, Chunk("more", table([2], [20]))))}
+    again = store_parts(storage, [more], stored.in_files, FILE, stored.written.inline_bytes)
+    assert again.written.files == (FILE,) and set(again.in_files) == {"c0", "more"}
+    assert values(read_parts(storage, again.parts[0], EVERYTHING, "operator 'x'")) == [10, 20]
+
+
+def test_damage_in_the_metadata_is_found_too() -> None:
+    (handle,) = store_parts(
+        MemoryStorage(), [{"s": part(Redistribute.KEYED, table([1], [10]))}], {}, FILE, 10**6
+    ).parts[0]
+    (chunk,) = handle.chunks
+    altered = msgspec.structs.replace(chunk, inline=chunk.inline[:-1] + bytes([chunk.inline[-1] ^ 1]))
+    handle = msgspec.structs.replace(handle, chunks=(altered,))
+    with pytest.raises(StorageError, match=r"chunk c0 \(in the metadata\): its checksum is wrong"):
+        read_parts(MemoryStorage(), [handle], EVERYTHING, "operator 'x'")
+
+
+@given(tasks=st.integers(1, 40_000), wanted=st.integers(0, 2**20))
+def test_all_tasks_together_leave_no_more_to_the_metadata_than_its_limit(tasks: int, wanted: int) -> None:
+    each = inline_bytes_max(wanted, tasks)
+    assert each <= wanted and KINDS * tasks * each <= INLINE_JOB_BYTES_MAX < CONTROL_FRAME_BYTES_MAX
+
+
 def test_keyed_state_without_key_groups_is_a_bug() -> None:
     with pytest.raises(InvariantError, match="no column"):
-        encode_parts({"s": part(Redistribute.KEYED, pa.table({"v": [1]}))}, {}, FILE)
+        store_parts(MemoryStorage(), [{"s": part(Redistribute.KEYED, pa.table({"v": [1]}))}], {}, FILE)
 
 
 def test_large_chunks_are_compressed_and_come_back() -> None:
@@ -228,9 +262,7 @@ def test_a_restore_of_a_restore_keeps_every_row() -> None:
             handles = assign_operator(old, j, new, graph).parts
             parts = read_parts(storage, handles, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
             file = state_file(1, step + 1, step + 2, 1, j)
-            pieces, written = encode_parts(parts, known_chunks(handles, parts), file)
-            if pieces:
-                storage.write(file, pieces)
+            (written,) = store_parts(storage, [parts], known_chunks(handles, parts), file).parts
             following.append(OperatorSnapshot("count", written))
         snaps = tuple(following)
     (after,) = restored(storage, snaps, 1)

@@ -10,20 +10,21 @@ from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
 from midstream.checkpoint.state_files import state_file
 from midstream.checkpoint.store import (
+    SAVEPOINT,
     FencedError,
     Opened,
     Retained,
     UnknownOutcomeError,
-    check_below,
     drop,
     drop_attempts_before,
     list_checkpoints,
     load,
     open_store,
     publish,
+    split_restore,
     split_retained,
 )
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import StorageError
 
 ROOT = "/data/flights"
 
@@ -158,15 +159,39 @@ def test_a_checkpoint_has_many_names(which: str) -> None:
     assert found is not None and found.checkpoint_id == 1
 
 
-def test_a_path_elsewhere_is_refused_and_so_is_nonsense() -> None:
-    with pytest.raises(ConfigError, match="lies outside"):
-        check_below("/other/place/chk-1", ROOT)
+@pytest.mark.parametrize(
+    ("which", "place"),
+    [
+        ("latest", (None, "latest")),
+        ("17", (None, "17")),
+        ("chk-17", (None, "chk-17")),
+        ("/data/flights/chk-17", (None, "chk-17")),
+        ("file:///data/flights/chk-17/_metadata", (None, "chk-17")),
+        ("/data/flights/", (None, "latest")),
+        ("/other/flights/chk-17/", ("/other/flights", "chk-17")),
+        ("/data/flights/savepoints/3", ("/data/flights/savepoints/3", "latest")),
+        ("s3://bucket/saved/", ("s3://bucket/saved", "latest")),
+    ],
+)
+def test_a_checkpoint_is_in_the_jobs_directory_or_elsewhere(which: str, place: tuple[str | None, str]) -> None:
+    assert split_restore(which, ROOT) == place
+
+
+def test_nonsense_names_no_checkpoint() -> None:
     storage = MemoryStorage()
     opened(storage)
     made(storage, 1)
     for which in ("yesterday", "chk-", "-1", "../chk-x"):
-        with pytest.raises((StorageError, ConfigError)):
+        with pytest.raises(StorageError):
             opened(storage, which)
+
+
+def test_a_savepoint_is_no_checkpoint_directory() -> None:
+    storage = MemoryStorage()
+    storage.create(SAVEPOINT, b"{}")
+    with pytest.raises(StorageError, match="holds a savepoint, which a job must not change"):
+        opened(storage)
+    assert list(storage.files) == [SAVEPOINT]
 
 
 def test_the_directory_belongs_to_one_job() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -133,12 +133,15 @@ class Bench:
         held: tuple[str, ...] = (),
         checkpoint_dir: str | None = ROOT,
         graphs: Callable[[int], JobGraph] | None = None,
+        elsewhere: Mapping[str, MemoryStorage] | None = None,
         **config: Any,
     ) -> None:
         self.source = ScriptedSource(("a", "b", "c"))
         self.sink = Ledger()
         self.graph = graph or two_vertices(self.source, self.sink)
         self.storage = storage or MemoryStorage()
+        self.elsewhere: dict[str, MemoryStorage] = dict(elsewhere or {})
+        """Storage below other roots."""
         self.held = held
         self.now_ms = START_MS
         config = {
@@ -159,7 +162,7 @@ class Bench:
         )
         self._graphs = graphs
         self.plan = plan
-        self.job = Coordinator(plan, START_MS, lambda root: self.storage)
+        self.job = Coordinator(plan, START_MS, self._open_storage)
         self.sent: list[tuple[int, m.ToSlot]] = []
         self.closed: list[int] = []
         self.requests: list[str] = []
@@ -174,6 +177,9 @@ class Bench:
         self._slots = 0
         self._clients = 0
         self._prepared = 0
+
+    def _open_storage(self, root: str) -> MemoryStorage:
+        return self.storage if root == ROOT else self.elsewhere.setdefault(root, MemoryStorage())
 
     def _rescaled(self, parallelism: int) -> JobPlan:
         if parallelism > self.graph.max_parallelism:

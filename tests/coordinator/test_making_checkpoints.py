@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
+from in_memory import TORN
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.coordinator.events import TimerFired
 from midstream.core.errors import InvariantError
@@ -111,8 +112,10 @@ def test_a_decline_aborts_and_deletes_what_was_written() -> None:
     bench.ack(1, READ0)
     file = bench.state_file(1, READ0)
     assert file in bench.storage.files
-    bench.say(READ1, m.CheckpointDecline(0, 1, READ1, "the disk is full", True))
-    assert file not in bench.storage.files
+    half = bench.state_file(1, READ1)  # its state was written, what it had in flight was not
+    bench.storage.files[half] = b"state"
+    bench.say(READ1, m.CheckpointDecline(0, 1, READ1, "the disk is full", True, (half,)))
+    assert file not in bench.storage.files and half not in bench.storage.files
     assert [x.checkpoint_id for x in bench.messages(m.CheckpointAborted)] == [1, 1]
     assert "the disk is full" in bench.replies[client].error
     assert bench.status.checkpoints_failed == 1
@@ -437,12 +440,17 @@ def test_the_next_attempt_starts_from_the_newest_checkpoint_and_its_leavings_are
     bench.checkpoint()
     orphan = "shared/e1-a0-c9-v0-s0.state"  # a lost slot had written it and nobody heard of it
     bench.storage.files[orphan] = b"half"
+    torn = f"shared/{TORN}e1-a0-c9-v0-s1.state"  # it was killed while it wrote this one
+    bench.storage.files[torn] = b"ha"
+    alive = f"shared/{TORN}e1-a1-c2-v0-s1.state"  # is being written
+    bench.storage.files[alive] = b"ha"
     bench.fail(READ0)
     bench.advance(1)
     assert bench.attempt == 1
     assert orphan in bench.storage.files
     bench.checkpoint()
-    assert orphan not in bench.storage.files
+    assert orphan not in bench.storage.files and torn not in bench.storage.files
+    assert alive in bench.storage.files
     assert bench.triggers == [1, 2]
 
 

@@ -52,6 +52,20 @@ def test_a_bounded_job_without_checkpoints_commits_when_all_tasks_have_finished(
     assert bench.source.closed == 1
 
 
+def test_a_slot_that_is_lost_while_the_output_of_a_job_without_checkpoints_is_committed_changes_nothing() -> None:
+    bench = Bench(checkpoint_dir=None, held=("commit",)).run()
+    bench.finish(READ0, READ1, WRITE0)
+    bench.finish(WRITE1, committables=(("write", (b"one",)),))
+    lost = bench.slots[1]
+    bench.lose(lost)
+    assert bench.state == "running", "to begin again would commit it a second time"
+    bench.release("commit")
+    assert bench.sink.committed == [(0, (b"one",))]
+    assert bench.ended is not None and bench.ended.state == "finished"
+    assert bench.attempt == 0
+    assert any(f"slot {lost} " in warning for warning in bench.ended.status.warnings)
+
+
 def test_a_commit_that_fails_for_good_without_checkpoints_fails_the_job_rather_than_run_it_twice() -> None:
     bench = Bench(checkpoint_dir=None)
     bench.sink.failures = 99
@@ -373,6 +387,24 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     assert read.watermark_us == 5_000
     assert bench.status.slot_memory_bytes == (1000, 1001)
     assert bench.status.edges == ((0, 1, "keyed"),)
+
+
+def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None:
+    bench = Bench().run()
+
+    def beat(first: int, second: int) -> tuple[m.RecoveryStatus, ...]:
+        for slot, recovered in enumerate((first, second)):
+            tasks = tuple(
+                m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, (), 300 if ref.vertex else 0, recovered if ref.vertex else 0)
+                for ref in bench.tasks_on(slot)
+            )
+            bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks)))
+        assert bench.status.vertices[0].recovering == ()
+        return bench.status.vertices[1].recovering
+
+    assert beat(0, 100) == (m.RecoveryStatus(0, 300, 0), m.RecoveryStatus(1, 300, 100))
+    assert beat(300, 200) == (m.RecoveryStatus(0, 300, 300), m.RecoveryStatus(1, 300, 200))
+    assert beat(300, 300) == ()
 
 
 def symptom(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
 from midstream.checkpoint.metadata import SourcePosition, decode_metadata
-from midstream.checkpoint.state_files import encode_parts
+from midstream.checkpoint.state_files import store_parts
 from midstream.core.errors import SchemaError, StorageError
 from midstream.core.ids import TaskId
 from midstream.operators.source import Split
@@ -201,8 +201,8 @@ def test_a_source_is_told_what_is_settled_with_all_unfinished_splits() -> None:
     bench.ask(m.DoCheckpoint())
     file = bench.state_file(1, READ0)
     table = pa.table({"split": pa.array([msgspec.msgpack.encode(Split("a", b"", 7))], pa.binary())})
-    pieces, handles = encode_parts({"splits": StatePart(Redistribute.SPLIT, (Chunk("x", table),))}, {}, file)
-    bench.storage.write(file, pieces)
+    splits = {"splits": StatePart(Redistribute.SPLIT, (Chunk("x", table),))}
+    (handles,) = store_parts(bench.storage, [splits], {}, file).parts
     bench.ack(1, READ0, parts=lambda ref: handles)
     bench.ack(1, READ1, WRITE0, WRITE1)
     assert source.settled == [(b"1", ["b", "c", "a"])]
@@ -396,6 +396,17 @@ def test_a_coordinator_that_was_superseded_publishes_commits_and_deletes_nothing
     assert old.sink.aborted == []
     assert old.storage.files == before
     assert new.state == "running"
+
+
+def test_who_waits_for_a_checkpoint_of_a_superseded_coordinator_is_told() -> None:
+    old = Bench(held=("publish",)).run()
+    client = old.ask(m.DoCheckpoint())
+    for ref in old.tasks:
+        old.ack(1, ref)
+    Bench(storage=old.storage, job_id="job2").run()
+    old.release("publish")
+    assert "another coordinator has taken over" in old.replies[client].error
+    assert "another coordinator has taken over" in old.error
 
 
 def test_two_coordinators_never_share_a_state_file_name() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,33 @@ def test_files_that_were_never_finished_are_not_listed(tmp_path: Path) -> None:
     storage = FileStorage(str(tmp_path))
     (tmp_path / ".tmp-0123").write_bytes(b"torn")
     assert storage.list("") == []
+
+
+def test_what_killed_writers_have_left_is_swept_by_the_name_it_would_have_got(tmp_path: Path) -> None:
+    storage = FileStorage(str(tmp_path))
+    storage.write("shared/whole", [b"x"])
+
+    def killed() -> Iterator[bytes]:
+        yield bytes(2**21)
+        for file in (tmp_path / "shared").glob(".tmp-*"):  # as it is when the power goes
+            shutil.copy(file, file.parent / file.name.replace("-mine", "-theirs"))
+            shutil.copy(file, tmp_path / "copy")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.write("shared/mine", killed())
+    left = [file.name for file in (tmp_path / "shared").glob(".tmp-*")]
+    assert len(left) == 1 and left[0].endswith("-theirs")
+    assert (tmp_path / "copy").stat().st_size == 2**21, "it is written while it is made"
+    storage.sweep("shared", lambda name: name in ("mine", "whole"))
+    assert [file.name for file in (tmp_path / "shared").glob(".tmp-*")] == left
+    storage.sweep("shared", lambda name: name == "theirs")
+    assert everything_below(tmp_path / "shared") == ["whole"]
+    (tmp_path / ".tmp-0123-chk-7").mkdir()
+    (tmp_path / ".tmp-0123-chk-7" / "_owner").write_bytes(b"1")
+    storage.sweep("", lambda name: name == "chk-7")
+    storage.sweep("nothing there", lambda name: True)
+    assert storage.list("") == ["copy", "shared"] and not (tmp_path / ".tmp-0123-chk-7").exists()
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "a//b", "", "a/./b", "a\0b", "a\\b"])

@@ -17,6 +17,9 @@ from midstream.ui.cli import main
         (["windows"], "there is no benchmark 'windows'; there are: window, exchange, latency"),
         (["window", "--slots", "yarn"], "--slots: 'yarn' is neither of spark, process"),
         (["window", "--events", "1001"], "--events: 1001 is not an even number"),
+        (["window", "--backlog", "10"], "--backlog: the benchmark window has none; recovery has"),
+        (["recovery", "--backlog", "0"], "--backlog: 0 is not between 1 and 4096 (MiB)"),
+        (["recovery", "--events", "2000"], "--events: the benchmark recovery has a fixed number of runs"),
         (["window", "--events", "many"], "--events: 'many' is not a whole number"),
     ],
 )

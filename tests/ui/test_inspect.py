@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from midstream.checkpoint.channel_state import Captured, encode_channels
+from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
@@ -18,7 +18,7 @@ from midstream.checkpoint.metadata import (
     SourcePosition,
     VertexLayout,
 )
-from midstream.checkpoint.state_files import channel_file, encode_parts, state_file
+from midstream.checkpoint.state_files import channel_file, state_file, store_parts
 from midstream.checkpoint.store import claim_directory, publish, take_epoch
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
@@ -48,19 +48,12 @@ def make_checkpoint(root: Path) -> Path:
         },
     }
     file = state_file(epoch, 0, 1, 0, 0)
-    pieces, snapshots, offset = [], {}, 0
-    for uid, parts in states.items():
-        new, handles = encode_parts(parts, {}, file, offset)
-        pieces += new
-        offset += sum(piece.nbytes for piece in new)
-        snapshots[uid] = OperatorSnapshot(uid, handles)
-    storage.write(file, pieces)
+    stored = store_parts(storage, list(states.values()), {}, file)
+    snapshots = {uid: OperatorSnapshot(uid, parts) for uid, parts in zip(states, stored.parts, strict=True)}
     in_flight = channel_file(epoch, 0, 1, 1, 0)
     rows = pa.record_batch({"n": pa.array([1, 2, 3, 4, 5])})
     captured = (Captured(0, 0, 0, False, (rows,)), Captured(0, 0, 1, True, (rows.slice(0, 1), rows.slice(1, 1))))
-    channel_pieces, channels = encode_channels(captured, in_flight, 2**20)
-    storage.write(in_flight, channel_pieces)
-    offset += sum(memoryview(piece).nbytes for piece in channel_pieces)
+    channels, written = store_channels(storage, captured, in_flight, 2**20)
     publish(
         storage,
         CheckpointMetadata(
@@ -84,7 +77,7 @@ def make_checkpoint(root: Path) -> Path:
             ),
             sources=(SourcePosition("read", b"x", False, (split, split)),),
             committables=(Committables(1, "write", "write", (b"abc", b"de")),),
-            state_bytes=offset,
+            state_bytes=stored.written.stored_bytes + written.stored_bytes,
             files=tuple(sorted((file, in_flight))),
             channels=channels,
         ),

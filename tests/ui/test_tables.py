@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from sample_status import NOW_MS, later
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.protocol.messages import CheckpointStatus
+from midstream.protocol.messages import CheckpointStatus, RecoveryStatus
 from midstream.ui import text
 from midstream.ui.rates import Rates
 from midstream.ui.tables import job_view, jobs_table, progress_line
@@ -97,6 +97,18 @@ def test_the_list_has_one_row_per_job(status):
 def test_a_failed_checkpoint_says_why(status):
     failed = CheckpointStatus(4, "failed", NOW_MS - 1000, 0, 0, "timed out")
     assert "last: 4 failed: timed out" in render(job_view(msgspec.structs.replace(status, last_checkpoint=failed)))
+
+
+def test_recovery_of_rows_in_flight_is_shown_while_it_lasts(status):
+    read, write = status.vertices
+    part = (RecoveryStatus(0, 600, 100), RecoveryStatus(1, 400, 275))
+    recovering = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, recovering=part), write))
+    assert recovering.vertices[0].recovered == 0.375 and write.recovered is None
+    shown = render(job_view(recovering), width=140)
+    assert "running  recovering 37 %" in shown.splitlines()[0]
+    assert "read  recovering 37 %" in shown
+    assert "recovering 37 %" in progress_line(recovering, Rates())
+    assert "recovering" not in render(job_view(status)) and "recovering" not in progress_line(status, Rates())
 
 
 def test_subtasks_that_do_not_run_are_counted(status):

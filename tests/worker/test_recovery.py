@@ -116,6 +116,36 @@ def test_taken_and_remaining_are_the_whole_at_every_step(
     assert gate.pool.in_use == 0
 
 
+def test_segments_that_have_been_taken_are_not_referred_to_any_more() -> None:
+    """So what is in flight gets less from checkpoint to checkpoint, even within one state."""
+    storage = MemoryStorage()
+    rows, states = some(storage, [[2] * 10, [1]], segment_bytes=500)
+    batches = states[0].segments[0].batches
+    gate = Recovering(EDGE, states, storage)
+    for taken in range(1, 11):
+        gate.take()
+        gate.done()
+        remaining = gate.gate.remaining()
+        left = sum(segment.rows for state in remaining for segment in state.segments)
+        assert len(rows) - 2 * taken <= left < len(rows) - 2 * taken + 2 * batches
+        assert all(state.skip < batches for state in remaining)
+
+
+def test_progress_goes_from_nothing_to_all() -> None:
+    storage = MemoryStorage()
+    _, states = some(storage, [[2] * 10, [1, 3]], segment_bytes=500)
+    states[0] = msgspec.structs.replace(states[0], skip=4)
+    gate = Recovering(EDGE, states, storage)
+    total = gate.gate.total_bytes
+    left = [gate.gate.left_bytes()]
+    assert left[0] == total < sum(segment.length for state in states for segment in state.segments)
+    while gate.take() is not None:
+        gate.done()
+        left.append(gate.gate.left_bytes())
+    assert left == sorted(left, reverse=True) and len(set(left)) == len(left) == 9
+    assert left[-1] == 0
+
+
 def test_segments_without_a_row_for_this_subtask_are_passed_over() -> None:
     storage = MemoryStorage()
     captured = [Captured(0, i, 0, False, tuple(batch([(key, key)]) for key in range(30))) for i in range(2)]

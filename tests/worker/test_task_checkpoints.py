@@ -42,7 +42,7 @@ class FakeSnapshots:
         assert checkpoint_id not in self.stored, "told twice"
         self.stored[checkpoint_id] = stored
 
-    def decline(self, checkpoint_id: int, reason: str, counts: bool) -> None:
+    def decline(self, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
         self.declined.append(checkpoint_id)
 
 
@@ -79,6 +79,7 @@ class World:
                 quota=self.pool.quota("recovered", 1),
                 executor=self.steps,
                 storage=self.storage,
+                read_ahead={},
                 wake=lambda: None,
                 fail=self.failures.append,
             )
@@ -99,6 +100,7 @@ class World:
             executor=self.steps,
             storage=self.storage,
             buffer_bytes=4096,
+            inline_bytes_max=0,
         )
 
     def barrier(self, checkpoint_id: int = 1, timeout_ms: int | None = 0) -> CheckpointBarrier:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
+from midstream.runtime.storage import absolute
 
 FILES_BEING_LOADED: list[str] = []
 """Paths of the job files that are being loaded, innermost last: what they make must not start by itself."""
@@ -289,7 +290,7 @@ class Environment:
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
         by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
-        path of a checkpoint; `allow_dropped_state`: also when that has state of operators that the job
+        path of a checkpoint, or the path of a savepoint; `allow_dropped_state`: also when that has state of operators that the job
         no longer has. `slots`: for tests, `runtime.processes.ProcessSlots()` runs on plain processes
         without Spark.
 
@@ -322,7 +323,7 @@ def _directory(path: str | os.PathLike[str] | None) -> str | None:
     text = os.fspath(path)
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"checkpoint_dir: {path!r} is not a directory or a storage URL")
-    return text if "://" in text or text.startswith("file:") else os.path.abspath(os.path.expanduser(text))
+    return absolute(text)
 
 
 def _aligned_timeout_s(timeout: Duration | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -301,6 +301,53 @@ class DataStream(Handle):
         from midstream.spark.datasource_sink import DataSourceSink
 
         return self._end("datasource", DataSourceSink(data_source, options=options))
+
+    @located
+    def write_postgres(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        schema: str | None = None,
+        key: Sequence[str] = (),
+        append: bool = False,
+        staging_schema: str | None = None,
+    ) -> StreamSink:
+        """Every row exactly once into a table of PostgreSQL; rows of the same `key` replace each other.
+
+        In a new job the table must be empty or absent, unless `append` or with a `key`. See PostgresSink.
+        """
+        from midstream.connectors.postgres import PostgresSink
+
+        sink = PostgresSink(dsn, table, schema=schema, key=key, append=append, staging_schema=staging_schema)
+        return self._end("postgres", sink)
+
+    @located
+    def write_delta(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        partition_by: Sequence[str] = (),
+        append: bool = False,
+        roll_size: Size = "128 MiB",
+        storage_options: Mapping[str, str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> StreamSink:
+        """Every row exactly once into a Delta table, a version per checkpoint.
+
+        In a new job the table must be empty or absent, unless `append`. See DeltaSink.
+        """
+        from midstream.connectors.delta import DeltaSink
+
+        sink = DeltaSink(
+            table,
+            partition_by=partition_by,
+            append=append,
+            roll_size=roll_size,
+            storage_options=storage_options,
+            filesystem=filesystem,
+        )
+        return self._end("delta", sink)
 
     @located
     def print(self, prefix: str = "", limit: int | None = None) -> StreamSink:

@@ -10,6 +10,7 @@ import cloudpickle
 import msgspec
 
 from midstream.api.shipping import register_modules_below
+from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan
 from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError, JobError
@@ -20,6 +21,7 @@ from midstream.operators.sink import Sink
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
+from midstream.runtime.storage import absolute
 
 
 def submit(
@@ -36,9 +38,11 @@ def submit(
         raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
     if restore_from is not None and config.checkpoint_dir is None:
         raise JobError(
-            f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from; "
-            "give Environment(checkpoint_dir=…) or --checkpoint-dir"
+            f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from, and nowhere to copy a "
+            "savepoint to; give Environment(checkpoint_dir=…) or --checkpoint-dir"
         )
+    if restore_from is not None and split_restore(restore_from, "")[0] is not None:
+        restore_from = absolute(restore_from)
     if directory is not None:
         register_modules_below(directory)  # sinks pickle what they make in validate()
     graph = build_job_graph(logical, config)

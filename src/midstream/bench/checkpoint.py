@@ -156,15 +156,20 @@ def _measured(
         source.rebalance().map(lambda row: row).rebalance().sink(SlowSink())
         job = env.start(slots=ProcessSlots()) if slots == "process" else env.start(master=f"local[{PARALLELISM}]")
         try:
-            _await_running(job)
+            await_running(job)
             if backlog_bytes:
-                _fill(job, backlog_bytes)
-            _take(job, warm_up)
+                fill(job, backlog_bytes)
+            take(job, warm_up)
             before = job.status()
-            took_s = _take(job, count)
+            took_s = take(job, count)
             after = job.status()
         finally:
             job.cancel("measured")
+    return mode_figures(before, after, took_s)
+
+
+def mode_figures(before: JobStatus, after: JobStatus, took_s: Sequence[float]) -> ModeFigures:
+    """Of the checkpoints between the two. Raises InvariantError when one failed, or there are none."""
     failed = after.checkpoints_failed - before.checkpoints_failed
     if failed or not took_s:
         raise InvariantError(f"{failed} checkpoints failed, {len(took_s)} completed: there are no figures")
@@ -176,11 +181,11 @@ def _measured(
         p50_ms=round(float(np.percentile(ms, 50)), 1),
         p99_ms=round(float(np.percentile(ms, 99)), 1),
         max_ms=round(float(ms.max()), 1),
-        in_flight_mib=round(_in_flight_bytes(after) / 2**20, 2),
+        in_flight_mib=round(in_flight_bytes(after) / 2**20, 2),
     )
 
 
-def _take(job: Job, count: int) -> Sequence[float]:
+def take(job: Job, count: int) -> Sequence[float]:
     """One checkpoint after the other, until there are enough or the time is up: seconds that each took."""
     took_s: list[float] = []
     deadline_s = time.perf_counter() + MODE_S_MAX
@@ -191,11 +196,11 @@ def _take(job: Job, count: int) -> Sequence[float]:
     return took_s
 
 
-def _fill(job: Job, backlog_bytes: int) -> None:
+def fill(job: Job, backlog_bytes: int) -> None:
     deadline_s = time.perf_counter() + FILL_S_MAX
     while True:
         job.checkpoint()
-        found = _in_flight_bytes(job.status())
+        found = in_flight_bytes(job.status())
         if found >= FILLED * backlog_bytes:
             return
         if time.perf_counter() > deadline_s:
@@ -203,13 +208,13 @@ def _fill(job: Job, backlog_bytes: int) -> None:
         time.sleep(POLL_S)
 
 
-def _await_running(job: Job) -> None:
+def await_running(job: Job) -> None:
     while (state := job.status().state) != "running":
         if job.ended:
             raise JobError(f"the benchmark's job ended before it ran: it is {state}")
         time.sleep(POLL_S)
 
 
-def _in_flight_bytes(status: JobStatus) -> int:
+def in_flight_bytes(status: JobStatus) -> int:
     """Of the last checkpoint; this job has next to no other state."""
     return status.last_checkpoint.state_bytes if status.last_checkpoint is not None else 0

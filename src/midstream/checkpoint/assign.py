@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from midstream.checkpoint.assign_channels import assign_channels
+from midstream.checkpoint.compatible import check_settings, dropped_state
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
 from midstream.checkpoint.state_files import intersects, rule_of
 from midstream.core.elements import MIN_WATERMARK_US
@@ -50,7 +51,8 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
     """Deal out the state of a checkpoint to the tasks of `graph`.
 
     Raises ConfigError when the graph contradicts the checkpoint: another max_parallelism, state of
-    an operator that is gone, a source that is none any more, finished operators behind running ones.
+    an operator that is gone, a source that is none any more, another window or type of key or state,
+    finished operators behind running ones.
     """
     if metadata.max_parallelism != graph.max_parallelism:
         raise ConfigError(
@@ -59,7 +61,8 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
             f"{metadata.max_parallelism}"
         )
     old = {op.uid: op for op in metadata.operators}
-    dropped = _dropped(metadata, graph, allow_dropped_state)
+    dropped = dropped_state(metadata, graph, allow_dropped_state)
+    check_settings(metadata, graph)
     finished = finished_vertices(old, graph)
     return Assignment(
         tasks=_assign_tasks(old, graph, finished),
@@ -145,30 +148,6 @@ def _assign_part(
 
 
 # ---- checks of the graph against the checkpoint ----------------------------
-
-
-def _dropped(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) -> tuple[str, ...]:
-    """uids with state that the graph does not have. Raises ConfigError unless that is allowed."""
-    there = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
-    sources = {vertex.source.uid for vertex in graph.vertices if vertex.source}
-    names = {op.uid: op.name for op in metadata.operators}
-    with_state = {op.uid for op in metadata.operators if any(s.parts for s in op.subtasks)}
-    with_state |= {position.uid for position in metadata.sources}
-    with_state |= {entry.uid for entry in metadata.committables}
-    changed = [position.uid for position in metadata.sources if position.uid in there - sources]
-    if changed:
-        raise ConfigError(
-            f"{changed[0]!r} was a source in checkpoint {metadata.checkpoint_id} and is another operator now; "
-            "give the new operator another uid"
-        )
-    dropped = sorted(with_state - there)
-    if dropped and not allowed:
-        listed = ", ".join(f"{uid!r} ({names.get(uid, uid)})" for uid in dropped)
-        raise ConfigError(
-            f"checkpoint {metadata.checkpoint_id} has state of {listed}, which the job no longer has. "
-            "Give an operator that uid to go on from it, or allow the state to be dropped (--allow-dropped-state)"
-        )
-    return tuple(dropped)
 
 
 def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tuple[int, ...]:

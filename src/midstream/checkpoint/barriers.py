@@ -9,7 +9,9 @@ task has read everything before it. The snapshot is taken
 - overtaking: as soon as one barrier is announced. What lies before the others' barriers is not
   in the operators' state then; it is captured from the channels, as it is there and as it comes
   in, until every barrier has been announced. Only channels whose rows can be given to any
-  subtask later can be captured (`capturable`): the others' barriers must have been received.
+  subtask later can be captured (`capturable`): the others' barriers must have been received, or
+  announced with no row before them (`is_clear`), so that a task that may not emit anything, and
+  therefore reads nothing, holds no checkpoint up.
 
 Which of the two is a matter of time: a barrier says how long after its creation (`timeout_ms`)
 it may overtake; 0 is at once, None never. Ids only grow; at most one checkpoint is pending, and
@@ -22,7 +24,7 @@ a newer one aborts it.
     ALIGNING(n)   barrier n received, the last   IDLE          TakeSnapshot(n), Resume
     ALIGNING(n)   may overtake, and no channel   CAPTURING(n)  TakeSnapshot(n, overtaking), Resume
                   is open that cannot be
-                  captured
+                  captured, and is not clear
     CAPTURING(n)  the last barrier announced     IDLE          CaptureComplete(n)
     any pending   barrier m > n                  as from IDLE  AbortCheckpoint(n), Resume, ...
     any pending   cancel m >= n                  IDLE          AbortCheckpoint(n), Resume, AbortCheckpoint(m)
@@ -46,10 +48,11 @@ from midstream.core.errors import InvariantError
 
 @dataclass(frozen=True, slots=True)
 class BarrierAnnounced:
-    """It has arrived at the channel; rows may be waiting before it."""
+    """It has arrived at the channel; rows may be waiting before it, unless it `is_clear`."""
 
     channel: int
     barrier: CheckpointBarrier
+    is_clear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,10 @@ class CancelReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndAnnounced:
-    """No barrier will come on this channel any more; rows may be waiting before its end."""
+    """No barrier will come on this channel any more; rows may be waiting before its end, unless it `is_clear`."""
 
     channel: int
+    is_clear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +154,15 @@ BarrierInstruction: TypeAlias = Block | Resume | TakeSnapshot | CaptureComplete 
 
 
 class _Pending:
-    __slots__ = ("announced", "barrier", "capturing", "may_overtake", "received")
+    __slots__ = ("announced", "barrier", "capturing", "clear", "may_overtake", "received")
 
     def __init__(self, barrier: CheckpointBarrier) -> None:
         self.barrier = barrier
         self.may_overtake = barrier.timeout_ms == 0
         self.announced: set[int] = set()
         """Channels whose barrier has arrived, received or not."""
+        self.clear: set[int] = set()
+        """Those of them that had no row before it."""
         self.received: set[int] = set()
         """Blocked, unless the snapshot has been taken."""
         self.capturing = False
@@ -186,15 +192,17 @@ class BarrierHandler:
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
         match event:
-            case BarrierAnnounced(channel, barrier):
-                return self._on_announced(channel, barrier)
+            case BarrierAnnounced(channel, barrier, is_clear):
+                return self._on_announced(channel, barrier, is_clear)
             case BarrierReceived(channel, barrier):
                 return self._on_received(channel, barrier)
             case CancelReceived(checkpoint_id):
                 return self._on_cancel(checkpoint_id)
-            case EndAnnounced(channel):
+            case EndAnnounced(channel, is_clear):
                 if channel in self._open:
                     self._ending.add(channel)
+                    if is_clear:
+                        self._must_align.discard(channel)
                 return self._go_on()
             case ChannelEnded(channel):
                 return self._on_end(channel)
@@ -205,13 +213,15 @@ class BarrierHandler:
                     self._pending.may_overtake = True
                 return self._go_on()
 
-    def _on_announced(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
+    def _on_announced(self, channel: int, barrier: CheckpointBarrier, is_clear: bool) -> list[BarrierInstruction]:
         if channel not in self._open:
             raise InvariantError(f"barrier {barrier.checkpoint_id} arrives on channel {channel}, which has ended")
         out = self._begin(barrier)
         if out is None or self._pending is None:
             return out or []
         self._pending.announced.add(channel)
+        if is_clear:
+            self._pending.clear.add(channel)
         return out + self._go_on()
 
     def _on_received(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
@@ -284,7 +294,7 @@ class BarrierHandler:
         if pending.received >= self._open:
             self._pending = None
             return [TakeSnapshot(barrier, pending.may_overtake), *resume]
-        if pending.may_overtake and self._must_align <= pending.received:
+        if pending.may_overtake and self._must_align <= pending.received | pending.clear:
             open_ones = self._open - pending.received
             pending.capturing = True
             overtaken = tuple(sorted(open_ones & pending.announced))

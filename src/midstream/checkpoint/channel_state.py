@@ -1,7 +1,8 @@
 """Channel state: the batches that were in flight when a barrier overtook them, at rest.
 
 A file is a series of segments, each some whole batches of one channel: (uint64 length, Arrow IPC
-record batch message) each, without the schema, which is the edge's. Batches are never cut: one
+record batch message) each, without the schema, which is the edge's. They are encoded while they are
+written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one
 that was partly sent when the barrier overtook it is stored by its producer, whole, and its
 receiver forgets the part that it had. So there is nothing to put together on restore, and a
 segment is read, checked and filtered on its own.
@@ -13,13 +14,16 @@ Everything here is pure or blocking I/O: for I/O threads only.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import xxhash
 
+from midstream.checkpoint.extents import Extent, Piece, Written, check_extent, write_extents
+from midstream.core.batches import concat
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.core.seams import Storage
@@ -41,39 +45,73 @@ class Captured:
     stored: tuple[ChannelState, ...] = ()
 
 
-def encode_channels(
-    captured: Sequence[Captured], file: str, segment_bytes: int
-) -> tuple[list[bytes | memoryview], tuple[ChannelState, ...]]:
-    """The bytes of `file`, and what is in it and in older files, in the order of `captured`."""
-    pieces: list[bytes | memoryview] = []
-    states: list[ChannelState] = []
-    offset = 0
-    for item in captured:
-        states.extend(item.stored)
-        segments: list[Segment] = []
-        waiting: list[bytes | memoryview] = []
-        size = batches = rows = 0
-        for index, batch in enumerate(item.batches):
-            message = memoryview(batch.serialize())
-            waiting += (_LENGTH.pack(message.nbytes), message)
-            size += _LENGTH.size + message.nbytes
-            batches, rows = batches + 1, rows + batch.num_rows
-            if size >= segment_bytes or index == len(item.batches) - 1:
-                digest = xxhash.xxh3_64()
-                for piece in waiting:
-                    digest.update(piece)
-                segments.append(Segment(file, offset, size, digest.intdigest(), batches, rows))
-                pieces += waiting
-                offset += size
-                waiting, size, batches, rows = [], 0, 0, 0
-        if segments:
-            states.append(ChannelState(item.edge, item.producer, item.consumer, item.is_output, tuple(segments)))
-    return pieces, tuple(states)
+def store_channels(
+    storage: Storage, captured: Sequence[Captured], file: str, segment_bytes: int, inline_bytes_max: int = 0
+) -> tuple[tuple[ChannelState, ...], Written]:
+    """Write `captured` to `file`; what is in it and in older files, in the order of `captured`.
+
+    What an older checkpoint holds inline counts against `inline_bytes_max` and goes into the file
+    when that is too much: it cannot pile up from one recovery to the next. Raises StorageError or OSError.
+    """
+    carried = sum(len(segment.inline) for item in captured for state in item.stored for segment in state.segments)
+    moves = carried > inline_bytes_max
+    states: list[tuple[ChannelState, list[Segment]]] = []
+    new: list[tuple[list[Segment], int]] = []
+    """Where the places of the new extents go, in the order in which they are written."""
+
+    def encoded() -> Iterator[Sequence[Piece]]:
+        for item in captured:
+            for state in item.stored:
+                segments = list(state.segments)
+                states.append((state, segments))
+                for index, segment in enumerate(segments):
+                    if moves and segment.inline:
+                        new.append((segments, index))
+                        yield (segment.inline,)
+            segments = []
+            for pieces, batches, rows in _segments(item.batches, segment_bytes):
+                new.append((segments, len(segments)))
+                segments.append(Segment("", 0, 0, 0, batches, rows))
+                yield pieces
+            if segments:
+                states.append((ChannelState(item.edge, item.producer, item.consumer, item.is_output, ()), segments))
+
+    written = write_extents(storage, file, encoded(), 0 if moves else inline_bytes_max - carried)
+    for (segments, index), extent in zip(new, written.extents, strict=True):
+        segments[index] = _placed(segments[index], extent)
+    return tuple(msgspec.structs.replace(state, segments=tuple(segments)) for state, segments in states), written
 
 
-def read_segment(storage: Storage, segment: Segment, schema: pa.Schema, place: str) -> list[pa.RecordBatch]:
-    """Its batches. Raises StorageError naming `place` and the file when it is missing, short or altered."""
-    data = segment_bytes(storage, segment, place)
+def _placed(segment: Segment, extent: Extent) -> Segment:
+    return Segment(
+        extent.file, extent.offset, extent.length, extent.checksum, segment.batches, segment.rows, extent.inline
+    )
+
+
+def _segments(batches: Sequence[pa.RecordBatch], segment_bytes: int) -> Iterator[tuple[Sequence[Piece], int, int]]:
+    """Bytes, number of batches and of rows of each segment: as many batches as it takes to be `segment_bytes` long."""
+    pieces: list[Piece] = []
+    size = rows = 0
+    for index, batch in enumerate(batches):
+        message = memoryview(batch.serialize())
+        pieces += (_LENGTH.pack(message.nbytes), message)
+        size += _LENGTH.size + message.nbytes
+        rows += batch.num_rows
+        if size >= segment_bytes or index == len(batches) - 1:
+            count = len(pieces) // 2
+            yield (pieces if count == 1 else (b"".join(pieces),)), count, rows
+            pieces, size, rows = [], 0, 0
+
+
+def read_segment(
+    storage: Storage, segment: Segment, schema: pa.Schema, place: str, data: memoryview | None = None
+) -> list[pa.RecordBatch]:
+    """Its batches. Raises StorageError naming `place` and the file when it is missing, short or altered.
+
+    `data`: its bytes, if they have been read and checked before.
+    """
+    if data is None:
+        data = segment_bytes(storage, segment, place)
     batches = []
     position = 0
     try:
@@ -91,14 +129,43 @@ def read_segment(storage: Storage, segment: Segment, schema: pa.Schema, place: s
     return batches
 
 
-def verify_channels(storage: Storage, states: Sequence[ChannelState]) -> None:
-    """Raises StorageError, naming the channel and the file, unless every segment to be read is there and whole."""
-    for state in states:
-        behind = 0
-        for segment in state.segments:
-            behind += segment.batches
-            if behind > state.skip:
-                segment_bytes(storage, segment, where(state))
+ReadAhead = dict[tuple[str, int], memoryview]
+"""Bytes of segments that have been read and checked already, by file and offset."""
+
+
+def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes_max: int = 0) -> ReadAhead:
+    """Raises StorageError, naming the channel and the file, unless every segment to be read is there and whole.
+
+    First that all files are there and long enough, which costs nothing, then their bytes; of these
+    the first `keep_bytes_max` are handed out, to be used without reading them again.
+    """
+    wanted = [(state, segment) for state in states for segment in _not_skipped(state) if segment.file]
+    ends: dict[str, tuple[Segment, ChannelState]] = {}
+    for state, segment in wanted:
+        if segment.file not in ends or segment.offset > ends[segment.file][0].offset:
+            ends[segment.file] = segment, state
+    for segment, state in ends.values():
+        if not _read(storage, segment, segment.length - 1, 1, where(state)):
+            raise _damaged(segment, where(state), "its last byte is not there: it was cut short or replaced")
+    kept: ReadAhead = {}
+    seen: set[tuple[str, int]] = set()
+    for state, segment in wanted:
+        place = segment.file, segment.offset
+        if place not in seen:
+            seen.add(place)
+            data = segment_bytes(storage, segment, where(state))
+            if keep_bytes_max >= data.nbytes:
+                keep_bytes_max -= data.nbytes
+                kept[place] = data
+    return kept
+
+
+def _not_skipped(state: ChannelState) -> Iterator[Segment]:
+    behind = 0
+    for segment in state.segments:
+        behind += segment.batches
+        if behind > state.skip:
+            yield segment
 
 
 def where(state: ChannelState) -> str:
@@ -108,32 +175,45 @@ def where(state: ChannelState) -> str:
 
 def segment_bytes(storage: Storage, segment: Segment, place: str) -> memoryview:
     """Its bytes, of the right length and checksum. Raises StorageError."""
-    try:
-        data = memoryview(storage.read_range(segment.file, segment.offset, segment.length))
-    except StorageError as error:
-        raise StorageError(f"{place}: {error}") from error
-    if data.nbytes != segment.length:
-        raise _damaged(segment, place, f"only {data.nbytes} bytes of it are there: it was cut short or replaced")
-    if xxhash.xxh3_64_intdigest(data) != segment.checksum:
-        raise _damaged(segment, place, "its checksum is wrong: the file is damaged")
+    if segment.inline:
+        data = memoryview(segment.inline)
+    else:
+        data = memoryview(_read(storage, segment, 0, segment.length, place))
+    problem = check_extent(data, segment.length, segment.checksum)
+    if problem:
+        raise _damaged(segment, place, problem)
     return data
 
 
-def rows_of(batch: pa.RecordBatch, edge: Edge, groups: range | None, max_parallelism: int) -> pa.RecordBatch:
-    """The rows whose key group is in `groups` (None: all of them)."""
-    if groups is None or batch.num_rows == 0:
-        return batch
-    found = key_groups(batch, edge.keys, max_parallelism)
-    keep = (found >= groups.start) & (found < groups.stop)
-    kept = int(np.count_nonzero(keep))
-    if kept == batch.num_rows:
-        return batch
-    return batch.take(pa.array(np.flatnonzero(keep))) if kept else batch.slice(0, 0)
+def _read(storage: Storage, segment: Segment, offset: int, length: int, place: str) -> bytes:
+    try:
+        return storage.read_range(segment.file, segment.offset + offset, length)
+    except StorageError as error:
+        raise StorageError(f"{place}: {error}") from error
+
+
+def rows_of(
+    batches: Sequence[pa.RecordBatch], edge: Edge, groups: range | None, max_parallelism: int
+) -> Sequence[pa.RecordBatch]:
+    """Of each batch the rows whose key group is in `groups` (None: all of them).
+
+    All batches are looked at as one: what a call into Arrow costs would be more than the rows of a small batch.
+    """
+    if groups is None or not batches:
+        return batches
+    joined = concat(batches)
+    found = key_groups(joined, edge.keys, max_parallelism)
+    kept = np.flatnonzero((found >= groups.start) & (found < groups.stop))
+    if len(kept) == joined.num_rows:
+        return batches
+    rows = joined.take(pa.array(kept))
+    ends = np.searchsorted(kept, np.cumsum([batch.num_rows for batch in batches]))
+    return [rows.slice(start, end - start) for start, end in pairwise([0, *ends.tolist()])]
 
 
 def _damaged(segment: Segment, place: str, what: str) -> StorageError:
-    extent = f"bytes {segment.offset} to {segment.offset + segment.length}"
+    lies = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
     return StorageError(
-        f"{place}: channel state file {segment.file} ({extent}): {what}. "
+        f"{place}: channel state {lies if segment.file else 'in the metadata'}: {what}. "
         "This checkpoint cannot be restored; choose another one with --from."
     )

@@ -18,10 +18,11 @@ import xxhash
 
 from midstream.core.errors import StorageError
 from midstream.graph.job_graph import Edge, JobGraph
+from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 2
+VERSION: Final = 3
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
@@ -79,6 +80,8 @@ class OperatorState(msgspec.Struct, frozen=True):
     """By subtask; without committables, which are kept apart."""
     finished: tuple[int, ...] = ()
     """Subtasks that had reached the end of their data."""
+    settings: tuple[tuple[str, str, str], ...] = ()
+    """Part ("" for all), what, value: see `operators.base.Operator.state_settings`."""
 
     @property
     def fully_finished(self) -> bool:
@@ -117,6 +120,9 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({op.vertex for op in self.operators if op.fully_finished}))
 
 
+_decode: Final = msgspec.msgpack.Decoder(CheckpointMetadata).decode
+
+
 def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayout, ...]]:
     """The shape of a graph, enough to check a later one against it."""
     vertices = tuple(
@@ -147,10 +153,15 @@ def names_of(graph: JobGraph) -> dict[str, str]:
     return {spec.uid: spec.name for vertex in graph.vertices for spec in vertex.specs}
 
 
+def settings_of(operator: Operator) -> tuple[tuple[str, str, str], ...]:
+    """What the state of `operator` depends on, to be compared with that of a later program."""
+    return tuple((part, what, value) for part, of in operator.state_settings().items() for what, value in of.items())
+
+
 def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelState] = ()) -> set[str]:
     """The files that these snapshots and states reference."""
     files = {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
-    return files | {segment.file for state in channels for segment in state.segments}
+    return (files | {segment.file for state in channels for segment in state.segments}) - {""}
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
@@ -178,7 +189,7 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
             "use that version or a later one"
         )
     try:
-        return msgspec.msgpack.decode(payload, type=CheckpointMetadata)
+        return _decode(payload)
     except msgspec.MsgspecError as error:
         raise StorageError(f"{where}: the checksum is right but the content is not: {error}") from error
 

@@ -1,21 +1,23 @@
 """State files: immutable chunks of state, written once, checked before they are believed.
 
-A task writes at most one file per checkpoint. It is an append of Arrow IPC streams, one per chunk
-that no completed checkpoint holds yet; chunks that one does hold are reused by handle, which is
-what makes checkpoints incremental. Everything here is pure or blocking I/O: for I/O threads only.
+A task writes at most one file per checkpoint. It is a series of Arrow IPC streams, one per chunk
+that is in no file of a completed checkpoint yet; chunks that are get reused by handle, which is
+what makes checkpoints incremental. If there is little to write, it goes into the metadata (see
+`extents`). Everything here is pure or blocking I/O: for I/O threads only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
+from midstream.checkpoint.extents import Written, check_extent, write_extents
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChunkHandle, PartHandle
@@ -73,34 +75,60 @@ def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subt
 # ---- writing ---------------------------------------------------------------
 
 
-def encode_parts(
-    parts: Mapping[str, StatePart],
+@dataclass(frozen=True, slots=True)
+class StoredParts:
+    parts: tuple[tuple[PartHandle, ...], ...]
+    """Per operator."""
+    written: Written
+
+    @property
+    def in_files(self) -> dict[str, ChunkHandle]:
+        """By id: the chunks that need not be written again, once the checkpoint has completed."""
+        return in_files(handle for handles in self.parts for handle in handles)
+
+
+def store_parts(
+    storage: Storage,
+    operators: Sequence[Mapping[str, StatePart]],
     known: Mapping[str, ChunkHandle],
     file: str,
-    offset_bytes: int = 0,
-) -> tuple[list[memoryview], tuple[PartHandle, ...]]:
-    """The bytes to append to `file` at `offset_bytes`, and the handles of all parts.
+    inline_bytes_max: int = 0,
+) -> StoredParts:
+    """Write what is not known of the parts of each operator to `file`; the handles of all of them.
 
     `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles
     of a checkpoint whose fate the task does not know must not be in it: its files may be gone.
-    Several operators share one file by passing on the offset that the pieces so far add up to.
+    Raises StorageError or OSError.
     """
-    pieces: list[memoryview] = []
-    written: dict[str, ChunkHandle] = {}
-    handles = []
-    for name, part in parts.items():
-        chunks = []
-        for chunk in part.chunks:
-            handle = known.get(chunk.id) or written.get(chunk.id)
-            if handle is None:
-                piece = _encode_table(chunk.table)
-                handle = _handle(chunk, part.redistribute, file, offset_bytes, piece)
-                written[chunk.id] = handle
-                pieces.append(piece)
-                offset_bytes += piece.nbytes
-            chunks.append(handle)
-        handles.append(PartHandle(name, part.redistribute.value, tuple(chunks)))
-    return pieces, tuple(handles)
+    new: dict[str, tuple[Chunk, Redistribute]] = {}
+    for parts in operators:
+        for part in parts.values():
+            for chunk in part.chunks:
+                if chunk.id not in known:
+                    new.setdefault(chunk.id, (chunk, part.redistribute))
+    drafts = {chunk_id: _draft(chunk, rule) for chunk_id, (chunk, rule) in new.items()}
+    encoded = ((_encode_table(chunk.table),) for chunk, _ in new.values())
+    written = write_extents(storage, file, encoded, inline_bytes_max)
+    handles = dict(known)
+    for (chunk_id, draft), extent in zip(drafts.items(), written.extents, strict=True):
+        handles[chunk_id] = msgspec.structs.replace(
+            draft,
+            file=extent.file,
+            offset=extent.offset,
+            length=extent.length,
+            checksum=extent.checksum,
+            inline=extent.inline,
+        )
+    return StoredParts(
+        tuple(
+            tuple(
+                PartHandle(name, part.redistribute.value, tuple(handles[chunk.id] for chunk in part.chunks))
+                for name, part in parts.items()
+            )
+            for parts in operators
+        ),
+        written,
+    )
 
 
 def _encode_table(table: pa.Table) -> memoryview:
@@ -112,7 +140,8 @@ def _encode_table(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _handle(chunk: Chunk, redistribute: Redistribute, file: str, offset: int, piece: memoryview) -> ChunkHandle:
+def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
+    """Its handle, without a place."""
     low, high = -1, -1
     if redistribute is Redistribute.KEYED:
         if KEY_GROUP not in chunk.table.schema.names:
@@ -120,16 +149,7 @@ def _handle(chunk: Chunk, redistribute: Redistribute, file: str, offset: int, pi
         if chunk.table.num_rows:
             groups = pc.min_max(chunk.table.column(KEY_GROUP))
             low, high = groups["min"].as_py(), groups["max"].as_py()
-    return ChunkHandle(
-        id=chunk.id,
-        file=file,
-        offset=offset,
-        length=piece.nbytes,
-        checksum=xxhash.xxh3_64_intdigest(piece),
-        rows=chunk.table.num_rows,
-        key_group_min=low,
-        key_group_max=high,
-    )
+    return ChunkHandle(chunk.id, "", 0, 0, 0, chunk.table.num_rows, low, high)
 
 
 # ---- reading ---------------------------------------------------------------
@@ -158,31 +178,37 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
     return {
         name: StatePart(rule, kept)
         for name, (rule, wanted) in parts.items()
-        if (kept := tuple(c for chunk, owned in wanted if (c := _select(tables[_place(chunk)], chunk, owned))))
+        if (kept := tuple(c for chunk, owned in wanted if (c := _select(tables[place_of(chunk)], chunk, owned))))
     }
 
 
 def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
-    """After `read_parts`: the chunks that were taken over whole, and need not be written again."""
+    """After `read_parts`: the chunks that were taken over whole from a file, and need not be written again."""
     kept = {chunk.id for part in parts.values() for chunk in part.chunks}
-    return {chunk.id: chunk for handle in handles for chunk in handle.chunks if chunk.id in kept}
+    return {chunk_id: chunk for chunk_id, chunk in in_files(handles).items() if chunk_id in kept}
+
+
+def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
+    """By id: the chunks of `handles` that are not inline."""
+    return {chunk.id: chunk for handle in handles for chunk in handle.chunks if chunk.file}
 
 
 def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
     """Read and check every chunk, without parsing it; the number of bytes. Raises StorageError."""
     files = _Files(storage, where)
-    unique = {_place(chunk): chunk for handle in handles for chunk in handle.chunks}
+    unique = {place_of(chunk): chunk for handle in handles for chunk in handle.chunks}
     return sum(files.bytes_of(unique[place]).nbytes for place in sorted(unique))
 
 
-def _place(chunk: ChunkHandle) -> tuple[str, int]:
-    return chunk.file, chunk.offset
+def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
+    """Tells chunks apart, file by file; those without a file by their id."""
+    return chunk.file, chunk.offset, chunk.id
 
 
-def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int], pa.Table]:
+def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int, str], pa.Table]:
     """Each chunk once, file by file, so that no more than one file is in memory besides the tables."""
     files = _Files(storage, where)
-    unique = {_place(chunk): chunk for chunk in chunks}
+    unique = {place_of(chunk): chunk for chunk in chunks}
     return {place: files.read(unique[place]) for place in sorted(unique)}
 
 
@@ -271,26 +297,30 @@ class _Files:
 
     def bytes_of(self, chunk: ChunkHandle) -> memoryview:
         """The chunk's bytes, of the right length and checksum. Raises StorageError."""
-        if self._path != chunk.file:
+        if chunk.inline:
+            data = memoryview(chunk.inline)
+        else:
+            data = self._load(chunk.file)[chunk.offset : chunk.offset + chunk.length]
+        problem = check_extent(data, chunk.length, chunk.checksum)
+        if problem:
+            raise self._error(chunk, problem)
+        return data
+
+    def _load(self, file: str) -> memoryview:
+        if self._path != file:
             self._path = None
             try:
-                self._data = memoryview(self._storage.read(chunk.file))
+                self._data = memoryview(self._storage.read(file))
             except StorageError as error:
                 raise StorageError(f"{self._where}: {error}") from error
             except OSError as error:
-                raise StorageError(f"{self._where}: state file {chunk.file} cannot be read: {error}") from error
-            self._path = chunk.file
-        end = chunk.offset + chunk.length
-        if chunk.offset < 0 or chunk.length < 0 or end > self._data.nbytes:
-            raise self._error(chunk, f"the file has only {self._data.nbytes} bytes: it was cut short or replaced")
-        data = self._data[chunk.offset : end]
-        if xxhash.xxh3_64_intdigest(data) != chunk.checksum:
-            raise self._error(chunk, "its checksum is wrong: the file is damaged")
-        return data
+                raise StorageError(f"{self._where}: state file {file} cannot be read: {error}") from error
+            self._path = file
+        return self._data
 
     def _error(self, chunk: ChunkHandle, what: str) -> StorageError:
-        place = f"bytes {chunk.offset} to {chunk.offset + chunk.length}"
+        place = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
         return StorageError(
-            f"{self._where}: state file {chunk.file}, chunk {chunk.id} ({place}): {what}. "
+            f"{self._where}: chunk {chunk.id} ({place if chunk.file else 'in the metadata'}): {what}. "
             "This checkpoint cannot be restored; choose another one with --from."
         )

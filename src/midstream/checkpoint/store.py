@@ -7,6 +7,7 @@
     chk-17/_metadata        written last: without it there is no checkpoint 17
     shared/e7-a2-c17-v3-s0.state     state files, see `state_files`
     plans/…                 belongs to sources
+    savepoints/…            see `savepoint`; nothing in it is ever deleted
 
 Fencing. A coordinator that was thought dead may wake up at any instruction. It looks at the epochs
 before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later
@@ -29,11 +30,14 @@ import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
 from midstream.checkpoint.state_files import SHARED, StateFile
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 
 EPOCHS_KEPT = 64
 """How many starts of a job are remembered: a coordinator that sleeps through more is out of luck with its last checkpoint."""
+
+SAVEPOINT = "_savepoint"
+"""In a directory that holds a savepoint instead: such a one is read, and copied, and never written to."""
 
 _JOB = "_job"
 _EPOCHS = "epochs"
@@ -98,11 +102,13 @@ def metadata_path(checkpoint_id: int) -> str:
 def open_store(storage: Storage, root: str, job_name: str, job_id: str, restore: str | None) -> Opened:
     """Make the directory this job's, become its head, find what to restore, and clean up after the dead.
 
-    `root` is the directory's URL. `restore` is None, "latest", an id or a path below `root`.
-    Raises StorageError; ConfigError when `restore` is a path elsewhere.
+    `root` is the directory's URL. `restore` is None, "latest", an id or "chk-<id>". Raises StorageError.
     """
-    if restore is not None:
-        check_below(restore, root)
+    if storage.exists(SAVEPOINT):
+        raise StorageError(
+            f"{root} holds a savepoint, which a job must not change: give another checkpoint directory, and start "
+            f"from the savepoint with --from {root}"
+        )
     claim_directory(storage, job_name)
     epoch = take_epoch(storage, job_id)
     ids = _checkpoint_ids(storage)
@@ -204,6 +210,11 @@ def _starts(storage: Storage) -> dict[int, int]:
     return starts
 
 
+def is_superseded(storage: Storage, metadata: CheckpointMetadata) -> bool:
+    """Whether a later coordinator has gone on from an older checkpoint: this one is never offered."""
+    return _superseded(metadata, _starts(storage))
+
+
 def _superseded(metadata: CheckpointMetadata, starts: dict[int, int]) -> bool:
     return any(epoch > metadata.epoch and metadata.checkpoint_id > newest for epoch, newest in starts.items())
 
@@ -215,6 +226,8 @@ def load(storage: Storage, job_name: str | None, which: str) -> tuple[Checkpoint
     """
     metadata, warnings = choose(list_checkpoints(storage), which, job_name, storage)
     if metadata is None:
+        if storage.exists(SAVEPOINT):
+            raise StorageError("a savepoint was begun here and never completed: there is nothing to start from")
         raise StorageError("no checkpoint has been completed here yet")
     return metadata, warnings
 
@@ -271,19 +284,22 @@ def _usable(entry: Listed, job_name: str | None, storage: Storage) -> Checkpoint
     return entry.metadata
 
 
-def check_below(which: str, root: str) -> None:
-    """Raises ConfigError if `which` is a path to a checkpoint in another directory than `root`.
+def split_restore(which: str, root: str) -> tuple[str | None, str]:
+    """The directory elsewhere than `root` in which a checkpoint is (None: in `root`), and its name there.
 
-    Compared as text, because only the storage knows what its paths mean: a relative path passes
-    for its absolute form.
+    "latest", an id and "chk-<id>" are in `root`; a path is that of a checkpoint, of its metadata, or of a
+    directory, of which it means the latest: a savepoint has just one.
     """
-    directory = which.rstrip("/").removesuffix("/_metadata").rpartition("/")[0].split("://")[-1].strip("/.")
-    plain = root.rsplit("://", maxsplit=1)[-1].strip("/.")
-    if directory and not f"/{plain}".endswith(f"/{directory}") and not f"/{directory}".endswith(f"/{plain}"):
-        raise ConfigError(
-            f"the checkpoint {which} lies outside of the job's checkpoint directory {root}; "
-            "set the checkpoint directory to the one that it is in"
-        )
+    if not which.strip("/") or which == "latest" or (which.isascii() and which.isdigit()):
+        return None, which
+    directory = which.rstrip("/").removesuffix("/_metadata")
+    name = "latest"
+    if _CHECKPOINT.fullmatch(directory.rpartition("/")[2]):
+        directory, _, name = directory.rpartition("/")
+        if not directory:
+            return None, name
+    is_here = directory.removeprefix("file://") == root.rstrip("/").removeprefix("file://")
+    return (None if is_here else directory), name
 
 
 # ---- publishing ------------------------------------------------------------
@@ -364,12 +380,9 @@ def clean_up(storage: Storage, epoch: int, listed: list[Listed]) -> tuple[str, .
         return (f"left-over files are not cleaned up, because {', '.join(unreadable)} cannot be read",)
     referenced = {file for entry in listed if entry.metadata for file in entry.metadata.files}
     complete = {entry.checkpoint_id for entry in listed}
-    drop(
-        storage,
-        epoch,
-        [checkpoint_id for checkpoint_id in _checkpoint_ids(storage) if checkpoint_id not in complete],
-        _state_files(storage, lambda file: file.epoch < epoch, referenced),
-    )
+    drop(storage, epoch, [n for n in _checkpoint_ids(storage) if n not in complete], ())
+    storage.sweep("", lambda name: _CHECKPOINT.fullmatch(name) is not None)
+    _drop_state_files(storage, epoch, lambda file: file.epoch < epoch, referenced)
     for name in storage.list(_EPOCHS):
         match = _EPOCH.fullmatch(name)
         if match and int(match[1]) <= epoch - EPOCHS_KEPT:
@@ -379,16 +392,21 @@ def clean_up(storage: Storage, epoch: int, listed: list[Listed]) -> tuple[str, .
 
 def drop_attempts_before(storage: Storage, epoch: int, attempt: int, referenced: Collection[str]) -> None:
     """Delete what earlier attempts of this epoch left unreferenced: a lost slot's half-made checkpoint."""
-    drop(storage, epoch, (), _state_files(storage, lambda f: f.epoch == epoch and f.attempt < attempt, referenced))
+    _drop_state_files(storage, epoch, lambda file: file.epoch == epoch and file.attempt < attempt, referenced)
 
 
-def _state_files(storage: Storage, wanted: Callable[[StateFile], bool], referenced: Collection[str]) -> list[str]:
-    found = []
-    for name in storage.list(SHARED):
+def _drop_state_files(
+    storage: Storage, epoch: int, unwanted: Callable[[StateFile], bool], referenced: Collection[str]
+) -> None:
+    """All that are `unwanted` and not `referenced`, and what is there of those that were never finished."""
+
+    def is_unwanted(name: str) -> bool:
         file = StateFile.parse(f"{SHARED}/{name}")
-        if file is not None and wanted(file) and file.path not in referenced:
-            found.append(file.path)
-    return found
+        return file is not None and unwanted(file)
+
+    found = [f"{SHARED}/{name}" for name in storage.list(SHARED) if is_unwanted(name)]
+    drop(storage, epoch, (), [file for file in found if file not in referenced])
+    storage.sweep(SHARED, is_unwanted)
 
 
 _Record = TypeVar("_Record", _JobFile, _FromFile)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Literal
 
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.encoders import check_encodable, new_encoder
+from midstream.connectors.encoders import check_encodable
 from midstream.connectors.filesystem import (
     delete_if_there,
     file_info,
@@ -34,14 +33,11 @@ from midstream.connectors.filesystem import (
     resolve,
 )
 from midstream.connectors.queued import Part, QueuedWriter
-from midstream.core.batches import batch_bytes, concat
+from midstream.connectors.rolling import OpenFile, RollingFiles, explained
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
-_HELD_BYTES = 16 * 2**20
-_HELD_ROWS = 131_072
-"""So much becomes a row group of its own."""
 _JOURNAL = "committed"
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
 
@@ -107,7 +103,7 @@ class FileSink(Sink):
             _check_writable(self.hidden)
         if restoring or self.append or found == pyarrow.fs.FileType.NotFound:
             return
-        with _explained(f"cannot list {self.directory}"):
+        with explained(f"cannot list {self.directory}"):
             names = names_in(self.filesystem, self.directory)
         if names:
             raise ConfigError(
@@ -117,117 +113,45 @@ class FileSink(Sink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         folder = f"{_folder(context.uid)}/{context.job_id}"
-        token = xxhash.xxh3_64_hexdigest(f"{context.job_id}/{context.uid}/{context.attempt}".encode())
         numbers = count()
 
-        def next_names() -> tuple[str, str]:
-            n = next(numbers)
-            return (
-                f"{folder}/{context.attempt}-{context.subtask}-{n}",
-                f"{context.subtask:04d}-{n:04d}-{token}.{self.format}",
-            )
+        def next_pending() -> str:
+            return f"{folder}/{context.attempt}-{context.subtask}-{next(numbers)}"
 
-        return QueuedWriter(context, lambda: _FilesPart(self, context, next_names))
+        return QueuedWriter(context, lambda: _FilesPart(self, context, next_pending))
 
     def committer(self, job_id: str) -> Committer | None:
         return _FileCommitter(self, job_id)
 
 
 class _FilesPart(Part):
-    """One file after the other, each until it is large enough."""
-
-    def __init__(self, sink: FileSink, context: WriterContext, next_names: Callable[[], tuple[str, str]]) -> None:
+    def __init__(self, sink: FileSink, context: WriterContext, next_pending: Callable[[], str]) -> None:
         super().__init__()
         self._sink = sink
         self._context = context
-        self._next_names = next_names
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
-        self._held_rows = 0
-        self._file: _OpenFile | None = None
-        self._finished: list[_OpenFile] = []
+        self._where = f"operator {context.name!r}: cannot write below {sink.hidden}"
+        self._files = RollingFiles(
+            lambda: OpenFile(sink.filesystem, sink.hidden, next_pending(), sink.format, context.schema), sink.roll_bytes
+        )
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        self._held.append(batch)
-        self._held_bytes += batch_bytes(batch)
-        self._held_rows += batch.num_rows
-        if self._held_bytes >= _HELD_BYTES or self._held_rows >= _HELD_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        batch, self._held, self._held_bytes, self._held_rows = concat(self._held), [], 0, 0
-        with _explained(f"operator {self._context.name!r}: cannot write below {self._sink.hidden}"):
-            if self._file is None:
-                self._file = _OpenFile(self._sink, *self._next_names(), self._context.schema)
-            self._file.write(batch)
-            if self._file.size >= self._sink.roll_bytes:
-                self._end_file()
-
-    def _end_file(self) -> None:
-        if self._file is not None:
-            self._file.end()
-            self._finished.append(self._file)
-            self._file = None
+        with explained(self._where):
+            self._files.write(batch)
 
     def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
-        self._flush()
-        with _explained(f"operator {self._context.name!r}: cannot write below {self._sink.hidden}"):
-            self._end_file()
-        return [
-            msgspec.msgpack.encode(
-                PendingFile(
-                    self._context.job_id,
-                    self._context.attempt,
-                    file.pending,
-                    f"part-{checkpoint_id:06d}-{file.name}",
-                    file.size,
-                    file.rows,
-                )
-            )
-            for file in self._finished
-        ]
+        with explained(self._where):
+            files = self._files.end()
+        return [msgspec.msgpack.encode(self._committable(file, checkpoint_id)) for file in files]
+
+    def _committable(self, file: OpenFile, checkpoint_id: int) -> PendingFile:
+        context = self._context
+        token = xxhash.xxh3_64_hexdigest(f"{context.job_id}/{context.uid}/{context.attempt}".encode())
+        number = int(file.name.rpartition("-")[2])
+        name = f"part-{checkpoint_id:06d}-{context.subtask:04d}-{number:04d}-{token}.{self._sink.format}"
+        return PendingFile(context.job_id, context.attempt, file.name, name, file.size, file.rows)
 
     def _discard(self) -> None:
-        self._held.clear()
-        files = self._finished if self._file is None else [*self._finished, self._file]
-        for file in files:
-            file.discard()
-
-
-class _OpenFile:
-    def __init__(self, sink: FileSink, pending: str, name: str, schema: pa.Schema) -> None:
-        self.pending = pending
-        self.name = name
-        self.rows = 0
-        self.size = 0
-        self._filesystem = sink.filesystem
-        self._path = f"{sink.hidden}/{pending}"
-        make_directory(self._filesystem, self._path.rpartition("/")[0])
-        self._stream = self._filesystem.open_output_stream(self._path)
-        self._encoder = new_encoder(sink.format, self._stream, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._encoder.write(batch)
-        self.rows += batch.num_rows
-        self.size = self._stream.tell()
-
-    def end(self) -> None:
-        self._encoder.close()
-        self.size = self._stream.tell()
-        self._stream.close()
-        make_durable(self._filesystem, self._path)
-        make_durable(self._filesystem, self._path.rpartition("/")[0])
-
-    def discard(self) -> None:
-        """What cannot be deleted now is an orphan, which the committer of a later attempt deletes."""
-        with suppress(OSError, pa.ArrowException):
-            if not self._stream.closed:
-                self._encoder.close()
-                self._stream.close()
-        with suppress(OSError):
-            delete_if_there(self._filesystem, self._path)
+        self._files.discard()
 
 
 class _FileCommitter(Committer):
@@ -239,7 +163,7 @@ class _FileCommitter(Committer):
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         files = [msgspec.msgpack.decode(committable, type=PendingFile) for committable in committables]
-        with _explained(f"cannot commit checkpoint {checkpoint_id} to {self._sink.directory}"):
+        with explained(f"cannot commit checkpoint {checkpoint_id} to {self._sink.directory}"):
             make_directory(self._filesystem, self._sink.directory)
             for file in files:
                 self._publish(file, checkpoint_id)
@@ -249,7 +173,7 @@ class _FileCommitter(Committer):
             self._sweep(files)
 
     def abort(self, committables: Sequence[bytes]) -> None:
-        with _explained(f"cannot clean up below {self._sink.hidden}"):
+        with explained(f"cannot clean up below {self._sink.hidden}"):
             for committable in committables:
                 file = msgspec.msgpack.decode(committable, type=PendingFile)
                 delete_if_there(self._filesystem, f"{self._sink.hidden}/{file.pending}")
@@ -325,11 +249,3 @@ def _check_writable(path: str) -> None:
         raise ConfigError(f"FileSink: {path} is a file, not a directory")
     if not os.access(path, os.W_OK | os.X_OK):
         raise StorageError(f"FileSink: {path} may not be written; permission denied")
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{what}: {error}") from error

@@ -18,7 +18,7 @@ from midstream.core.errors import SchemaError
 
 _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 _INTEGERS = ("int2", "int4", "int8", "numeric")
-_FLOATS = ("float4", "float8", "numeric")
+_FLOATS = ("float8", "numeric")
 _TEXTS = ("text", "varchar", "bpchar", "name", "json", "jsonb", "uuid", "xml", "inet", "cidr", "citext")
 
 Predicate = Callable[[pa.DataType], bool]
@@ -43,7 +43,7 @@ _FORMS = (
     _Form(_is(pa.int32(), pa.uint16()), "integer", _INTEGERS),
     _Form(_is(pa.int64(), pa.uint32()), "bigint", _INTEGERS),
     _Form(_is(pa.uint64()), "numeric(20,0)", _INTEGERS),
-    _Form(_is(pa.float16(), pa.float32()), "real", _FLOATS),
+    _Form(_is(pa.float16(), pa.float32()), "real", ("float4", *_FLOATS)),
     _Form(_is(pa.float64()), "double precision", _FLOATS),
     _Form(pa.types.is_decimal, "numeric", ("numeric",)),
     _Form(lambda kind: pa.types.is_large_string(kind) or pa.types.is_string(kind), "text", _TEXTS),
@@ -115,7 +115,8 @@ def _plain(column: pa.Array) -> pa.Array:
         return ("\\x" + series.bin.encode("hex")).to_arrow()
     if pa.types.is_duration(kind):
         microseconds = pc.cast(column, pa.duration("us")).cast(pa.int64()).cast(pa.large_string())
-        return pc.binary_join_element_wise(microseconds, pa.scalar("microseconds", pa.large_string()), " ")
+        words = (pa.scalar(text, pa.large_string()) for text in ("microseconds", " "))
+        return pc.binary_join_element_wise(microseconds, *words)
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return column.cast(pa.timestamp("us", kind.tz))
     if pa.types.is_time64(kind) and kind.unit == "ns":

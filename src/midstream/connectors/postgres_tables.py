@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -13,6 +13,8 @@ from midstream.connectors.postgres_rows import created_type, is_readable
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 
 if TYPE_CHECKING:
+    from typing import LiteralString  # new in Python 3.11
+
     from psycopg import Connection, Error
     from psycopg.sql import Composable, Composed
 
@@ -26,7 +28,10 @@ _FIND: LiteralString = """
     SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(%s)"""
 _COLUMNS: LiteralString = """
-    SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(e.typname, b.typname),
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod) || coalesce((
+               SELECT ' COLLATE ' || quote_ident(n.nspname) || '.' || quote_ident(c.collname)
+               FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
+               WHERE c.oid = a.attcollation AND a.attcollation <> t.typcollation), ''), coalesce(e.typname, b.typname),
            e.typname IS NOT NULL, b.typtype = 'e', a.attnotnull,
            a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '',
            a.attgenerated <> '' OR a.attidentity = 'a',
@@ -98,10 +103,10 @@ class Table:
                     f"{where}: column {field.name!r} is {field.type} in the stream and {column.type} in {self}; "
                     f"cast one of them{_created_hint(field.type)}"
                 )
-            if pa.types.is_decimal(field.type) and column.scale is not None and column.scale < field.type.scale:
+            if column.scale is not None and _digits(field.type) > column.scale:
                 raise SchemaError(
-                    f"{where}: column {field.name!r} has {field.type.scale} digits behind the point, and {column.type} "
-                    f"of {self} would round them away; cast the stream's column, or widen the table's"
+                    f"{where}: column {field.name!r} is {field.type}, and {column.type} of {self} would round digits away; "
+                    "cast the stream's column, or widen the table's"
                 )
         for column in self.columns:
             if column.is_required and not column.has_default and column.name not in schema.names:
@@ -155,7 +160,14 @@ def identifier(*names: str) -> Composable:
 
 def _verbatim(text: str) -> LiteralString:
     """SQL that the server itself has written (a type, a constraint), or that this room has."""
-    return text  # type: ignore[return-value]
+    return text
+
+
+def _digits(kind: pa.DataType) -> float:
+    """Behind the point."""
+    if pa.types.is_floating(kind):
+        return float("inf")
+    return float(kind.scale) if pa.types.is_decimal(kind) else 0.0
 
 
 def _created_hint(kind: pa.DataType) -> str:
@@ -224,7 +236,7 @@ def _error_of(error: Error) -> type[MidstreamError]:
     category = (error.sqlstate or "")[:2]
     if category in ("22", "23", "44"):  # values and constraints
         return SchemaError
-    if category in ("28", "3D", "3F", "42", "25"):  # who may do what; what there is; a read-only server
+    if category in ("28", "3D", "3F", "42"):  # who may do what, and what there is
         return ConfigError
     return StorageError
 

@@ -206,8 +206,8 @@ class Checkpoints:
         is_stop: bool,
         is_rescale: bool = False,
         must_align: bool = False,
-    ) -> None:
-        """Begin one. `sources` is as of this very step, see `coordinator.sources`. `must_align`: whatever the job's timeout says."""
+    ) -> int:
+        """Begin one: its id. `sources` is as of this very step, see `coordinator.sources`. `must_align`: whatever the job's timeout says."""
         assert self.pending is None, self.pending
         assert self.storage is not None
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
@@ -229,6 +229,7 @@ class Checkpoints:
         timeout_s = self._plan.config.checkpoint_timeout_s
         expired = partial(self._expired, checkpoint_id, timeout_s)
         pending.timer = self._effects.set_timer(f"checkpoint:{checkpoint_id}", timeout_s, expired)
+        return checkpoint_id
 
     def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt) -> None:
         """A task of the current attempt has stored its part."""
@@ -256,6 +257,8 @@ class Checkpoints:
             self._publish(pending)
 
     def decline(self, message: CheckpointDecline) -> None:
+        assert message.checkpoint_id not in self._completed_ids, message
+        self._cleaning.drop((), message.files)
         pending = self.pending
         if pending is None or pending.publishing or pending.checkpoint_id != message.checkpoint_id:
             return
@@ -292,8 +295,8 @@ class Checkpoints:
     def referenced_files(self) -> frozenset[str]:
         return self._uncertain_files.union(*(retained.files for retained in self.retained))
 
-    def retain(self, oldest_uncommitted: int | None) -> None:
-        """Drop the oldest checkpoints above the number to keep, but none that is not committed or would be restored.
+    def retain(self, *still_needed: int | None) -> None:
+        """Drop the oldest checkpoints above the number to keep, but none from those on that are needed or would be restored.
 
         Not while one is in progress: it may refer to any file that was there when it began.
         """
@@ -301,8 +304,7 @@ class Checkpoints:
             return
         # The one to restore is not the newest on disk when the job was told to begin from an older one.
         needed = self.newest.checkpoint_id if self.newest is not None else self._next_id
-        if oldest_uncommitted is not None:
-            needed = min(needed, oldest_uncommitted)
+        needed = min([needed, *(checkpoint_id for checkpoint_id in still_needed if checkpoint_id is not None)])
         keep = max(self._plan.config.retained_checkpoints, sum(r.checkpoint_id >= needed for r in self.retained))
         if len(self.retained) <= keep:
             return
@@ -376,6 +378,8 @@ class Checkpoints:
             error = outcome.error
             if isinstance(error, FencedError):
                 self.pending = None
+                pending.attempt_is_over = True
+                self._listener.aborted(Aborted(pending, str(error), retry=False))
                 self._listener.fenced(error)
                 return
             certain = not isinstance(error, UnknownOutcomeError)

@@ -161,9 +161,15 @@ class Committing:
             self._timer = self._effects.set_timer(f"commit:{what.uid}", delay_s, self._try_again)
             return
         self.stalled = True
-        where = f"sink {self._sinks[what.uid][0]!r}: committing what it wrote until checkpoint {what.checkpoint_id}"
-        self._fail(failure_of(outcome.error, where))
+        self._fail(failure_of(outcome.error, self._where(what)))
         self._next()
+
+    def _where(self, what: Committables) -> str:
+        name, _ = self._sinks[what.uid]
+        if not what.checkpoint_id:
+            return f"sink {name!r}: committing what it wrote"
+        kept = "kept in the checkpoint, and committed when the job goes on, or is started with --from latest"
+        return f"sink {name!r}: committing what it wrote until checkpoint {what.checkpoint_id} ({kept})"
 
     def _try_again(self) -> None:
         self._timer = None

@@ -14,9 +14,12 @@ from midstream.checkpoint.metadata import (
     SourcePosition,
     files_of,
     layout_of,
+    settings_of,
 )
+from midstream.checkpoint.state_files import place_of
 from midstream.coordinator.events import JobPlan
 from midstream.core.ids import TaskId
+from midstream.graph.job_graph import OperatorSpec
 from midstream.protocol.messages import ChannelState, CheckpointAck, OperatorSnapshot
 from midstream.state.parts import Redistribute
 
@@ -71,7 +74,8 @@ def operator_states(
         ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
         for spec in vertex.specs:
             subtasks = tuple(_snapshot(spec.uid, ref, acks, old.get(spec.uid)) for ref in refs)
-            states.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended))
+            settings = settings_of(spec.operator) if isinstance(spec, OperatorSpec) else ()
+            states.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, settings))
     return tuple(states)
 
 
@@ -130,7 +134,7 @@ def build_metadata(
     """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
     snapshots = [snapshot for op in operators for snapshot in op.subtasks]
-    chunks = {(c.file, c.offset): c.length for s in snapshots for part in s.parts for c in part.chunks}
+    chunks = {place_of(c): c.length for s in snapshots for part in s.parts for c in part.chunks}
     return CheckpointMetadata(
         job_name=plan.config.name,
         job_id=plan.job_id,

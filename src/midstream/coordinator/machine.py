@@ -35,6 +35,7 @@ from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkp
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
+from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots
 from midstream.coordinator.sources import Sources
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
@@ -65,7 +66,7 @@ class Coordinator:
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
         self._events = 0
-        self._story: deque[str] = deque(maxlen=STORY_MAX)
+        self._story: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
         self._attempts = 0
         self._why = ""
         """Why the job ends."""
@@ -75,6 +76,7 @@ class Coordinator:
         self.restarts = Restarts(plan.config.restart)
         self.requests = Requests(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots)
+        self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
         self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
@@ -106,13 +108,14 @@ class Coordinator:
         self._events += 1
         self._effects.cause, self._effects.now_ms = self._events, now_ms
         if not (isinstance(event, ev.SlotMessage) and isinstance(event.message, m.SlotStatus)):
-            self._story.append(f"{self._events} {self.phase.name}: {brief(event)}")
+            self._story.append((self._events, self.phase, event))
         try:
             self._on(event)
             while self._step():
                 pass
         except InvariantError as error:
-            raise InvariantError(f"{error}; the last events: {'; '.join(self._story)}") from error
+            story = "; ".join(f"{number} {phase.name}: {brief(event)}" for number, phase, event in self._story)
+            raise InvariantError(f"{error}; the last events: {story}") from error
         return self._effects.take()
 
     def status(self, now_ms: int) -> m.JobStatus:
@@ -364,16 +367,17 @@ class Coordinator:
 
     def _run_on(self) -> bool:
         assert self.attempt is not None
-        self.checkpoints.retain(self._committing.oldest_holder)
+        self.savepoints.step(self.checkpoints.storage, self._committing.oldest_holder)
+        self.checkpoints.retain(self._committing.oldest_holder, self.savepoints.oldest_needed)
         stop = self.requests.stop
-        if stop is not None and stop.checkpoint is not None:
-            if self._committing.idle:
+        if stop is not None and stop.is_stored:
+            if self._committing.idle and self.savepoints.idle:
                 self._end("stopped", None, "the job has stopped")
                 return True
             return False
         if self.attempt.all_finished:
             self._committing.commit_held()
-            if self._committing.idle:
+            if self._committing.idle and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
@@ -397,11 +401,13 @@ class Coordinator:
             return
         if self.requests.draining and not attempt.at_end_of_data:
             return  # it would hold some sources as ended in the middle of their input, while others could read on
-        rescale = self.rescaling.wants_checkpoint
-        if self.checkpoints.is_due(wanted=self.requests.wants_checkpoint or rescale or attempt.at_end_of_data):
+        rescale, savepoint = self.rescaling.wants_checkpoint, self.savepoints.wants_checkpoint
+        wanted = self.requests.wants_checkpoint or rescale or savepoint or attempt.at_end_of_data
+        if self.checkpoints.is_due(wanted):
             clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
-            must_align = rescale and self.rescaling.must_align
-            self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop, rescale, must_align)
+            align = savepoint or (rescale and self.rescaling.must_align)
+            number = self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop, rescale, align)
+            self.savepoints.triggered(number)
 
     # ---- checkpoints ----
 
@@ -412,13 +418,14 @@ class Coordinator:
             for slot in pending.attempt.slots:
                 self._effects.send(slot, m.CheckpointCompleted(pending.attempt.number, checkpoint_id))
             pending.attempt.ending |= {ref for ref, ack in pending.acks.items() if ack.finished}
-            if pending.is_stop and self.requests.stop is not None:
-                self.requests.stop.checkpoint = path
+            if pending.is_stop:
+                self.requests.stop_is_stored(path)
             if pending.attempt.number > 0 and not self._attempt_had_checkpoint:
                 self._cleaning.drop_attempts_before(pending.attempt.number, self.checkpoints.referenced_files())
             self._attempt_had_checkpoint = True
             if pending.is_rescale:
                 self.rescaling.stored(completed.metadata, path)
+        self.savepoints.completed(completed.metadata, pending.attempt)
         self._committing.add(checkpoint_id, completed.committables)
         self._sources.completed(completed.metadata)
         for client in pending.clients:
@@ -426,10 +433,11 @@ class Coordinator:
 
     def _checkpoint_aborted(self, aborted: Aborted) -> None:
         pending = aborted.pending
+        reason = f"checkpoint {pending.checkpoint_id} failed: {aborted.reason}"
+        self.savepoints.aborted(pending.checkpoint_id, reason, retry=aborted.retry)
         if aborted.retry:
             self.requests.put_back(pending.clients)
             return
-        reason = f"checkpoint {pending.checkpoint_id} failed: {aborted.reason}"
         self.requests.refuse(pending.clients, reason)
         if pending.is_stop and not pending.attempt_is_over:
             self.requests.stop_failed(f"{reason}; the job runs on")
@@ -461,21 +469,24 @@ class Coordinator:
     # ---- questions ----
 
     def _asked(self, client: int, request: m.ClientRequest) -> None:
-        if isinstance(request, m.GetStatus):
-            self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
-            return
-        if self.outcome is not None:
-            self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
-            return
-        if isinstance(request, m.DoRescale):
-            if self.phase is not Phase.RUNNING or self.requests.stop is not None:
+        match request:
+            case m.GetStatus():
+                self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
+            case _ if self.outcome is not None:
+                self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
+            case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
+                self.rescaling.asked(client, parallelism, self.plan)
+            case m.DoRescale():
                 state = self.status(self._effects.now_ms).state
                 self.requests.refuse([client], f"the job is {state}: it can be rescaled while it runs")
-            else:
-                self.rescaling.asked(client, request.parallelism, self.plan)
-            return
-        if self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None):
-            self._stop_sources()
+            case m.DoSavepoint() | m.DoStop(savepoint=str()):
+                self.savepoints.asked(client, request)
+            case m.DoCheckpoint() | m.DoStop():
+                if self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None):
+                    self._stop_sources()
+                self._stop_asked()
+
+    def _stop_asked(self) -> None:
         if self.requests.stop is not None and self.rescaling.stage is not Stage.SWITCHING:
             self.rescaling.give_up("it is asked to stop")
 
@@ -553,7 +564,7 @@ class Coordinator:
         assert attempt is not None
         stop = self.requests.stop
         pending = self.checkpoints.pending
-        if stop is not None and not stop.drain and (stop.checkpoint or (pending and pending.is_stop)):
+        if stop is not None and not stop.drain and (stop.is_stored or (pending and pending.is_stop)):
             self.requests.stop_failed(f"{why}; it goes on and does not stop")
         self.checkpoints.attempt_over(why)
         self._committing.abort_held()
@@ -604,6 +615,7 @@ class Coordinator:
         self._effects.cancel_all_timers()
         self.checkpoints.attempt_over(why)
         self.rescaling.job_ended(why)
+        self.savepoints.job_ended(why)
         self._sources.pause()
         self._sources.stop()
         self._committing.give_up()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.store import Opened, open_store
+from midstream.checkpoint.savepoint import copy_in
+from midstream.checkpoint.store import Opened, Retained, load, open_store, publish, split_restore
 from midstream.coordinator.events import JobPlan
-from midstream.core.errors import ConfigError
+from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
 
 
@@ -25,21 +26,48 @@ def check_plan(plan: JobPlan) -> None:
     if plan.restore is not None and plan.config.checkpoint_dir is None:
         raise ConfigError(
             f"cannot start from checkpoint {plan.restore!r}: the job has no checkpoint directory; "
-            "pass checkpoint_dir=…, the directory that the checkpoint is in"
+            "pass checkpoint_dir=…, the directory that the checkpoint is in, or that a savepoint is to be copied to"
         )
 
 
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
     """Take over the directory and see that the graph can go on from the checkpoint asked for.
 
-    Raises StorageError when the directory or the checkpoint cannot be used, ConfigError when the
-    graph does not fit to it.
+    One elsewhere, such as a savepoint, is copied here and is this job's own from then on. Raises
+    StorageError when the directory or the checkpoint cannot be used, ConfigError when the graph does
+    not fit to it.
     """
     root = plan.config.checkpoint_dir
     assert root is not None
     storage = open_storage(root)
-    opened = open_store(storage, root, plan.config.name, plan.job_id, plan.restore)
+    elsewhere, which = (None, None) if plan.restore is None else split_restore(plan.restore, root)
+    opened = open_store(storage, root, plan.config.name, plan.job_id, which if elsewhere is None else None)
+    if elsewhere is not None:
+        assert which is not None
+        opened = _copied_in(plan, open_storage(elsewhere), elsewhere, which, storage, opened)
     dropped: tuple[str, ...] = ()
     if opened.restore is not None:
         dropped = assign_state(opened.restore, plan.graph, plan.allow_dropped_state).dropped
     return OpenedStorage(storage, opened, dropped)
+
+
+def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage: Storage, opened: Opened) -> Opened:
+    try:
+        if not elsewhere.list(""):
+            raise StorageError(
+                "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
+                "path of a checkpoint or a savepoint"
+            )
+        metadata, warnings = load(elsewhere, plan.config.name, which)
+        assign_state(metadata, plan.graph, plan.allow_dropped_state)  # before anything is copied
+        copied = copy_in(elsewhere, metadata, storage, opened.epoch, opened.next_checkpoint_id)
+    except StorageError as error:
+        raise StorageError(f"{url}: {error}") from error
+    publish(storage, copied)
+    return replace(
+        opened,
+        next_checkpoint_id=copied.checkpoint_id + 1,
+        restore=copied,
+        retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
+        warnings=opened.warnings + warnings,
+    )

@@ -17,7 +17,10 @@ class Stop:
     drain: bool
     clients: list[int]
     checkpoint: str | None = None
-    """Path of its checkpoint, once that is complete."""
+    """Path of its checkpoint or savepoint, once that is complete."""
+    with_savepoint: bool = False
+    is_stored: bool = False
+    """Its checkpoint is complete, and the sources hold still behind it."""
 
 
 class Requests:
@@ -38,7 +41,7 @@ class Requests:
     @property
     def wants_stop(self) -> bool:
         """With a checkpoint, which is still to be made."""
-        return self.stop is not None and not self.stop.drain and self.stop.checkpoint is None
+        return self.stop is not None and not self.stop.drain and not self.stop.is_stored
 
     def asked(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> bool:
         """True: the sources are to end now."""
@@ -58,6 +61,18 @@ class Requests:
                 how = "after draining" if self.stop.drain else "with a checkpoint"
                 self.refuse([client], f"the job is stopping already, {how}")
         return False
+
+    def stop_with_savepoint(self, client: int) -> Stop:
+        assert self.stop is None
+        self.stop = Stop(False, [client], with_savepoint=True)
+        return self.stop
+
+    def stop_is_stored(self, path: str) -> None:
+        """Its checkpoint is complete. With a savepoint, that is still to be made of it."""
+        if self.stop is not None:
+            self.stop.is_stored = True
+            if not self.stop.with_savepoint:
+                self.stop.checkpoint = path
 
     def take_checkpoint(self) -> tuple[int, ...]:
         """A checkpoint is triggered: whoever waits, waits for this one."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.rescaling import Stage
+from midstream.coordinator.slots import Rate
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Vertex
-from midstream.protocol.messages import JobStatus, OperatorStatus, VertexStatus
+from midstream.protocol.messages import JobStatus, OperatorStatus, RecoveryStatus, VertexStatus
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
@@ -90,4 +92,13 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         watermark_us=watermark_us if watermark_us != MIN_WATERMARK_US and len(rates) == len(refs) else None,
         busy=sum(rate.busy for rate in rates) / len(refs),
         backpressured=sum(rate.backpressured for rate in rates) / len(refs),
+        recovering=_recovering(rates),
     )
+
+
+def _recovering(rates: Sequence[Rate]) -> tuple[RecoveryStatus, ...]:
+    """All subtasks that had something to recover, or none when all of that is recovered."""
+    tasks = [rate.metrics for rate in rates if rate.metrics.to_recover_bytes]
+    if all(task.recovered_bytes == task.to_recover_bytes for task in tasks):
+        return ()
+    return tuple(RecoveryStatus(task.task.subtask, task.to_recover_bytes, task.recovered_bytes) for task in tasks)

@@ -41,6 +41,13 @@ def duration_us(value: Duration, name: str) -> int:
     return round(duration_s(value, name) * 1_000_000)
 
 
+def duration_text(duration_us: int) -> str:
+    """As people write it, in the largest unit of which it is a whole number."""
+    units = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+    unit = next(unit for unit, length_us in units.items() if duration_us % length_us == 0)
+    return f"{duration_us // units[unit]} {unit}"
+
+
 def interval_s(value: Duration, name: str) -> float:
     """Seconds, more than 0."""
     seconds = duration_s(value, name)
@@ -89,6 +96,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     min_pause_s: float = 0.0
     tolerable_failures: int = 3
     retained_checkpoints: int = 2
+    inline_bytes: int = 64 * 2**10
+    """What a task stores for a checkpoint, if it is no more than this, is in the checkpoint's metadata and not in a file."""
     restart: RestartStrategy = RestartStrategy()
     buffer_bytes: int = 32 * 2**10
     pool_bytes: int = 128 * 2**20

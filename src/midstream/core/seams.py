@@ -68,7 +68,10 @@ class Storage(Protocol):
         ...
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Write a new file; it is durable, under its final name and whole, when this returns."""
+        """Write a new file; it is durable, under its final name and whole, when this returns.
+
+        `parts` are taken one after the other: what makes them need not have all of them at once.
+        """
         ...
 
     def create(self, path: str, data: bytes, durable: bool = True) -> bool:
@@ -84,6 +87,10 @@ class Storage(Protocol):
 
     def list(self, path: str) -> list[str]:
         """Names (not paths) of files and directories right under `path`, sorted; [] if there is none."""
+        ...
+
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        """Delete what writers that were killed have left unfinished right under `path`, of names that are `unwanted`."""
         ...
 
     def exists(self, path: str) -> bool: ...

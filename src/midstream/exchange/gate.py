@@ -2,7 +2,10 @@
 
 Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data and
 its turn until it is resumed. No channel is read before the gate's recovered data is consumed, and
-none is asked for rows before the last of that has been taken.
+none is asked for rows before the last of that has been taken. A task polls only when all that is
+behind it has asked for rows: so recovery goes on from the sinks upwards, and as long as anything is
+recovered downstream of a source, that brings in no new rows. What was in flight only gets less, and
+on the channels that cannot be captured there is none, so that no checkpoint has to wait for them.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class InputGate:
             channel.queue.on_event = partial(self._on_arrival, index)
 
     def open(self) -> None:
-        """All peers are connected: ask for rows, now or when what is recovered has been taken."""
+        """Ask for rows, if nothing is left to recover."""
         if self.recovered is None or self.recovered.is_over:
             self._is_open = True
             for channel in self.channels:
@@ -90,10 +93,10 @@ class InputGate:
 
         After a batch, call `done(channel)` when all its rows are worked off.
         """
+        batch = self.recovered.take() if self.recovered is not None else None
+        if not self._is_open:
+            self.open()
         if self.recovered is not None:
-            batch = self.recovered.take()
-            if not self._is_open:
-                self.open()
             if batch is not None:
                 return RECOVERED, batch
             if not self.recovered.is_over:
@@ -109,6 +112,11 @@ class InputGate:
                     self._ready.append(channel)
                 return channel, element
         return None
+
+    @property
+    def may_have_data(self) -> bool:
+        """Whether `poll` may give something now, or has to open the gate; if not, `wake` will be called."""
+        return bool(self._ready) or self.recovered is not None or not self._is_open
 
     def done(self, channel: int) -> None:
         if channel == RECOVERED:
@@ -147,6 +155,12 @@ class InputGate:
             self._is_ready[channel] = False
             self._ready.remove(channel)
         return captured
+
+    def is_clear(self, channel: int, event: Arrival) -> bool:
+        """Whether no row lies before `event` in that channel, nor is one being worked on, nor left to be recovered."""
+        if self.recovered is not None or self.channels[channel].taken():
+            return False
+        return self.channels[channel].queue.is_clear(event)
 
     def stop_capture(self) -> None:
         for channel in self.channels:

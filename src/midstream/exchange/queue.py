@@ -147,6 +147,15 @@ class ElementQueue:
         """The checkpoint is given up."""
         self._capture = None
 
+    def is_clear(self, event: Event) -> bool:
+        """Whether no batch lies before `event`."""
+        for item in self._items:
+            if item == event:
+                return True
+            if isinstance(item, InFlight):
+                return False
+        return True
+
     def has_barrier(self, checkpoint_id: int) -> bool:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 

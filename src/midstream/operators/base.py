@@ -96,6 +96,13 @@ class Operator(ABC):
     makes_watermarks: bool = False
     """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
 
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        """What the operator's state depends on, before `open`: by part ("" for all of it), what it is and its value.
+
+        State that was made with another value is not restored; both values are shown to people.
+        """
+        return {}
+
     def open(self, context: OperatorContext, out: Output) -> None:
         """Prepare to work. Must leave no trace outside the process."""
 

@@ -18,6 +18,7 @@ from midstream.operators.rows import (
     Row,
     as_it_is_now,
     check_keys,
+    fields_text,
     kind_of,
     python_values,
     require_keys,
@@ -26,7 +27,7 @@ from midstream.operators.rows import (
     user_error,
 )
 from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
-from midstream.state.keyed import KeyScope, State
+from midstream.state.keyed import KeyScope, MapState, State
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 TIMERS_PER_SLICE = 16_384
@@ -96,6 +97,16 @@ class ProcessOperator(Operator):
                 )
 
     # ---- life ----
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        settings = {
+            f"{state.kind}:{name}": {f"{state.kind} state {name!r}": _type_text(state)}
+            for name, state in declared_states(type(self._function)).items()
+        }
+        if self._key_fields:
+            one = len(self._key_fields) == 1  # its name does not matter, as it does in a struct
+            settings[""] = {"the key": str(self._key_fields[0].type) if one else fields_text(self._key_fields)}
+        return settings
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._runtime = context
@@ -325,6 +336,13 @@ def declared_states(function: type) -> dict[str, State]:
             else:
                 found.pop(name, None)
     return found
+
+
+def _type_text(state: State) -> str:
+    value = "pickled" if state.type is None else str(state.type)
+    if isinstance(state, MapState):
+        return f"{'pickled' if state.key_type is None else state.key_type} to {value}"
+    return value
 
 
 def _part_name(state: State) -> str:

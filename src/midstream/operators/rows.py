@@ -111,6 +111,11 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
+def fields_text(fields: Iterable[pa.Field]) -> str:
+    """Names and types."""
+    return ", ".join(f"{field.name} {field.type}" for field in fields)
+
+
 def user_error(where: str, what: str, error: BaseException, row: int | None = None) -> JobError:
     """The JobError for a user's function that raised; `raise user_error(…) from error` keeps the traceback."""
     at = "" if row is None else f" on row {row} of the batch"

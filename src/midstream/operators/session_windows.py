@@ -29,7 +29,7 @@ _ROW = "__row"
 
 class SessionWindowOperator(WindowOperator):
     def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
-        super().__init__(reduction, lateness_us)
+        super().__init__(reduction, window, lateness_us)
         self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
         self._log = PartLog(self._merge)
         self._earliest = MAX_WATERMARK_US

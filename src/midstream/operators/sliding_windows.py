@@ -30,7 +30,7 @@ FEW_PANES = 4
 
 class SlidingWindowOperator(WindowOperator):
     def __init__(self, reduction: Reduction, window: Sliding, lateness_us: int) -> None:
-        super().__init__(reduction, lateness_us)
+        super().__init__(reduction, window, lateness_us)
         where = f"{reduction.where}: window"
         self._size = native_units(window.size_us, reduction.time, f"{where} size")
         self._slide = native_units(window.slide_us, reduction.time, f"{where} slide")

@@ -20,8 +20,8 @@ from midstream.operators.base import Operator, OperatorContext, Output, Snapshot
 from midstream.operators.event_time import EventTime, Int64s
 from midstream.operators.progress import Progress
 from midstream.operators.reduction import Reduction
-from midstream.operators.rows import check_keys
-from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START
+from midstream.operators.rows import check_keys, fields_text
+from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START, Window
 from midstream.state.columnar import StateForm
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
@@ -57,10 +57,11 @@ class Firing:
 class WindowOperator(Operator):
     """`lateness_us`: how long after its end a window still takes rows."""
 
-    def __init__(self, reduction: Reduction, lateness_us: int) -> None:
+    def __init__(self, reduction: Reduction, window: Window, lateness_us: int) -> None:
         self.schema = reduction.schema
         self.side_outputs = {LATE: reduction.input_schema}
         self._reduction = reduction
+        self._spec = window
         self._lateness = native_units(lateness_us, reduction.time, f"{reduction.where}: allowed_lateness")
         self._pieces: deque[Piece] = deque()
         self._reached = MIN_WATERMARK_US
@@ -93,6 +94,18 @@ class WindowOperator(Operator):
     def _state_schema(self) -> pa.Schema: ...
 
     # ---- life ----
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        reduction = self._reduction
+        parts = [field for field in reduction.part_schema if field.name not in reduction.by]
+        return {
+            "": {
+                "the window": str(self._spec),
+                "the key": fields_text(reduction.input_schema.field(key) for key in reduction.keys) or "none",
+                "the event time": f"timestamp[{reduction.time.kind.unit}]",
+                "the aggregates' state": fields_text(parts),
+            }
+        }
 
     def open(self, context: OperatorContext, out: Output) -> None:
         if not self._reduction.keys and context.parallelism != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from midstream.core.config import Duration, duration_us
+from midstream.core.config import Duration, duration_text, duration_us
 from midstream.core.errors import ConfigError
 
 WINDOW_START: Final = "window_start"
@@ -22,12 +22,21 @@ class Sliding:
     slide_us: int
     offset_us: int = 0
 
+    def __str__(self) -> str:
+        kind = "tumbling" if self.slide_us == self.size_us else "sliding"
+        slide = "" if self.slide_us == self.size_us else f" every {duration_text(self.slide_us)}"
+        offset = f" shifted by {duration_text(self.offset_us)}" if self.offset_us else ""
+        return f"{kind} windows of {duration_text(self.size_us)}{slide}{offset}"
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """Rows of a key that are at most `gap_us` apart; the window ends `gap_us` after the last of them."""
 
     gap_us: int
+
+    def __str__(self) -> str:
+        return f"sessions with a gap of {duration_text(self.gap_us)}"
 
 
 Window: TypeAlias = Sliding | Session

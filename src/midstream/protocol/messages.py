@@ -15,7 +15,7 @@ from midstream.core.ids import TaskId
 
 
 class ChunkHandle(msgspec.Struct, frozen=True):
-    """Where an immutable chunk of state lies: `length` bytes at `offset` of `file` in the checkpoint storage."""
+    """Where an immutable chunk of state lies: `length` bytes at `offset` of `file` in the checkpoint storage, or here."""
 
     id: str
     file: str
@@ -26,6 +26,8 @@ class ChunkHandle(msgspec.Struct, frozen=True):
     rows: int
     key_group_min: int = -1
     key_group_max: int = -1
+    inline: bytes = b""
+    """The bytes themselves, of a small chunk (see `checkpoint.extents`); then `file` is empty."""
 
 
 class PartHandle(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Some whole batches of one channel: `length` bytes at `offset` of `file` in the checkpoint storage."""
+    """Some whole batches of one channel: `length` bytes at `offset` of `file` in the checkpoint storage, or here."""
 
     file: str
     offset: int
@@ -78,6 +80,8 @@ class Segment(msgspec.Struct, frozen=True):
     """xxh3_64 of those bytes."""
     batches: int
     rows: int
+    inline: bytes = b""
+    """The bytes themselves, if they are few (see `checkpoint.extents`); then `file` is empty."""
 
 
 class ChannelState(msgspec.Struct, frozen=True):
@@ -159,6 +163,13 @@ class CheckpointAborted(msgspec.Struct, frozen=True, tag="aborted"):
     checkpoint_id: int
 
 
+class StopFailed(msgspec.Struct, frozen=True, tag="stop_failed"):
+    """Checkpoint `checkpoint_id`, with which the job was to stop, has completed, but the job runs on: so do the sources."""
+
+    attempt: int
+    checkpoint_id: int
+
+
 class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
     """`split` is an encoded operators.source.Split."""
 
@@ -207,6 +218,7 @@ ToSlot: TypeAlias = (
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
+    | StopFailed
     | AssignSplit
     | NoMoreSplits
     | StopSources
@@ -242,6 +254,10 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """The lowest int64 while there is none."""
     operators: tuple[tuple[str, int, int], ...] = ()
     """Per operator of the chain, the source included: uid, rows in, rows out."""
+    to_recover_bytes: int = 0
+    """What the checkpoint held in flight for it, as it lies there: rows of other subtasks included."""
+    recovered_bytes: int = 0
+    """How much of that it has taken up."""
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
@@ -326,6 +342,8 @@ class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
     task: TaskId
     reason: str
     counts: bool
+    files: tuple[str, ...] = ()
+    """Files that the task had written for it, to be deleted."""
 
 
 class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
@@ -359,10 +377,20 @@ class DoCheckpoint(msgspec.Struct, frozen=True, tag="do_checkpoint"):
     pass
 
 
+class DoSavepoint(msgspec.Struct, frozen=True, tag="do_savepoint"):
+    """`place`: path or URL of the directory to make; None: one below the checkpoint directory."""
+
+    place: str | None = None
+
+
 class DoStop(msgspec.Struct, frozen=True, tag="do_stop"):
-    """`drain`: end the sources and let everything flow out; else stop at a checkpoint, to go on from it."""
+    """`drain`: end the sources and let everything flow out; else stop at a checkpoint, to go on from it.
+
+    `savepoint`: the place of a savepoint of that checkpoint, without which the job does not stop.
+    """
 
     drain: bool = False
+    savepoint: str | None = None
 
 
 class DoRescale(msgspec.Struct, frozen=True, tag="do_rescale"):
@@ -371,7 +399,7 @@ class DoRescale(msgspec.Struct, frozen=True, tag="do_rescale"):
     parallelism: int
 
 
-ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoStop | DoRescale
+ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoSavepoint | DoStop | DoRescale
 
 
 class OperatorStatus(msgspec.Struct, frozen=True):
@@ -380,6 +408,14 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     parallelism: int
     rows_in: int
     rows_out: int
+
+
+class RecoveryStatus(msgspec.Struct, frozen=True):
+    """A subtask that still works off what was in flight at the checkpoint."""
+
+    subtask: int
+    to_recover_bytes: int
+    recovered_bytes: int
 
 
 class VertexStatus(msgspec.Struct, frozen=True):
@@ -393,6 +429,14 @@ class VertexStatus(msgspec.Struct, frozen=True):
     busy: float
     """Share of time spent working, 0 to 1, the mean over subtasks."""
     backpressured: float
+    recovering: tuple[RecoveryStatus, ...] = ()
+    """While any of its subtasks recovers: all that had something to recover."""
+
+    @property
+    def recovered(self) -> float | None:
+        """Share of what is to recover, 0 to 1; None when that is over, or there was nothing."""
+        whole = sum(subtask.to_recover_bytes for subtask in self.recovering)
+        return sum(subtask.recovered_bytes for subtask in self.recovering) / whole if whole else None
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
@@ -452,10 +496,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """`error` is empty when it went well.
 
-    A checkpoint answers when it has completed, a stop when the job has ended, a rescale when it runs again.
+    A checkpoint and a savepoint answer when they have completed, a stop when the job has ended, a rescale when
+    it runs again.
     """
 
     error: str = ""
     status: JobStatus | None = None
     checkpoint: str | None = None
-    """Path of the checkpoint made, for DoCheckpoint, DoStop and DoRescale (None when it was at that parallelism)."""
+    """Path of the checkpoint or savepoint made, for DoCheckpoint, DoSavepoint, DoStop and DoRescale (None when it
+    was at that parallelism)."""

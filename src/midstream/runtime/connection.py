@@ -117,7 +117,7 @@ class Connection:
         """The end has something to be pulled."""
         if not self._flush_posted and not self._blocked:
             self._flush_posted = True
-            self._loop.post(self._flush)
+            self._loop.post_first(self._flush)  # an acknowledgement must not wait for the next step of a slow function
 
     def finish(self, finished: Callable[[], None] | None = None) -> None:
         """Send what the end still has, then close; `finished` is called when that is done or has failed."""

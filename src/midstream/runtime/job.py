@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import JobError
-from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoStop, GetStatus, JobStatus, Reply
+from midstream.protocol.messages import (
+    ClientRequest,
+    DoCheckpoint,
+    DoRescale,
+    DoSavepoint,
+    DoStop,
+    GetStatus,
+    JobStatus,
+    Reply,
+)
 from midstream.runtime.driver import Driver
 from midstream.runtime.provider import SlotProvider
+from midstream.runtime.storage import absolute
 
 
 def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
@@ -64,6 +75,18 @@ class Job:
         assert reply.checkpoint is not None
         return reply.checkpoint
 
+    def savepoint(self, directory: str | os.PathLike[str] | None = None, timeout_s: float | None = None) -> str:
+        """Make a savepoint, while the job runs on, and wait until it is complete: its path.
+
+        `directory` (or storage URL) must be empty or not exist; None: one below the checkpoint
+        directory. A savepoint holds all that it needs, may be moved, and is never deleted. Raises
+        JobError when it cannot be made, TimeoutError when it takes longer.
+        """
+        place = None if directory is None else absolute(os.fspath(directory))
+        path = self._ask(DoSavepoint(place), timeout_s).checkpoint
+        assert path is not None
+        return path
+
     def rescale(self, parallelism: int, timeout_s: float | None = None) -> str | None:
         """Go on at another parallelism, from a checkpoint made for it, and wait until all tasks run again.
 
@@ -73,13 +96,20 @@ class Job:
         """
         return self._ask(DoRescale(parallelism), timeout_s).checkpoint
 
-    def stop(self, drain: bool = False, timeout_s: float | None = None) -> str | None:
+    def stop(
+        self,
+        drain: bool = False,
+        timeout_s: float | None = None,
+        savepoint: str | os.PathLike[str] | None = None,
+    ) -> str | None:
         """Stop at a checkpoint, or (`drain`) end the sources and let everything flow out; wait for the end.
 
-        Returns the path of the checkpoint to go on from; None when there is none. Raises JobError
-        when the job cannot be stopped so, or has ended; TimeoutError when it takes longer.
+        `savepoint`: the directory of a savepoint to stop with, see `savepoint()`. Returns the path of
+        the checkpoint or savepoint to go on from; None when there is none. Raises JobError when the
+        job cannot be stopped so (it runs on), or has ended; TimeoutError when it takes longer.
         """
-        reply = self._ask(DoStop(drain), timeout_s)
+        place = None if savepoint is None else absolute(os.fspath(savepoint))
+        reply = self._ask(DoStop(drain, place), timeout_s)
         self._driver.ended.wait(timeout_s)
         return reply.checkpoint
 

@@ -30,7 +30,8 @@ Ready = Callable[[int], None]
 """Called with the selectors event mask."""
 
 MAILS_PER_ROUND_MAX: Final = 256
-ROUND_S_MAX: Final = 0.005
+ROUND_S_MAX: Final = 0.001
+"""Until sockets are looked at. A step of a slow function takes longer than this: after each one, then."""
 IO_CLOSE_WAIT_S: Final = 5.0
 TIMERS_SWEEP_MIN: Final = 1024
 
@@ -101,6 +102,10 @@ class EventLoop:
         self._mails.append(mail)
         if self._asleep:
             self._wake()
+
+    def post_first(self, mail: Mail) -> None:
+        """Like `post`, but before the mails already posted. Loop thread only."""
+        self._mails.appendleft(mail)
 
     def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
         timer = LoopTimer(mail)

@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Final
@@ -29,6 +29,7 @@ from midstream.core.seams import Storage
 TEMPORARY: Final = ".tmp-"
 """Names that begin so are files that were never finished; `list` does not show them."""
 PIECES_PER_CALL_MAX: Final = 512
+BYTES_PER_CALL_MAX: Final = 2**20
 
 _OBJECT_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "abfss")
 _FILE_SCHEMES: Final = ("hdfs", "viewfs")
@@ -51,6 +52,13 @@ def FileStorage(url: str) -> Storage:
             f"{', '.join(f'{known}://' for known in _KNOWN)}"
         )
     return RemoteStorage(url, scheme)
+
+
+def absolute(url: str) -> str:
+    """The same place for every process of this machine, whatever its working directory. Raises ConfigError for none."""
+    if not url.strip():
+        raise ConfigError("an empty path; give a directory or a storage URL")
+    return url if "://" in url or url.startswith("file:") else os.path.abspath(os.path.expanduser(url))
 
 
 def confined(path: str) -> str:
@@ -108,7 +116,7 @@ class LocalStorage:
         with self._explained("delete", path) as full:
             if os.path.isdir(full) and not os.path.islink(full):
                 # under another name first: a directory that is half deleted must not look whole
-                doomed = os.path.join(os.path.dirname(full), f"{TEMPORARY}{secrets.token_hex(8)}")
+                doomed = _temporary(full)
                 os.rename(full, doomed)
                 shutil.rmtree(doomed)
             else:
@@ -120,6 +128,18 @@ class LocalStorage:
                 return sorted(name for name in os.listdir(full) if not name.startswith(TEMPORARY))
             except FileNotFoundError:
                 return []
+
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        with self._explained("clean up", path, root_too=True) as full:
+            if not os.path.isdir(full):
+                return
+            for name in os.listdir(full):
+                if _is_left_of(name, unwanted):
+                    doomed = os.path.join(full, name)
+                    if os.path.isdir(doomed) and not os.path.islink(doomed):
+                        shutil.rmtree(doomed)
+                    else:
+                        _remove(doomed)
 
     def exists(self, path: str) -> bool:
         with self._explained("look for", path) as full:
@@ -171,14 +191,18 @@ class RemoteStorage:
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         with self._explained("write", path) as full:
-            pieces = list(parts)  # all there before the upload begins: a torn one would be published on close
             target = full
             if self._renames:
                 self._files.create_dir(str(PurePosixPath(full).parent), recursive=True)
-                target = str(PurePosixPath(full).parent / f"{TEMPORARY}{secrets.token_hex(8)}")
-            with self._files.open_output_stream(target) as file:
-                for piece in pieces:
-                    file.write(piece)
+                target = _temporary(full)
+            try:
+                with self._files.open_output_stream(target) as file:
+                    for piece in parts:
+                        file.write(piece)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._files.delete_file(target)  # closing a stream publishes it, torn as it is
+                raise
             if target != full:
                 self._files.move(target, full)
 
@@ -201,6 +225,14 @@ class RemoteStorage:
             infos = self._files.get_file_info(self._selector(full, allow_not_found=True))
             return sorted(info.base_name for info in infos if not info.base_name.startswith(TEMPORARY))
 
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        if not self._renames:
+            return  # an upload that did not end has no name
+        with self._explained("clean up", path, root_too=True) as full:
+            for info in self._files.get_file_info(self._selector(full, allow_not_found=True)):
+                if _is_left_of(info.base_name, unwanted):
+                    self._files.delete_file(info.path)
+
     def exists(self, path: str) -> bool:
         with self._explained("look for", path) as full:
             return bool(self._files.get_file_info(full).type != self._missing)
@@ -214,17 +246,31 @@ class RemoteStorage:
             raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}") from error
 
 
+def _temporary(full: str) -> str:
+    """A new name beside `full`, which it ends with: that tells later whose it was."""
+    directory, _, name = full.rpartition("/")
+    return f"{directory}/{TEMPORARY}{secrets.token_hex(8)}-{name}"
+
+
+def _is_left_of(name: str, unwanted: Callable[[str], bool]) -> bool:
+    """Whether it is a temporary name of a file that is `unwanted`."""
+    _, _, final = name.removeprefix(TEMPORARY).partition("-")
+    return name.startswith(TEMPORARY) and unwanted(final)
+
+
 def _write_temporary(full: str, parts: Iterable[bytes | memoryview], durable: bool = True) -> str:
     """A file beside `full` that holds `parts`, synced if `durable`; gone again if that fails."""
-    temporary = os.path.join(os.path.dirname(full), f"{TEMPORARY}{secrets.token_hex(8)}")
+    temporary = _temporary(full)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         pieces: list[bytes | memoryview] = []
+        waiting_bytes = 0
         for part in parts:
             pieces.append(part)
-            if len(pieces) == PIECES_PER_CALL_MAX:
+            waiting_bytes += memoryview(part).nbytes
+            if len(pieces) == PIECES_PER_CALL_MAX or waiting_bytes >= BYTES_PER_CALL_MAX:
                 _write_all(descriptor, pieces)
-                pieces = []
+                pieces, waiting_bytes = [], 0
         _write_all(descriptor, pieces)
         if durable:
             os.fsync(descriptor)

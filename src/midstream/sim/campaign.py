@@ -206,10 +206,12 @@ def collecting_rarely() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*before)
 
 
 def _collect_rarely() -> None:
+    gc.freeze()  # the modules themselves stay
     gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
 
 

@@ -61,6 +61,8 @@ class CoordinatorMachine(Protocol):
 
     def status(self, now_ms: int) -> m.JobStatus: ...
 
+    def check(self) -> None: ...
+
 
 MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage]], CoordinatorMachine]
 
@@ -171,6 +173,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
+        self.failed_checkpoints: list[str] = []
+        """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
         self._unanswered: dict[int, m.ClientRequest] = {}
@@ -234,6 +238,7 @@ class Driver:
                 if after_end and not isinstance(instruction, ReplyTo):
                     self.cluster.world.bug(f"the coordinator asks for {instruction!r} after the end of the job")
                 self._execute(instruction)
+            self.coordinator.check()
             self._events.popleft()
 
     def _execute(self, instruction: Instruction) -> None:
@@ -299,6 +304,8 @@ class Driver:
 
     def _timer_fired(self, token: str) -> None:
         if self._timers.pop(token, None) is not None:
+            if token.startswith("checkpoint:"):
+                self.failed_checkpoints.append(f"{token} has expired")
             self._feed(TimerFired(token))
 
     def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
@@ -350,6 +357,10 @@ class Driver:
     def received(self, connection: Connection, message: m.FromSlot) -> None:
         if connection.is_open and self.outcome is None:
             connection.heard_us = self.cluster.world.now_us
+            if isinstance(message, m.CheckpointDecline) and message.counts:
+                self.failed_checkpoints.append(f"checkpoint {message.checkpoint_id} is declined: {message.reason}")
+                if SIM not in message.reason:
+                    self.cluster.world.bug(f"a declined checkpoint counts as a failure: {message.reason}")
             self._feed(SlotMessage(connection.number, message))
 
     def connection_lost(self, connection: Connection, reason: str) -> None:

@@ -14,7 +14,7 @@ from midstream.sim.campaign import Options, Summary, campaign, shrink
 from midstream.sim.coverage import lines_of, report
 from midstream.sim.mutations import MUTATIONS, Kill, kill_table
 from midstream.sim.run import Outcome, run
-from midstream.sim.scenario import FAULTS, RECOVERING, Scenario
+from midstream.sim.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
 from midstream.sim.topologies import SHAPES
 from midstream.sim.trace import channel_pattern, checkpoint_pattern
 
@@ -233,7 +233,9 @@ def _options(
     kinds: tuple[str, ...] | None = None
     if faults is not None:
         kinds = () if faults == "none" else tuple(kind.strip() for kind in faults.split(","))
-        unknown = [kind for kind in kinds if kind not in (*FAULTS, RECOVERING)]
+        unknown = [kind for kind in kinds if kind not in (*FAULTS, BACKLOGGED, RECOVERING)]
         if unknown:
-            raise ConfigError(f"faults: there is no {unknown[0]!r}; there are {', '.join((*FAULTS, RECOVERING))}, or none")
+            raise ConfigError(
+                f"faults: there is no {unknown[0]!r}; there are {', '.join((*FAULTS, BACKLOGGED, RECOVERING))}, or none"
+            )
     return Options(topology, parallelism, rescale_to, kinds, rows)

@@ -86,6 +86,12 @@ class Disk:
         skip = len(below)
         return sorted({file[skip:].split("/", 1)[0] for file in self.files if file.startswith(below)})
 
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        self._touch()
+        below = f"{_confined(path)}/{TEMPORARY}" if path else TEMPORARY
+        for name in [name for name in self.torn if name.startswith(below) and unwanted(name.removeprefix(below))]:
+            del self.torn[name]
+
     def exists(self, path: str) -> bool:
         self._touch()
         name = _confined(path)

@@ -5,15 +5,16 @@ A fault that finds nothing to strike does nothing. Each one that strikes is coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
+from midstream.exchange.gate import InputGate
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, SimSource
-from midstream.sim.scenario import RECOVERING, Fault
+from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -37,12 +38,22 @@ class Stage(Protocol):
 PARALLELISMS: Final = (1, 2, 3, 4, 2, 3, 1, 2, 5, 3, 4, 6, 1, 2, 7, 3, 8)
 """To which a job is rescaled while it runs: mostly to low ones, which are quick to run."""
 
-IN_RECOVERY: Final = ("kill_slot", "stop", "cut_link", "user_error", "stop", "kill_driver", "kill_slot_twice", "rescale")
+IN_RECOVERY: Final = (
+    "kill_slot",
+    "stop",
+    "cut_link",
+    "user_error",
+    "stop",
+    "kill_driver",
+    "kill_slot_twice",
+    "rescale",
+    "disk_gone",
+)
 """What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
 RECOVERY_US: Final = 40_000
 """How long recovery goes on undisturbed at most."""
 LOOK_US: Final = 500
-LOOKS_MAX: Final = 4_000
+LOOKS_MAX: Final = 1_000
 
 Strike = Callable[[Stage, int], bool]
 
@@ -253,15 +264,25 @@ def _rescale(stage: Stage, victim: int) -> bool:
 
 def _rescale_struck(stage: Stage, victim: int) -> bool:
     """Something else befalls the job, or is asked of it, soon after it has been asked to rescale."""
+    _then(stage, victim, tuple(name for name in STRIKES if not name.endswith("_struck")))
+    return _rescale(stage, victim // 11)
+
+
+def _drain_struck(stage: Stage, victim: int) -> bool:
+    """The job has to go on from a checkpoint that was made, or is being made, while its sources come to their end."""
+    _then(stage, victim, ("kill_driver", "kill_driver", "stop_driver", "kill_slot", "cancel", "crash_at_publish"))
+    return _drain(stage, victim)
+
+
+def _then(stage: Stage, victim: int, kinds: Sequence[str]) -> None:
+    """Soon, or some time later, one of these strikes as well."""
     world = stage.world
-    names = [name for name in STRIKES if name != "rescale_struck"]
-    name = names[victim // 7 % len(names)]
+    kind = kinds[victim // 7 % len(kinds)]
 
     def another() -> None:
-        strike(stage, Fault(world.step_number, name, victim // 3))
+        strike(stage, Fault(world.step_number, kind, victim // 3))
 
-    world.schedule(1 << victim % 18, None, Kind.FAULT, another, f"{name} during a rescale")
-    return _rescale(stage, victim // 11)
+    world.schedule(1 << victim % 18, None, Kind.FAULT, another, f"{kind} on top of it")
 
 
 def _slots_late(stage: Stage, victim: int) -> bool:
@@ -272,8 +293,20 @@ def _slots_late(stage: Stage, victim: int) -> bool:
     return _rescale(stage, victim // 5) if victim % 3 else _kill_slot(stage, victim)
 
 
+def _strike_backlogged(stage: Stage, victim: int) -> bool:
+    """Something befalls the job as soon as there is much in flight."""
+    waiting = 2 + victim // 7 % 30
+    _strike_when(stage, victim, lambda: sum(len(c.queue) for gate in _gates(stage) for c in gate.channels) >= waiting)
+    return True
+
+
 def _strike_recovering(stage: Stage, victim: int) -> bool:
-    """Something befalls the job while rows in flight are being recovered: now, or as soon as they are."""
+    """Something befalls the job as soon as rows in flight are being recovered, or a while later."""
+    _strike_when(stage, victim, lambda: is_recovering(stage))
+    return True
+
+
+def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool]) -> None:
     world = stage.world
     name = IN_RECOVERY[victim % len(IN_RECOVERY)]
     delay_us = victim // 7 % RECOVERY_US
@@ -282,24 +315,24 @@ def _strike_recovering(stage: Stage, victim: int) -> bool:
         strike(stage, Fault(world.step_number, name, victim // 3))
 
     def look(looks: int) -> None:
-        if is_recovering(stage.cluster):
-            world.schedule(delay_us, None, Kind.FAULT, another, f"{name} during recovery")
-        elif looks < LOOKS_MAX and not stage.driver.is_over:
-            world.schedule(LOOK_US, None, Kind.FAULT, lambda: look(looks + 1), "is anything being recovered?")
+        if is_time():
+            world.schedule(delay_us, None, Kind.FAULT, another, name)
+        elif looks < LOOKS_MAX:
+            world.schedule(LOOK_US, None, Kind.FAULT, lambda: look(looks + 1), "is it time to strike?")
 
     look(0)
-    return True
 
 
-def is_recovering(cluster: Cluster) -> bool:
+def is_recovering(stage: Stage) -> bool:
     """Whether some task still has recovered rows to take."""
-    return any(
-        gate.recovered is not None and not gate.recovered.is_over
-        for slot in cluster.live_slots
-        if slot.machine
-        for task in slot.machine.tasks.values()
-        for gate in task.gates
-    )
+    return any(gate.recovered is not None and not gate.recovered.is_over for gate in _gates(stage))
+
+
+def _gates(stage: Stage) -> Iterator[InputGate]:
+    for slot in stage.cluster.live_slots:
+        if slot.machine is not None:
+            for task in slot.machine.tasks.values():
+                yield from task.gates
 
 
 STRIKES: Final[Mapping[str, Strike]] = {
@@ -327,6 +360,8 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "cancel": _cancel,
     "rescale": _rescale,
     "rescale_struck": _rescale_struck,
+    "drain_struck": _drain_struck,
     "slots_late": _slots_late,
+    BACKLOGGED: _strike_backlogged,
     RECOVERING: _strike_recovering,
 }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
+from midstream.checkpoint import assign_channels
+from midstream.coordinator import checkpoints, completing
+from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition, Subpartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
@@ -111,3 +115,143 @@ def live_before_recovered() -> Replacements:
         return polled
 
     return [(InputGate, "poll", poll)]
+
+
+def output_before_input() -> Replacements:
+    """What had not left its producer is read before what had arrived."""
+
+    def in_order(metadata: Any, edge: Any) -> Any:
+        mine = [state for state in metadata.channels if state.edge == edge.id]
+        return sorted(mine, key=lambda state: (state.consumer, not state.is_output))
+
+    return [(assign_channels, "_in_order", in_order)]
+
+
+def old_ranges() -> Replacements:
+    """Key groups are those of the subtasks before the rescale."""
+    original = assign_channels._by_key
+
+    def by_key(states: Any, old: Any, edge: Any, had: int, parallelism: int, max_parallelism: int) -> Any:
+        for subtask, state in original(states, old, edge, had, had, max_parallelism):
+            yield subtask % parallelism, state
+
+    return [(assign_channels, "_by_key", by_key)]
+
+
+def unannounced_barrier() -> Replacements:
+    """A barrier overtakes what waits for credit, and nobody is told: it leaves with the next rows."""
+    original = Subpartition.overtake
+
+    def overtake(self: Any, barrier: Any) -> Any:
+        told, self._on_data = self._on_data, None
+        captured = original(self, barrier)
+        self._on_data = told
+        return captured
+
+    return [(Subpartition, "overtake", overtake)]
+
+
+def missing_barrier() -> Replacements:
+    """One of several consumers is forgotten when a barrier overtakes."""
+    original = ResultPartition.overtake
+
+    def overtake(self: Any, barrier: Any) -> Any:
+        with patch.object(self, "subpartitions", self.subpartitions[:-1] or self.subpartitions):
+            return original(self, barrier)
+
+    return [(ResultPartition, "overtake", overtake)]
+
+
+def barrier_later() -> Replacements:
+    """Operators are captured now, and what is in flight once others have been at work."""
+    original = TaskCheckpoints._snapshot
+
+    def snapshot(self: Any, taken: Any) -> None:
+        take = self._take
+        self._see(taken.barrier)
+        take(taken.barrier, 0.0)
+
+        def rest() -> None:
+            if not self._closed:
+                self._take = lambda *_: None
+                original(self, taken)
+                self._take = take
+
+        self._executor.post(rest)
+
+    return [(TaskCheckpoints, "_snapshot", snapshot)]
+
+
+def position_late() -> Replacements:
+    """The batch at work counts as still to be recovered until it is done."""
+    originals = GateRecovery.take, GateRecovery.remaining
+
+    def take(self: Any) -> Any:
+        self.at = self._queue[0][0] if self._queue else None
+        return originals[0](self)
+
+    def remaining(self: Any) -> Any:
+        if not self._taken:
+            return originals[1](self)
+        head = msgspec.structs.replace(self._states[self.at.state], skip=self.at.index)
+        return (head, *self._states[self.at.state + 1 :])
+
+    return [(GateRecovery, "take", take), (GateRecovery, "remaining", remaining)]
+
+
+def forgotten_channel_files() -> Replacements:
+    """A checkpoint does not keep the files of the rows in flight that it refers to."""
+    original = completing.build_metadata
+
+    def build_metadata(*arguments: Any, **named: Any) -> Any:
+        metadata = original(*arguments, **named)
+        return msgspec.structs.replace(metadata, files=tuple(f for f in metadata.files if not f.endswith(".channels")))
+
+    return [(checkpoints, "build_metadata", build_metadata)]
+
+
+def recovery_waits_for_pool() -> Replacements:
+    """Recovered rows are read only while the pool that all share has room."""
+    original = GateRecovery._read_on
+
+    def read_on(self: Any) -> None:
+        if self._pool.shared_free > 0 or self._closed:
+            original(self)
+        else:
+            self._pool.wake_when_available(self._quota, lambda: self._executor.post(lambda: read_on(self)))
+
+    return [(GateRecovery, "_read_on", read_on)]
+
+
+def swallow_read_error() -> Replacements:
+    """Recovered rows that cannot be read are as good as none."""
+    original = GateRecovery.__init__
+
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **{**named, "fail": lambda error: None})
+
+    return [(GateRecovery, "__init__", init)]
+
+
+def output_aside() -> Replacements:
+    """What is emitted while the pool is empty is kept beside the queue, and put there with what comes next."""
+    emit, broadcast = ResultPartition.emit, ResultPartition.broadcast
+
+    def flush(self: Any) -> None:
+        aside, self.aside = getattr(self, "aside", ()), ()
+        for batch in aside:
+            emit(self, batch)
+
+    def emit_or_keep(self: Any, batch: Any) -> None:
+        if self._quota.available() <= 0:
+            self.aside = (*getattr(self, "aside", ()), batch)
+        else:
+            flush(self)
+            emit(self, batch)
+
+    def flush_and_broadcast(self: Any, event: Any) -> None:
+        if not isinstance(event, CheckpointBarrier):
+            flush(self)
+        broadcast(self, event)
+
+    return [(ResultPartition, "emit", emit_or_keep), (ResultPartition, "broadcast", flush_and_broadcast)]

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -23,9 +24,12 @@ from midstream.core.elements import EndOfPartition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
+from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
+from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.run import run
-from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.sim.scenario import RECOVERING, Fault, Scenario, draw
+from midstream.sim.topologies import SHAPES, Shape, with_parallelism
 from midstream.worker import snapshots, task
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.source import SourceDriver
@@ -353,6 +357,101 @@ def _superseded(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.0005, retained=1, faults=faults)
 
 
+def _on_time(seed: int) -> Scenario:
+    """Sources of one split each, so that no row is ever late, and much in flight when slots die."""
+    kinds = ("kill_slot", "cut_link", "user_error")
+    drawn = draw(seed, topology=("timers", "random")[seed % 2], parallelism=3, faults=kinds, rows=100)
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, row_us=1000, sink_rows=1, sink_pause_s=0.003)
+    return replace(drawn, shape=_without_idle(drawn.shape), splits=1, rounds=1)
+
+
+def _without_idle(shape: Shape) -> Shape:
+    return tuple(
+        replace(node, chain=tuple("tight" if kind == "idle" else kind for kind in node.chain)) for node in shape
+    )
+
+
+def _far_behind(seed: int) -> Scenario:
+    """Sinks that hardly take anything: what waits for credit waits for longer than a checkpoint may take."""
+    drawn = draw(seed, topology="pipeline", parallelism=2, faults=(), rows=60)
+    drawn = replace(
+        drawn,
+        shape=with_parallelism(SHAPES["pipeline"], 2, Random(seed), same=True),
+        text_bytes=2000,
+        buffer_bytes=4096,
+        pool_buffers=0,
+        batch_rows=10,
+        rounds=1,
+    )
+    return replace(
+        drawn,
+        aligned_timeout_s=0.0,
+        sink_rows=1,
+        sink_pause_s=90.0,
+        interval_s=20.0,
+        timeout_s=60.0,
+        splits=2,
+        row_us=0,
+    )
+
+
+def _of(*kinds: str, topology: str = "keyed", **changes: Any) -> Callable[[int], Scenario]:
+    """Of a seed: many faults of these kinds."""
+
+    def scenario(seed: int) -> Scenario:
+        return replace(draw(seed, topology=topology, faults=kinds, rows=100), **changes)
+
+    return scenario
+
+
+def _recovering(seed: int) -> Scenario:
+    """The storage is gone for a while as soon as the job recovers rows in flight, of which there are many segments."""
+    drawn = _backpressured(seed)
+    gone_soon = IN_RECOVERY.index("disk_gone") + len(IN_RECOVERY) * (1 + seed % 97) * 7
+    gone = tuple(Fault(fault.step + 20 * i, RECOVERING, gone_soon) for fault in drawn.faults for i in range(3))
+    drawn = replace(drawn, faults=tuple(sorted((*drawn.faults, *gone), key=lambda fault: fault.step)))
+    return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
+
+
+def _sliced(seed: int) -> Scenario:
+    """Slow functions and large batches: barriers come in the middle of them."""
+    return replace(_backpressured(seed), batch_rows=50, row_us=2000, sink_rows=0, interval_s=0.0005)
+
+
+def _tight_pool(seed: int) -> Scenario:
+    """More rows than the pool has room for, and producers with several outputs."""
+    drawn = _backpressured(seed)
+    if seed % 2:
+        drawn = draw(seed, topology="same_upstream", parallelism=3, rescale_to=2, rows=100)
+        drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+    return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
+
+
+def _ending(topology: str) -> Callable[[int], Scenario]:
+    """Of a seed: slots die while some subtasks are at their end and others have much in flight."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=topology, parallelism=3, rows=100, faults=())
+        kills = tuple(Fault(300 + 350 * i + seed * 37 % 350, "kill_slot", seed * 31 + i) for i in range(8))
+        drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, splits=2, faults=kills, keys=10, skew=0.9)
+        return replace(drawn, row_us=4000, sink_rows=1, sink_pause_s=0.003)
+
+    return scenario
+
+
+def _draining(seed: int) -> Scenario:
+    """The driver dies soon after the job was told to drain, while some sources still have rows that nobody takes."""
+    drawn = draw(seed, topology=("union", "multi_input")[seed % 2], parallelism=2, rows=400, faults=())
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, splits=2)
+    drain = Fault(150 + seed * 37 % 300, "drain", 0)
+    kill = Fault(drain.step + 20 + seed * 53 % 200, "kill_driver", 0)
+    return replace(drawn, row_us=1000, sink_rows=1, sink_pause_s=0.003, text_bytes=2000, faults=(drain, kill))
+
+
+def _rescaled(seed: int) -> Scenario:
+    return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
+
+
 def _in_flight(what: str, replacements: Callable[[], Replacements]) -> Mutation:
     return Mutation(what, replacements, _backpressured)
 
@@ -402,4 +501,73 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "ignore_skip": _in_flight("6: what was consumed before a checkpoint is recovered again", in_flight.ignore_skip),
     "live_before_recovered": _in_flight("8: live data is read before recovered data", in_flight.live_before_recovered),
+    "output_before_input": _in_flight("3: what had arrived is read behind what had not", in_flight.output_before_input),
+    "old_ranges": _in_flight("5: rows in flight are dealt by the key groups of before", in_flight.old_ranges),
+    "unannounced_barrier": Mutation(
+        "6: a barrier that overtakes what waits for credit is not announced", in_flight.unannounced_barrier, _far_behind
+    ),
+    "position_late": Mutation(
+        "9: the place in recovered data moves when a batch is done, not when it is taken",
+        in_flight.position_late,
+        _sliced,
+    ),
+    "barrier_later": _in_flight(
+        "10: what is in flight is captured one mail after the operators", in_flight.barrier_later
+    ),
+    "missing_barrier": _in_flight("11: one channel gets no barrier", in_flight.missing_barrier),
+    "forgotten_channel_files": _in_flight(
+        "13: files of rows in flight are not kept with their checkpoint", in_flight.forgotten_channel_files
+    ),
+    "recovery_waits_for_pool": Mutation(
+        "14: recovered rows wait for room in the pool", in_flight.recovery_waits_for_pool, _tight_pool
+    ),
+    "every_decline_counts": Mutation(
+        "15: that a task is not ready counts as a failure", coordination.every_decline_counts
+    ),
+    "watermark_of_the_fastest": Mutation(
+        "17: event time is restored as of the fastest subtask", coordination.watermark_of_the_fastest, _on_time
+    ),
+    "broadcast_of_the_first": Mutation(
+        "18: broadcast state is taken from subtask 0, finished or not",
+        coordination.broadcast_of_the_first,
+        _ending("broadcast"),
+    ),
+    "union_with_finished": Mutation(
+        "19: union state is accepted when some subtasks have finished",
+        coordination.union_with_finished,
+        _ending("tally"),
+    ),
+    "swallow_read_error": Mutation(
+        "29: an error in recovering rows is swallowed", in_flight.swallow_read_error, _recovering
+    ),
+    "finish_again": Mutation(
+        "30: a finished operator finishes again", coordination.finish_again, _of("kill_slot", topology="tally")
+    ),
+    "watermark_before_timers": Mutation(
+        "31: a watermark goes on before all its timers have fired", coordination.watermark_before_timers, _on_time
+    ),
+    "output_aside": Mutation(
+        "32: output is kept beside the queues while the pool is empty", in_flight.output_aside, _tight_pool
+    ),
+    "checkpoint_while_draining": Mutation(
+        "a checkpoint while only some sources have drained",
+        coordination.checkpoint_while_draining,
+        _draining,
+    ),
+    "rescale_keeps_splits": Mutation(
+        "a rescale goes on with the splits of now", coordination.rescale_keeps_splits, _rescaled
+    ),
+    "rescale_keeps_layout": Mutation(
+        "checkpoints are described as before the rescale", coordination.rescale_keeps_layout, _rescaled
+    ),
+    "rescale_is_not_answered": Mutation(
+        "a rescale that comes to nothing is not answered", coordination.rescale_is_not_answered, _rescaled
+    ),
+    "rescale_does_not_go_back": Mutation(
+        "a plan that does not work is not left again", coordination.rescale_does_not_go_back, _rescaled
+    ),
+    "rescale_keeps_slots": Mutation("slots that are too many stay", coordination.rescale_keeps_slots, _rescaled),
+    "rescale_before_stored": Mutation(
+        "a rescale switches before its checkpoint is complete", coordination.rescale_before_stored, _rescaled
+    ),
 }

@@ -143,6 +143,8 @@ class SimLink:
         self._place = place
         self._is_up = False
         self._pump_is_due = False
+        self._may_have_more = False
+        """Whether a pull would give something."""
         self._wire: deque[tuple[int, list[bytearray]]] = deque()
         """Sent and not yet received: bytes, and frames without their length."""
         self._wire_bytes = 0
@@ -152,8 +154,13 @@ class SimLink:
     # ---- DataLink
 
     def wake(self) -> None:
+        self._may_have_more = True
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
         if (
-            self._is_up
+            self._may_have_more
+            and self._is_up
             and not self._pump_is_due
             and not self._is_cut
             and self._wire_bytes < self._network.wire_bytes_max
@@ -171,7 +178,7 @@ class SimLink:
     def up(self) -> None:
         if self._end is not None and not self._is_cut:
             self._is_up = True
-            self.wake()
+            self._pump_soon()
 
     def too_late(self) -> None:
         if self.peer is None and self._end is not None:
@@ -213,10 +220,13 @@ class SimLink:
         if self._end is None or self._is_cut:
             return
         network, world = self._network, self._world
+        self._may_have_more = False
         pieces = self._end.pull(network.pull_bytes_max)
         if not pieces:
             return
         data = b"".join(pieces)
+        if len(data) >= network.pull_bytes_max:
+            self._may_have_more = True
         frames: list[bytearray] = []
         start = 0
         while start < len(data):
@@ -233,7 +243,7 @@ class SimLink:
         delay = max(world.delay(world.tempo.data_us), self._last_at_us - world.now_us)
         shown = None if world.trace is None else [bytes(frame) for frame in frames]
         self._last_at_us = world.schedule(delay, peer.process, Kind.FRAMES, peer._arrive, shown)
-        self.wake()
+        self._pump_soon()
 
     def _arrive(self) -> None:
         sender = self.peer
@@ -245,4 +255,4 @@ class SimLink:
                 return
             self._end.receive(memoryview(frame))
             frame[:] = b"\xdb" * len(frame)  # must not have been kept
-        sender.wake()
+        sender._pump_soon()

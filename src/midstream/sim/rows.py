@@ -140,6 +140,7 @@ class SimSource(Source):
         self.rows_per_s = rows_per_s
         self.discovery_interval_s = 0.002
         self._columns: dict[int, tuple[Int64s, Int64s, Int64s]] = {}
+        self._splits: dict[int, pa.RecordBatch] = {}
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         self.outside.world.io_point()
@@ -161,23 +162,25 @@ class SimSource(Source):
 
     def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
         """Rows `start` to `stop` of a split."""
-        ids, keys, sequence = self.columns(split, stop)
-        base = ids[start:]
+        if split not in self._splits:
+            self._splits[split] = self._make_split(split)
+        return self._splits[split].slice(start, stop - start)
+
+    def _make_split(self, split: int) -> pa.RecordBatch:
+        rows = self.rows[split]
+        ids, keys, sequence = self.columns(split, rows)
         # Event times grow through a split, and splits follow each other in time.
-        ts = (split * SPLIT_IDS + np.arange(start, stop, dtype=np.int64)) * 1000
-        text_bytes = self.text_bytes
-        text = ["x" * (text_bytes * (1 + i % 7) // 4) for i in base.tolist()] if text_bytes else [""] * (stop - start)
-        return pa.record_batch(
-            [
-                pa.array(base),
-                pa.array(keys[start:]),
-                pa.array(sequence[start:]),
-                pa.array(ts).view(_TIMESTAMP),
-                pa.array(np.zeros(stop - start, dtype=np.int64)),
-                pa.array(text, _TEXT),
-            ],
-            schema=SCHEMA,
-        )
+        ts = (split * SPLIT_IDS + np.arange(rows, dtype=np.int64)) * 1000
+        text = ["x" * (self.text_bytes * (1 + i % 7) // 4) for i in ids.tolist()]
+        columns = [
+            pa.array(ids),
+            pa.array(keys),
+            pa.array(sequence),
+            pa.array(ts).view(_TIMESTAMP),
+            pa.array(np.zeros(rows, dtype=np.int64)),
+            pa.array(text, _TEXT),
+        ]
+        return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_of(self, split: int, stop: int) -> list[tuple[int, int]]:
         """(id, key) of the first `stop` rows of a split."""
@@ -269,17 +272,22 @@ class Count(Operator):
 
     `is_ordered`: rows of one key and split must come in their order, without gaps.
     `broadcast_port`: rows of that port are remembered by their ids as broadcast state, and not handed on.
+    `late_us`: no row may come once event time is so far past it; None: some may.
     """
 
-    def __init__(self, outside: Outside, *, is_ordered: bool, broadcast_port: int | None = None) -> None:
+    def __init__(
+        self, outside: Outside, *, is_ordered: bool, broadcast_port: int | None = None, late_us: int | None = None
+    ) -> None:
         self._outside = outside
         self._is_ordered = is_ordered
+        self._late_us = late_us
+        self._watermark_us = -(2**62)
         self._broadcast_port = broadcast_port
         self._counts: dict[int, tuple[int, int]] = {}
         self._next: dict[tuple[int, int], int] = {}
         self._broadcast: set[int] = set()
-        self._owned: set[int] = set()
-        """Keys that have been seen to be of this subtask."""
+        self._group_of: dict[int, int] = {}
+        """By key that has been seen."""
         self._chunks: dict[str, Chunk] = {}
         """Parts that have not changed since they were captured: the same chunk again, under its id."""
         self._out: Output
@@ -315,12 +323,13 @@ class Count(Operator):
                     self._bug(f"row {row} is broadcast twice")
                 self._broadcast.add(row)
             return
+        if self._late_us is not None:
+            self._check_time(batch.column("ts").cast(pa.int64()).to_numpy() + self._late_us)
         keys = batch.column("key").to_pylist()
-        unknown = set(keys) - self._owned
+        unknown = set(keys) - self._group_of.keys()
         if unknown:
             for group in self._groups(sorted(unknown)):
                 self._check_owner(group)
-            self._owned |= unknown
         counted = []
         self._chunks.pop("keys", None)
         self._chunks.pop("order", None)
@@ -332,6 +341,15 @@ class Count(Operator):
             self._check_order(ids, keys, batch.column("sequence").to_pylist())
         index = batch.schema.get_field_index("n")
         self._out.emit(batch.set_column(index, "n", pa.array(counted, pa.int64())))
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        self._watermark_us = watermark_us
+        return True
+
+    def _check_time(self, due_us: Int64s) -> None:
+        late = due_us <= self._watermark_us
+        if late.any():
+            self._bug(f"a row that was due by {due_us[late][0]} comes when event time is {self._watermark_us}")
 
     def _check_order(self, ids: list[int], keys: list[int], sequence: list[int]) -> None:
         for row, key, number in zip(ids, keys, sequence, strict=True):
@@ -379,9 +397,12 @@ class Count(Operator):
         return pa.table([sorted(self._broadcast)], schema=_BROADCAST_STATE)
 
     def _groups(self, keys: list[int]) -> list[int]:
-        batch = pa.record_batch({"key": pa.array(keys, pa.int64())})
-        groups: list[int] = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
-        return groups
+        unknown = [key for key in keys if key not in self._group_of]
+        if unknown:
+            batch = pa.record_batch({"key": pa.array(unknown, pa.int64())})
+            groups = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
+            self._group_of.update(zip(unknown, groups, strict=True))
+        return [self._group_of[key] for key in keys]
 
 
 # ---- sink ------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -17,13 +17,13 @@ from midstream.core.config import JobConfig, RestartStrategy
 from midstream.graph.job_graph import JobGraph
 from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
-from midstream.sim.faults import strike
+from midstream.sim.faults import is_recovering, strike
 from midstream.sim.network import SIM, Network
 from midstream.sim.oracle import Oracle
 from midstream.sim.report import who_waits
 from midstream.sim.rows import LedgerSink, Outside, SimSource
-from midstream.sim.scenario import Scenario
-from midstream.sim.topologies import Shape, job_graph, uid_of, with_parallelism
+from midstream.sim.scenario import REQUESTS, Scenario
+from midstream.sim.topologies import Shape, at, job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 
@@ -32,9 +32,15 @@ ROOT: Final = "sim://checkpoints"
 STILL_STEPS: Final = 4_000
 STILL_MAX: Final = 10
 """Nothing has moved for `STILL_MAX` times `STILL_STEPS` steps: the run hangs."""
+PARTLY_FINISHED: Final = "had partly finished"
+"""In the refusal to go on at another parallelism when that makes another edge of a forward one."""
 KEEPER_US: Final = 20_000
 """How long it takes until somebody starts a job again."""
 LAUNCHES_MAX: Final = 50
+INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
+"""By seed: all state in files, some, none."""
+GENEROUS_S: Final = 60.0
+"""A checkpoint that may overtake rows is done by then."""
 
 
 @dataclass(slots=True)
@@ -98,6 +104,8 @@ class Run:
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
+        self._is_as_it_was = False
+        """It was started at the parallelism of its newest checkpoint, because it could not be at another."""
         self._still = 0
         self._last_progress: object = None
         self._next_look = STILL_STEPS
@@ -142,7 +150,6 @@ class Run:
         outcome.checkpoints = self._oracle.checkpoints
         outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
         outcome.in_flight_in_checkpoint = self._oracle.in_flight
-        outcome.checkpoints_during_recovery = self._oracle.during_recovery
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
         outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
@@ -155,14 +162,13 @@ class Run:
         self.driver = self.cluster.submit(self._plan(f"job{self.outcome.launches}", shape, restore))
 
     def _rescaled(self, job_id: str, shape: Shape, restore: str | None, parallelism: int) -> JobPlan:
-        """The same job at another parallelism; in some runs with a pool that may be too small for that."""
+        """The same job at another parallelism; some plans do not work, because their pool is too small."""
         self.world.io_point()
         random = Random(f"rescale {self.scenario.seed} {parallelism}")
-        now = self._plan(job_id, shape, restore)
         then = self._plan(job_id, with_parallelism(shape, parallelism, random, same=random.random() < 0.5), restore)
         if random.random() < 0.1:
-            config = msgspec.structs.replace(then.config, pool_bytes=now.config.pool_bytes)
-            return replace(then, config=config)
+            too_small = msgspec.structs.replace(then.config, pool_bytes=2 * then.config.buffer_bytes)
+            return replace(then, config=too_small)
         return then
 
     def _plan(self, job_id: str, shape: Shape, restore: str | None) -> JobPlan:
@@ -179,6 +185,7 @@ class Run:
             min_pause_s=s.min_pause_s,
             tolerable_failures=1000,
             retained_checkpoints=s.retained,
+            inline_bytes=INLINE_BYTES[s.seed % len(INLINE_BYTES)],
             restart=RestartStrategy(kind="exponential", attempts=0, delay_s=0.001, max_delay_s=0.01),
             buffer_bytes=s.buffer_bytes,
             pool_bytes=s.buffer_bytes * (least_buffers(graph) + s.pool_buffers),
@@ -222,9 +229,12 @@ class Run:
         """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
         ended = None if self._is_given_up else self.driver.outcome
         world = self.world
+        as_it_was = False
         if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
-            world.bug(f"the job failed: {ended.error}")
-            return
+            as_it_was = PARTLY_FINISHED in str(ended.error) and not self._is_as_it_was
+            if not as_it_was:
+                world.bug(f"the job failed: {ended.error}")
+                return
         if ended is not None and ended.state in ("finished", "stopped"):
             if ended.state == "finished" or (self.drained and not self.driver.is_cancelled):
                 self._is_over = True
@@ -238,6 +248,9 @@ class Run:
         if self.scenario.rescaled is not None and self.outcome.launches % 2:
             shape = self.scenario.rescaled
             self.outcome.rescaled_restores += 1
+        if as_it_was:
+            shape = at(shape, self._oracle.parallelism)
+        self._is_as_it_was = as_it_was
         self._launch_is_due = True
         restore = "latest" if self.scenario.has_checkpoints else None
         world.schedule(KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore), "the job is started again")
@@ -260,11 +273,21 @@ class Run:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
         self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        self._complain(self._without_reason())
         if not self.outcome.faults and not self.scenario.tempo.clock_tick_us:  # else it may still be deleting files
             self._complain(self._oracle.check_left_over(self.disk.files, self.scenario.retained))
 
+    def _without_reason(self) -> Iterator[str]:
+        """Checkpoints that failed although nothing was in their way: no fault, and no row that they had to wait for."""
+        may_wait = self.scenario.aligned_timeout_s != 0.0 or self.scenario.timeout_s < GENEROUS_S
+        if may_wait or self.outcome.faults.keys() - REQUESTS:
+            return
+        for driver in self.cluster.drivers:
+            yield from driver.failed_checkpoints
+
     def _on_write(self, path: str, data: bytes) -> None:
         if path.endswith("/_metadata"):
+            self.outcome.checkpoints_during_recovery += is_recovering(self)
             self._complain(self._oracle.check_checkpoint(data))
 
     def _complain(self, complaints: Iterable[str]) -> None:

@@ -39,18 +39,22 @@ FAULTS: Final = (
     "cancel",
     "rescale",
     "rescale_struck",
+    "drain_struck",
     "slots_late",
 )
 """Every kind of fault and request that can strike a run."""
+BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
-"""Waits until rows in flight are being recovered. Drawn only for jobs that are told to go on at another parallelism."""
+"""They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
+REQUESTS: Final = frozenset(("stop", "drain", "checkpoint", "rescale"))
+"""Those of them that are no faults: a job that is asked for something has no excuse."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
     ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
     + ("open_fails", "checkpoint", "stop", "rescale", "slots_late")
 )
 """What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
 
-ROWS: Final = {1: (20, 50, 100), 3: (50, 100, 200), 10: (100, 200, 400), 50: (200, 400, 800)}
+ROWS: Final = {1: (10, 25, 50), 3: (25, 50, 100), 10: (50, 100, 200), 50: (100, 200, 400)}
 """By rows in a batch: how many rows there are. What takes time, and makes an order, is a batch."""
 
 
@@ -188,18 +192,27 @@ def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> 
 
     `struck`: and with failures, stops and rescales in the middle of recovery, some of them in that of the next one.
     """
-    found = tuple(fault for fault in scenario.faults if fault.kind not in ("cancel", "drain"))
+    found = tuple(
+        fault for fault in scenario.faults if not fault.kind.startswith(("cancel", "drain")) and random.random() < 0.2
+    )
     if struck:
-        when = sorted(random.randrange(200, 3000) for _ in range(random.choice((1, 2, 4))))
-        found += tuple(Fault(step, RECOVERING, random.randrange(1 << 20)) for step in when)
+        kinds = (BACKLOGGED, *(RECOVERING,) * random.choice((1, 2, 4)))
+        found += tuple(Fault(100 * i, kind, random.randrange(1 << 20)) for i, kind in enumerate(kinds, 1))
     return replace(
         scenario,
-        rows=random.choice((100, 200, 400)),
+        rows=random.choice((100, 200)),
         batch_rows=random.choice((1, 3, 10)),
-        sink_rows=random.choice((1, 1, 4)),
-        sink_pause_s=random.choice((0.001, 0.003, 0.01)),
+        sink_rows=1,
+        sink_pause_s=random.choice((0.003, 0.01)),
         pool_buffers=random.choice((16, 1024)),
-        interval_s=random.choice((0.0005, 0.002, 0.005)),
+        interval_s=random.choice((0.002, 0.005, 0.02, 0.02)),
+        tempo=replace(
+            scenario.tempo,
+            mail_us=random.choice((5, 40)),
+            control_us=random.choice((50, 400)),
+            io_us=random.choice((100, 2000)),
+            clock_tick_us=random.choice((0, 0, 0, 100)),
+        ),
         aligned_timeout_s=random.choice((0.0, 0.0, 0.001)),
         timeout_s=max(1.0, scenario.timeout_s),
         faults=tuple(sorted(found, key=lambda fault: fault.step)),

@@ -40,7 +40,8 @@ STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
 }
 WAITING: Final = "waiting"
 """The state of `Delay` that holds rows."""
-_DELAY: Final = timedelta(milliseconds=7)
+DELAY_US: Final = 7_000
+_DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 
 

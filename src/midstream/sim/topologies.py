@@ -7,7 +7,7 @@ computed from the shape and a set of source rows alone, sequentially.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
@@ -158,15 +158,18 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def random_shape(random: Random) -> Shape:
-    """One to three sources, up to five nodes behind them, a sink behind everything that has no reader."""
+    """One to three sources, up to five nodes behind them, a sink behind everything that has no reader.
+
+    Mostly few: most bugs need two or three nodes, and large shapes take most of the time.
+    """
     nodes: list[Node] = [
         _source(
             *random.choice(((), (), ("pass",), ("times",), ("tight",), ("idle",), ("tight", "pass"))),
             rows_share=random.choice((0.1, 0.5, 1.0)),
         )
-        for _ in range(random.randint(1, 3))
+        for _ in range(random.choice((1, 1, 1, 2, 2, 3)))
     ]
-    for _ in range(random.randint(0, 5)):
+    for _ in range(random.choice((0, 1, 1, 1, 2, 2, 3, 5))):
         kind = random.choice(("pass", "side", "tally", "count", "count", "count", "share", "timer", "windows"))
         inner = [index for index, node in enumerate(nodes) if "pack" not in node.chain]
         first = random.choice(inner)
@@ -239,7 +242,11 @@ def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, sprea
     else:
         drawn = {g: limit if same else random.randint(1, limit) for g in dict.fromkeys(group)}
         drawn[group[random.randrange(len(shape))]] = limit
-    parallelism = [drawn[g] for g in group]
+    return at(shape, [drawn[g] for g in group])
+
+
+def at(shape: Shape, parallelism: Sequence[int]) -> Shape:
+    """With so many subtasks of each node."""
     return tuple(
         replace(
             node,
@@ -358,6 +365,7 @@ def expectation(
 def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
     """`sources` in the order of the source nodes."""
     remaining = list(sources)
+    on_time, held_back = is_on_time(shape, sources), behind_timers(shape)
     vertices = []
     edges: list[Edge] = []
     ordered: list[bool] = []
@@ -369,6 +377,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             for entry in node.inputs
         )
         spec: SourceSpec | None = None
+        late_us = (timed.DELAY_US if index in held_back else 0) if on_time else None
         operators = []
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
@@ -379,7 +388,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
                 is_ordered = False
             operators.append(
                 OperatorSpec(
-                    uid, uid, _operator(kind, uid, outside, sink, is_ordered), sink if kind == "sink" else None
+                    uid, uid, _operator(kind, uid, outside, sink, is_ordered, late_us), sink if kind == "sink" else None
                 )
             )
         ordered.append(is_ordered)
@@ -391,16 +400,32 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
     return JobGraph(tuple(vertices), tuple(edges), groups)
 
 
-def _operator(kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool) -> Operator:
+def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
+    """Whether no row may ever be late: each source reads one split, in the order of event time, and is never idle."""
+    return all(len(source.rows) == 1 for source in sources) and not any("idle" in node.chain for node in shape)
+
+
+def behind_timers(shape: Shape) -> set[int]:
+    """Nodes that get rows which a timer has held back."""
+    found: set[int] = set()
+    for index, node in enumerate(shape):
+        if any(entry.node in found or "timer" in shape[entry.node].chain for entry in node.inputs):
+            found.add(index)
+    return found
+
+
+def _operator(
+    kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool, late_us: int | None
+) -> Operator:
     match kind:
         case "pass":
             return Pass(outside)
         case "side":
             return Pass(outside, SIDE)
         case "count":
-            return Count(outside, is_ordered=is_ordered)
+            return Count(outside, is_ordered=is_ordered, late_us=late_us)
         case "share":
-            return Count(outside, is_ordered=is_ordered, broadcast_port=1)
+            return Count(outside, is_ordered=is_ordered, broadcast_port=1, late_us=late_us)
         case "times" | "tight" | "idle":
             return timed.timestamps(uid, kind)
         case "timer":

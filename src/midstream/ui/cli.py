@@ -79,7 +79,8 @@ def run(
     master
         Spark master URL, such as local[4] or spark://host:7077. Default: local[*].
     from_
-        Go on from a checkpoint: its number or path, or "latest" of the checkpoint directory.
+        Go on from a checkpoint: its number or path, "latest" of the checkpoint directory, or the path of
+        a savepoint.
     allow_dropped_state
         Go on even if the checkpoint has state of operators that the job no longer has.
     checkpoint_dir
@@ -131,10 +132,32 @@ def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
 
 
 @app.command
+def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) -> Answer:
+    """Make a savepoint and print its path: a checkpoint that holds all it needs, may be moved, and is never deleted.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name.
+    directory
+        Where to make it, a directory or a storage URL; empty, or not there yet. Default: below the
+        job's checkpoint directory.
+    """
+    from midstream.ui.remote import make_savepoint
+
+    return make_savepoint(job, directory, json)
+
+
+@app.command
 def stop(
-    job: str | None = None, /, *, drain: Annotated[bool, Parameter(negative=())] = False, json: Json = False
+    job: str | None = None,
+    /,
+    *,
+    drain: Annotated[bool, Parameter(negative=())] = False,
+    savepoint: str | None = None,
+    json: Json = False,
 ) -> Answer:
-    """Stop a job at a checkpoint from which it can go on.
+    """Stop a job at a checkpoint from which it can go on. If that cannot be made, it runs on.
 
     Parameters
     ----------
@@ -142,10 +165,12 @@ def stop(
         Its id, the beginning of its id, or its name; not needed when only one job runs.
     drain
         End the sources instead and let everything flow out: windows fire, the job finishes.
+    savepoint
+        Stop with a savepoint in this directory or at this storage URL; empty, or not there yet.
     """
     from midstream.ui.remote import stop_job
 
-    return stop_job(job, drain, json)
+    return stop_job(job, drain, savepoint, json)
 
 
 @app.command
@@ -174,12 +199,12 @@ def rescale(
 
 @app.command
 def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
-    """Show what is in a checkpoint, and verify every checksum.
+    """Show what is in a checkpoint or a savepoint, and verify every checksum.
 
     Parameters
     ----------
     checkpoint
-        A checkpoint (chk-N), or a job's checkpoint directory: then its latest one.
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory: then its latest checkpoint.
     """
     from midstream.ui.inspecting import inspect_checkpoint
 
@@ -192,10 +217,11 @@ def bench(
     /,
     *,
     events: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    backlog: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
-    """Measure: window, exchange, latency, or simulate.
+    """Measure: window, exchange, latency, checkpoint, recovery, or simulate.
 
     Parameters
     ----------
@@ -203,12 +229,14 @@ def bench(
         Which benchmark.
     events
         How many events; fewer than the benchmark's own number make it quicker, not comparable.
+    backlog
+        Of the benchmark recovery: MiB in flight when the job fails (256).
     slots
         "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """
     from midstream.ui.benching import run_bench
 
-    return run_bench(name, events, slots, json)
+    return run_bench(name, events, backlog, slots, json)
 
 
 @app.command

@@ -14,7 +14,7 @@ from rich.text import Text
 from midstream.checkpoint.channel_state import segment_bytes, where
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.checkpoint.state_files import read_parts, verify_chunks
-from midstream.checkpoint.store import checkpoint_path, load
+from midstream.checkpoint.store import SAVEPOINT, checkpoint_path, load
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChannelState, PartHandle
@@ -46,6 +46,8 @@ class OperatorReport(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     files: int
+    settings: tuple[str, ...]
+    """What its state was made with: a program in which that differs cannot take it over."""
 
 
 class SplitReport(msgspec.Struct, frozen=True):
@@ -95,6 +97,8 @@ class EdgeReport(msgspec.Struct, frozen=True):
 
 class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     path: str
+    savepoint: bool
+    """It holds all that it refers to."""
     checkpoint_id: int
     job_name: str
     job_id: str
@@ -163,6 +167,7 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings:
     names = {operator.uid: operator for operator in metadata.operators}
     return CheckpointReport(
         path=f"{root.rstrip('/')}/{path}",
+        savepoint=storage.exists(SAVEPOINT),
         checkpoint_id=metadata.checkpoint_id,
         job_name=metadata.job_name,
         job_id=metadata.job_id,
@@ -213,7 +218,8 @@ def _operator(operator: OperatorState) -> OperatorReport:
         parts=parts,
         rows=sum(part.rows for part in parts),
         bytes=sum(part.bytes for part in parts),
-        files=len({chunk.file for handle in _handles(operator) for chunk in handle.chunks}),
+        settings=tuple(f"{what} {value}" for _, what, value in operator.settings),
+        files=len({chunk.file for handle in _handles(operator) for chunk in handle.chunks if chunk.file}),
     )
 
 
@@ -225,7 +231,7 @@ def _part(name: str, handles: list[PartHandle]) -> PartReport:
         rows=sum(chunk.rows for chunk in chunks),
         bytes=sum(chunk.length for chunk in chunks),
         chunks=len(chunks),
-        files=len({chunk.file for chunk in chunks}),
+        files=len({chunk.file for chunk in chunks if chunk.file}),
     )
 
 
@@ -268,7 +274,7 @@ def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: i
 
 def report_view(report: CheckpointReport) -> RenderableType:
     """The report as a table of operators, then sources, sinks, and what is wrong."""
-    headline = Text(f"checkpoint {report.checkpoint_id}", style="bold")
+    headline = Text(f"{'savepoint' if report.savepoint else 'checkpoint'} {report.checkpoint_id}", style="bold")
     headline.append(f"  of job {text.printable(report.job_name)}", style="not bold")
     headline.append(f"  {report.path}", style="not bold dim")
     took = text.span((report.completed_ms - report.created_ms) / 1e3)
@@ -277,6 +283,11 @@ def report_view(report: CheckpointReport) -> RenderableType:
     parts: list[RenderableType] = [Rule(headline, align="left", style="dim"), facts, _operators_table(report)]
     if report.in_flight:
         parts.append(_in_flight_table(report))
+    parts += [
+        Text(f"{text.printable(operator.uid)}: {text.printable(', '.join(operator.settings))}", style="dim")
+        for operator in report.operators
+        if operator.settings and operator.parts
+    ]
     parts += [_source_line(source) for source in report.sources]
     parts += [
         Text(f"sink {text.printable(c.name)}: {c.count} prepared in checkpoint {c.checkpoint_id}, {text.size(c.bytes)}")

@@ -1,4 +1,4 @@
-"""Commands that ask a running job: list, status, checkpoint, rescale, stop."""
+"""Commands that ask a running job: list, status, checkpoint, savepoint, rescale, stop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.errors import ClusterError, JobError
-from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoStop, GetStatus, JobStatus, Reply
+from midstream.protocol.messages import (
+    ClientRequest,
+    DoCheckpoint,
+    DoRescale,
+    DoSavepoint,
+    DoStop,
+    GetStatus,
+    JobStatus,
+    Reply,
+)
 from midstream.runtime import registry
 from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
+from midstream.runtime.storage import absolute
 from midstream.ui import text
 from midstream.ui.answer import Answer, busy_with
 from midstream.ui.failures import RequestFailed, users_part
@@ -57,6 +67,14 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
     return Answer({"job_id": entry.job_id, "checkpoint": reply.checkpoint}, Text(reply.checkpoint or ""))
 
 
+def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
+    """Make a savepoint and wait until it is complete. Raises RequestFailed when it is not made."""
+    entry = _named(job)
+    with busy_with(f"savepoint of {entry.name}", silent):
+        reply = _ask(entry, DoSavepoint(None if place is None else absolute(place)), timeout_s=None)
+    return Answer({"job_id": entry.job_id, "savepoint": reply.checkpoint}, Text(reply.checkpoint or ""))
+
+
 def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     """Change a job's parallelism and wait until it runs again. Raises RequestFailed when it runs on as it was."""
     entry = _named(job)
@@ -67,15 +85,17 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     return Answer({"job_id": entry.job_id, "parallelism": parallelism, "checkpoint": reply.checkpoint}, line)
 
 
-def stop_job(job: str | None, drain: bool, silent: bool) -> Answer:
+def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) -> Answer:
     """Stop a job and wait until it has ended. Raises RequestFailed when it goes on instead."""
     entry = _named(job)
+    place = None if savepoint is None else absolute(savepoint)
     with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent):
-        reply = _ask(entry, DoStop(drain), timeout_s=None)
+        reply = _ask(entry, DoStop(drain, place), timeout_s=None)
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
         line.append(f"\ngo on from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
-    return Answer({"job_id": entry.job_id, "drained": drain, "checkpoint": reply.checkpoint}, line)
+    made = {"checkpoint" if place is None else "savepoint": reply.checkpoint}
+    return Answer({"job_id": entry.job_id, "drained": drain, **made}, line)
 
 
 def _named(job: str | None) -> JobEntry:

@@ -39,6 +39,9 @@ def job_view(status: JobStatus, rates: Rates | None = None) -> RenderableType:
 def _headline(status: JobStatus) -> Text:
     line = Text(text.printable(status.name), style="bold")
     line.append(f"  {status.state}", style=STATE_STYLE.get(status.state, "cyan"))
+    recovered = recovered_share(status)
+    if recovered is not None:
+        line.append(f"  recovering {_percent(recovered)}", style="not bold yellow")
     line.append(f"  {text.span((status.now_ms - status.started_ms) / 1e3)}", style="not bold")
     line.append(f"  slots {status.slots}/{status.slots_needed}", style="not bold")
     line.append(f"  {status.job_id}", style="not bold dim")
@@ -103,13 +106,26 @@ def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[Renderabl
 
 
 def _states(vertex: VertexStatus) -> str:
-    """Said only when it is not the normal one: all subtasks running."""
+    """Said only when it is not the normal one: all subtasks running, with nothing left to recover."""
+    recovering = f"  recovering {_percent(vertex.recovered)}" if vertex.recovered is not None else ""
     states = {state: count for state, count in vertex.states.items() if count and state != "running"}
     if not states:
-        return ""
+        return recovering
     if len(states) == 1 and sum(states.values()) == vertex.parallelism:
-        return f"  {next(iter(states))}"
-    return "  " + ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return f"  {next(iter(states))}{recovering}"
+    return "  " + ", ".join(f"{count} {state}" for state, count in sorted(states.items())) + recovering
+
+
+def _percent(part: float) -> str:
+    """Rounded down: not 100 % before it is."""
+    return f"{int(part * 100)} %"
+
+
+def recovered_share(status: JobStatus) -> float | None:
+    """Of all rows in flight that the job began with: how much has been worked off. None when nothing is left."""
+    subtasks = [subtask for vertex in status.vertices for subtask in vertex.recovering]
+    whole = sum(subtask.to_recover_bytes for subtask in subtasks)
+    return sum(subtask.recovered_bytes for subtask in subtasks) / whole if whole else None
 
 
 def share(part: float) -> str:
@@ -224,6 +240,9 @@ def progress_line(status: JobStatus, rates: Rates) -> str:
             rate = rates.rows_per_s(operator.uid)
             speed = "" if rate is None else f" ({text.short(rate)}/s)"
             parts.append(f"{text.printable(operator.name)} {text.rows(rows_handled(operator))} rows{speed}")
+    recovered = recovered_share(status)
+    if recovered is not None:
+        parts.append(f"recovering {_percent(recovered)}")
     marks = [v.watermark_us for v in status.vertices if v.watermark_us is not None]
     if marks:
         parts.append(f"watermark {text.watermark(min(marks))}")

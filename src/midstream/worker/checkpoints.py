@@ -4,8 +4,8 @@ A checkpoint in a task is one step on the loop: the barrier goes on (behind what
 consumers, or before all of it), every operator gives its snapshot, and what the barrier has
 overtaken is held for storing. What happens later only adds to it: batches that were on their way
 (until the last channel has announced its barrier), and outputs that a barrier overtakes when its
-time has come. When nothing can be added any more it is written, off the loop, and acknowledged
-together with the operators' state.
+time has come. When nothing can be added any more it is encoded and written, off the loop, and
+acknowledged together with the operators' state.
 
 Batches are held (and charged to the pool) until they are written. Should the barriers be slow to come,
 what is there is written every now and then: a producer that still has to work its way to the
@@ -35,7 +35,7 @@ from midstream.checkpoint.barriers import (
     TakeSnapshot,
     TimedOut,
 )
-from midstream.checkpoint.channel_state import Captured, encode_channels
+from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError
@@ -126,6 +126,7 @@ class TaskCheckpoints:
         executor: Executor,
         storage: Storage | None,
         buffer_bytes: int,
+        inline_bytes_max: int,
     ) -> None:
         self._path = path
         self._gates = gates
@@ -139,6 +140,7 @@ class TaskCheckpoints:
         self._executor = executor
         self._storage = storage
         self._segment_bytes = SEGMENT_BUFFERS * buffer_bytes
+        self._inline_bytes_max = inline_bytes_max
         self._first_channel = first_channels(gates)
         channels = self._first_channel[-1]
         overtakable = [
@@ -179,9 +181,11 @@ class TaskCheckpoints:
         number = self._first_channel[gate] + channel
         if isinstance(event, CheckpointBarrier):
             if event.timeout_ms is not None:
-                self._mail(lambda: self.handle(BarrierAnnounced(number, event)))
+                self._mail(
+                    lambda: self.handle(BarrierAnnounced(number, event, self._gates[gate].is_clear(channel, event)))
+                )
         else:
-            self._mail(lambda: self.handle(EndAnnounced(number)))
+            self._mail(lambda: self.handle(EndAnnounced(number, self._gates[gate].is_clear(channel, event))))
 
     def handle(self, event: BarrierEvent) -> None:
         """One event of the barrier handler, and what it leads to."""
@@ -341,16 +345,16 @@ class TaskCheckpoints:
         assert storage is not None
         file = channel_file(*self._path(checkpoint_id), state.parts)
         state.parts += 1
+        inline_bytes_max = self._inline_bytes_max - state.stored.inline_bytes
+        assert inline_bytes_max >= 0, (self._inline_bytes_max, state.stored.inline_bytes)
 
         def work() -> StoredInFlight:
-            pieces, states = encode_channels(captured, file, segment_bytes)
-            if pieces:
-                try:
-                    storage.write(file, pieces)
-                except (StorageError, OSError) as error:
-                    return StoredInFlight(error=error)
-            size = sum(memoryview(piece).nbytes for piece in pieces)
-            return StoredInFlight(states, (file,) if pieces else (), size)
+            try:
+                states, written = store_channels(storage, captured, file, segment_bytes, inline_bytes_max)
+            except (StorageError, OSError) as error:
+                return StoredInFlight(error=error)
+            inline_bytes = sum(len(segment.inline) for state in states for segment in state.segments)
+            return StoredInFlight(states, written.files, written.stored_bytes, inline_bytes)
 
         def done(outcome: Done[StoredInFlight] | Failed) -> None:
             if self._closed:

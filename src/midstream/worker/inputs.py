@@ -103,6 +103,11 @@ class TaskInput:
                 return True
         return False
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether `work` may find something now; if not, one of the gates will wake the task."""
+        return self._current is not None or any(gate.may_have_data for gate in self._gates)
+
     def rest(self) -> Rest | None:
         """What is left of the present batch."""
         current = self._current

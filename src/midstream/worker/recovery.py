@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
-from midstream.checkpoint.channel_state import read_segment, rows_of, where
+from midstream.checkpoint.channel_state import ReadAhead, read_segment, rows_of, where
 from midstream.core.batches import batch_bytes
 from midstream.core.elements import Batch
 from midstream.core.errors import InvariantError
@@ -53,16 +53,21 @@ class GateRecovery:
         quota: Quota,
         executor: Executor,
         storage: Storage,
+        read_ahead: ReadAhead,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self.edge = edge
         self._states = tuple(states)
+        self.total_bytes = _bytes_of(self._states)
+        """What there is to read, rows of others included."""
         self._max_parallelism = max_parallelism
         self._pool = pool
         self._quota = quota
         self._executor = executor
         self._storage = storage
+        self._read_ahead = read_ahead
+        """Shared with the other gates of the slot: what is taken from here is read no second time."""
         self._wake = wake
         self._fail = fail
         self._queue: deque[tuple[_Position, InFlight]] = deque()
@@ -105,8 +110,13 @@ class GateRecovery:
         first = self._queue[0][0] if self._queue else self._next
         if first is None:
             return ()
-        head = msgspec.structs.replace(self._states[first.state], skip=first.index)
+        state = self._states[first.state]
+        head = msgspec.structs.replace(state, segments=state.segments[first.segment :], skip=first.batch)
         return (head, *self._states[first.state + 1 :])
+
+    def left_bytes(self) -> int:
+        """Of `total_bytes`: what has not been taken."""
+        return _bytes_of(self.remaining())
 
     def freed(self, buffers: int) -> None:
         if not self._closed:
@@ -150,11 +160,13 @@ class GateRecovery:
         groups = range(*state.key_groups) if state.key_groups is not None else None
         storage, edge, max_parallelism = self._storage, self.edge, self._max_parallelism
 
-        def work() -> list[pa.RecordBatch]:
-            batches = read_segment(storage, segment, edge.schema, where(state))[at.batch :]
-            return [rows_of(batch, edge, groups, max_parallelism) for batch in batches]
+        data = self._read_ahead.pop((segment.file, segment.offset), None)
 
-        def done(outcome: Done[list[pa.RecordBatch]] | Failed) -> None:
+        def work() -> Sequence[pa.RecordBatch]:
+            batches = read_segment(storage, segment, edge.schema, where(state), data)[at.batch :]
+            return rows_of(batches, edge, groups, max_parallelism)
+
+        def done(outcome: Done[Sequence[pa.RecordBatch]] | Failed) -> None:
             self._reading = False
             if self._closed:
                 return
@@ -175,3 +187,15 @@ class GateRecovery:
             self._wake()
 
         self._executor.submit(work, done)
+
+
+def _bytes_of(states: Sequence[ChannelState]) -> int:
+    """Of their segments; what is to be skipped of a segment is judged by its number of batches."""
+    size = 0
+    for state in states:
+        skip = state.skip
+        for segment in state.segments:
+            skipped = min(skip, segment.batches)
+            skip -= skipped
+            size += segment.length * (segment.batches - skipped) // segment.batches
+    return size

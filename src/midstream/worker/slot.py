@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from midstream.checkpoint.channel_state import verify_channels
+from midstream.checkpoint.channel_state import ReadAhead, verify_channels
+from midstream.checkpoint.extents import inline_bytes_max
 from midstream.checkpoint.state_files import known_chunks, read_parts
 from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
@@ -46,6 +47,9 @@ WINDOW_BUFFERS_MIN = 2
 STEPS_PER_MAIL = 8
 RUN_S = 0.001
 """Between two looks at the sockets there are at most so many steps, and no new one begins after so long."""
+
+READ_AHEAD_OF_POOL = 4
+"""Of recovered rows, this part of the pool's size is kept in memory, besides the pool, from when they are checked."""
 
 
 class SlotState(Enum):
@@ -145,6 +149,9 @@ class SlotMachine:
             case m.CheckpointAborted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_aborted(checkpoint_id)
+            case m.StopFailed(_, checkpoint_id):
+                for task in self.tasks.values():
+                    task.stop_failed(checkpoint_id)
             case m.AssignSplit(_, ref, split):
                 self._task(ref).add_split(split)
             case m.NoMoreSplits(_, ref):
@@ -199,12 +206,15 @@ class SlotMachine:
         self.state = SlotState.DEPLOYING
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
 
-        def work() -> tuple[Storage | None, list[_Loaded]]:
+        def work() -> tuple[Storage | None, list[_Loaded], ReadAhead]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
             restore = dict(deploy.restore)
-            for _, states in deploy.channels:
+            read_ahead: ReadAhead = {}
+            if deploy.channels:
                 assert storage is not None, "in-flight data to restore, but no storage"
-                verify_channels(storage, states)  # before the first row is emitted, anywhere
+                in_flight = [state for _, states in deploy.channels for state in states]
+                # All of it before the first row is emitted, anywhere.
+                read_ahead = verify_channels(storage, in_flight, config.pool_bytes // READ_AHEAD_OF_POOL)
             loaded = []
             for ref in deploy.tasks:
                 graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
@@ -218,17 +228,17 @@ class SlotMachine:
                     task.parts[snapshot.uid] = parts
                     task.known.update(known_chunks(snapshot.parts, parts))
                 loaded.append(task)
-            return storage, loaded
+            return storage, loaded, read_ahead
 
-        def done(outcome: Done[tuple[Storage | None, list[_Loaded]]] | Failed) -> None:
+        def done(outcome: Done[tuple[Storage | None, list[_Loaded], ReadAhead]] | Failed) -> None:
             if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
                 return
             if isinstance(outcome, Failed):
                 self._deploy_failed(deploy.attempt, outcome.error)
                 return
-            storage, loaded = outcome.value
+            storage, loaded, read_ahead = outcome.value
             try:
-                self._build(deploy, config, [task.graph for task in loaded], storage)
+                self._build(deploy, config, [task.graph for task in loaded], storage, read_ahead)
                 for task, of_task in zip(self.tasks.values(), loaded, strict=True):
                     task.open(of_task.parts, of_task.known, of_task.watermarks)
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
@@ -243,7 +253,14 @@ class SlotMachine:
         self.close()
         self._send(deploy_failed(attempt, error))
 
-    def _build(self, deploy: m.Deploy, config: JobConfig, graphs: list[JobGraph], storage: Storage | None) -> None:
+    def _build(
+        self,
+        deploy: m.Deploy,
+        config: JobConfig,
+        graphs: list[JobGraph],
+        storage: Storage | None,
+        read_ahead: ReadAhead,
+    ) -> None:
         """Tasks with their partitions and gates; channels between tasks of this slot are connected at once."""
         pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
         seams = TaskSeams(
@@ -254,6 +271,9 @@ class SlotMachine:
             executor=self._executor,
             ids=self._ids,
             storage=storage,
+            inline_bytes_max=inline_bytes_max(
+                config.inline_bytes, sum(vertex.parallelism for vertex in graphs[0].vertices)
+            ),
             send=self._send,
             schedule=self._schedule,
         )
@@ -293,6 +313,7 @@ class SlotMachine:
                         quota=pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
                         executor=self._executor,
                         storage=storage,
+                        read_ahead=read_ahead,
                         wake=partial(self._wake_task, ref),
                         fail=partial(self._fail_task, deploy.attempt, ref),
                     )
@@ -422,28 +443,32 @@ class SlotMachine:
         """A few steps, then back to the loop: sockets and completions must not wait for long."""
         if attempt != self.attempt or self.state is not SlotState.RUNNING:
             return
-        self._run_posted = False
-        deadline_s = self._clock.monotonic_s() + RUN_S
+        clock, ready = self._clock, self._ready
+        now_s = clock.monotonic_s()
+        deadline_s = now_s + RUN_S
         had_mail = False
         for _ in range(STEPS_PER_MAIL):
-            if not self._ready:
-                return
+            if not ready:
+                break
             favoured = self._favoured < MAILS_IN_A_ROW_MAX
-            task = next((task for task in self._ready if task.mails), None) if favoured else None
+            task = next((task for task in ready if task.mails), None) if favoured else None
             if task is not None:
                 self._favoured += 1
             elif had_mail and favoured:
                 break  # a barrier must not wait in a socket for the slice of a slow function
             else:
-                task = self._ready[0]
+                task = ready[0]
                 self._favoured = 0
             had_mail = bool(task.mails)
-            self._ready.remove(task)
+            ready.remove(task)
             self._scheduled.discard(task)
-            if task.step():
+            if task.step(now_s):
                 self._schedule(task)
-            if self._clock.monotonic_s() >= deadline_s:
+            before_s, now_s = now_s, clock.monotonic_s()
+            task.busy_s += now_s - before_s
+            if now_s >= deadline_s:
                 break
-        if self._ready and not self._run_posted:
-            self._run_posted = True
+        if ready:
             self._executor.post(partial(self._run, attempt))
+        else:
+            self._run_posted = False

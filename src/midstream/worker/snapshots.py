@@ -1,6 +1,6 @@
 """The snapshots of one task, from the moment they are taken until their checkpoint's fate is known.
 
-    taken --both files written--> stored --in order--> acknowledged --completed--> known
+    taken --both parts stored--> stored --in order--> acknowledged --completed--> known
                  \\-- not written: declined; what its sinks prepared is reported with the next one
 
 Invariants: acknowledgements leave in the order of the checkpoints, because each one reports what
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from midstream.checkpoint.state_files import encode_parts
+from midstream.checkpoint.state_files import store_parts
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Executor, Failed, Storage
@@ -33,7 +33,7 @@ class StoredSnapshot:
     committables: tuple[tuple[str, tuple[bytes, ...]], ...]
     """Per operator uid, only where there are some."""
     chunks: dict[str, m.ChunkHandle]
-    """Every chunk of this snapshot, for the next one to refer to once this one has completed."""
+    """Every chunk of this snapshot that is in a file, for the next one to refer to once this one has completed."""
     files: tuple[str, ...] = ()
     state_bytes: int = 0
     error: Exception | None = None
@@ -41,7 +41,12 @@ class StoredSnapshot:
 
 
 def store_snapshot(
-    storage: Storage, uids: Sequence[str], snapshots: Sequence[Snapshot], known: Mapping[str, m.ChunkHandle], file: str
+    storage: Storage,
+    uids: Sequence[str],
+    snapshots: Sequence[Snapshot],
+    known: Mapping[str, m.ChunkHandle],
+    file: str,
+    inline_bytes_max: int,
 ) -> Callable[[], StoredSnapshot]:
     """The work of completing and storing a snapshot, to be run once on the I/O pool.
 
@@ -53,21 +58,12 @@ def store_snapshot(
         committables = tuple(
             (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
         )
-        pieces: list[memoryview] = []
-        parts: list[tuple[str, tuple[m.PartHandle, ...]]] = []
-        size = 0
-        for uid, result in zip(uids, results, strict=True):
-            new, handles = encode_parts(result.parts, known, file, size)
-            pieces.extend(new)
-            size += sum(piece.nbytes for piece in new)
-            parts.append((uid, handles))
-        if pieces:
-            try:
-                storage.write(file, pieces)
-            except (StorageError, OSError) as error:
-                return StoredSnapshot((), committables, {}, error=error)
-        chunks = {chunk.id: chunk for _, handles in parts for handle in handles for chunk in handle.chunks}
-        return StoredSnapshot(tuple(parts), committables, chunks, (file,) if pieces else (), size)
+        try:
+            stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
+        except (StorageError, OSError) as error:
+            return StoredSnapshot((), committables, {}, error=error)
+        parts = tuple(zip(uids, stored.parts, strict=True))
+        return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
 
     return work
 
@@ -79,6 +75,8 @@ class StoredInFlight:
     channels: tuple[m.ChannelState, ...] = ()
     files: tuple[str, ...] = ()
     state_bytes: int = 0
+    inline_bytes: int = 0
+    """Of these, how many are in the handles themselves."""
     error: Exception | None = None
     """A file could not be written."""
 
@@ -87,6 +85,7 @@ class StoredInFlight:
             self.channels + more.channels,
             self.files + more.files,
             self.state_bytes + more.state_bytes,
+            self.inline_bytes + more.inline_bytes,
             self.error or more.error,
         )
 
@@ -113,15 +112,17 @@ class TaskSnapshots:
         executor: Executor,
         send: Callable[[m.FromSlot], None],
         fail: Callable[[BaseException], None],
+        inline_bytes_max: int,
     ) -> None:
         self._attempt = attempt
+        self._inline_bytes_max = inline_bytes_max
         self._task = task
         self._executor = executor
         self._send = send
         self._fail = fail
         self._closed = False
         self._stored: dict[str, m.ChunkHandle] = {}
-        """Chunks that a completed checkpoint has stored: they are not written again."""
+        """Chunks that a completed checkpoint has in a file: they are not written again."""
         self._taken: dict[int, _Taken] = {}
         """Snapshots that have not been acknowledged, oldest first."""
         self._unconfirmed: dict[int, StoredSnapshot] = {}
@@ -147,7 +148,8 @@ class TaskSnapshots:
         heads = tuple(head for head, _ in operators)
         taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, finished)
         uids = [head.uid for head in heads]
-        work = store_snapshot(storage, uids, [snapshot for _, snapshot in operators], dict(self._stored), file)
+        snapshots = [snapshot for _, snapshot in operators]
+        work = store_snapshot(storage, uids, snapshots, self._stored, file, self._inline_bytes_max)
 
         def done(outcome: Done[StoredSnapshot] | Failed) -> None:
             if self._closed:
@@ -172,8 +174,8 @@ class TaskSnapshots:
             if known == checkpoint_id:
                 self._stored = snapshot.chunks
 
-    def decline(self, checkpoint_id: int, reason: str, counts: bool) -> None:
-        self._send(m.CheckpointDecline(self._attempt, checkpoint_id, self._task, reason, counts))
+    def decline(self, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
+        self._send(m.CheckpointDecline(self._attempt, checkpoint_id, self._task, reason, counts, files))
 
     def close(self) -> None:
         """Nothing more is sent."""
@@ -198,7 +200,8 @@ class TaskSnapshots:
         self._unconfirmed[checkpoint_id] = stored
         error = stored.error or in_flight.error
         if error is not None:
-            self.decline(checkpoint_id, f"task {self._task}: {error}", counts=True)
+            files = stored.files + in_flight.files
+            self.decline(checkpoint_id, f"task {self._task}: {error}", counts=True, files=files)
             return
         parts = dict(stored.parts)
         prepared = dict(stored.committables)

@@ -79,6 +79,8 @@ class TaskSeams:
     executor: Executor
     ids: Ids
     storage: Storage | None
+    inline_bytes_max: int
+    """What is stored inline in a checkpoint's metadata, at most, of its state and of what is in flight."""
     send: Callable[[m.FromSlot], None]
     schedule: Callable[[Task], None]
     """Have `step` called soon."""
@@ -146,7 +148,9 @@ class Task:
             rows_max=config.batch_rows,
             is_finished=restored_as_finished,
         )
-        self._snapshots = TaskSnapshots(seams.attempt, self.ref, seams.executor, seams.send, self.fail)
+        self._snapshots = TaskSnapshots(
+            seams.attempt, self.ref, seams.executor, seams.send, self.fail, seams.inline_bytes_max
+        )
         self._checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
             gates=gates,
@@ -160,6 +164,7 @@ class Task:
             executor=seams.executor,
             storage=seams.storage,
             buffer_bytes=config.buffer_bytes,
+            inline_bytes_max=seams.inline_bytes_max,
         )
         self._uids = [spec.uid for spec in vertex.operators]
         self._source: SourceDriver | None = None
@@ -171,6 +176,7 @@ class Task:
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
+        self._to_recover_bytes = 0
 
     # ---- life --------------------------------------------------------------
 
@@ -236,8 +242,8 @@ class Task:
             self._edges.watermark(self._chain.watermark_us)  # its consumers have heard of it, but do not remember
         for gate in self.gates:
             if isinstance(gate.recovered, GateRecovery):
+                self._to_recover_bytes += gate.recovered.total_bytes
                 gate.recovered.start()
-            gate.open()
         self.wake()
 
     def close(self) -> None:
@@ -335,6 +341,10 @@ class Task:
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
+    def stop_failed(self, checkpoint_id: int) -> None:
+        """The job goes on behind the checkpoint that it was to stop with."""
+        self.mail(lambda: self._go_on_behind(checkpoint_id))
+
     def add_split(self, split: bytes) -> None:
         """As a mail, like a trigger: which of the two came first decides whether the checkpoint holds the split."""
         source = self._source
@@ -364,31 +374,27 @@ class Task:
 
     # ---- the step ------------------------------------------------------------
 
-    def step(self) -> bool:
-        """One slice of work. True: there is more to do now; False: `wake` will be called."""
+    def step(self, started_s: float) -> bool:
+        """One slice of work, begun at `started_s`. True: there is more to do now; False: `wake` will be called."""
         if not self.is_live:
             self.mails.clear()
             return False
-        clock = self._seams.clock
-        started_s = clock.monotonic_s()
         if self._backpressured_since is not None:
             self.backpressured_s += started_s - self._backpressured_since
             self._backpressured_since = None
         try:
-            return self._step(started_s)
+            return self._step(started_s) or bool(self.mails)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the border to user code, where a panic is no Exception
             self.fail(error)
             return False
-        finally:
-            self.busy_s += clock.monotonic_s() - started_s
 
     def _step(self, started_s: float) -> bool:
         if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
             self._mails_in_a_row += 1
             self.mails.popleft()()  # needs no buffer: barriers and bookkeeping
-            return True
+            return self._may_go_on()
         self._mails_in_a_row = 0
         if not self._output_available():
             self._backpressured_since = started_s
@@ -400,13 +406,19 @@ class Task:
             self._chain.pump()
             return True
         if self.state is TaskState.FINISHING:
-            return self._input.work()
+            return self._input.work() and self._may_go_on()
         if self._input.has_ended:
             self._finish()
             return True
         if self._source is not None:
             return self._read_source()
-        return self._input.work()
+        return self._input.work() and self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        """Whether another step may find something to do; if not, `wake` will be called."""
+        if self._due or self._chain.is_firing or self._input.may_go_on:
+            return True
+        return self.state is TaskState.RUNNING and (self._source is not None or self._input.has_ended)
 
     def _output_available(self) -> bool:
         if self._restored_as_finished:
@@ -526,10 +538,13 @@ class Task:
         self._checkpoints.drop(checkpoint_id)
         if self._final_checkpoint == checkpoint_id:
             self._final_checkpoint = None
-        if self._holds_for == checkpoint_id:
-            self._holds_for = None
+        self._go_on_behind(checkpoint_id)
         for operator in self._chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
+
+    def _go_on_behind(self, checkpoint_id: int) -> None:
+        if self._holds_for == checkpoint_id:
+            self._holds_for = None
 
     # ---- to look at ------------------------------------------------------------
 
@@ -543,6 +558,7 @@ class Task:
         ]
         if self.vertex.source is not None:
             operators.insert(0, (self.vertex.source.uid, 0, links[0].rows_out))
+        left_bytes = sum(gate.recovered.left_bytes() for gate in self.gates if isinstance(gate.recovered, GateRecovery))
         return m.TaskMetrics(
             task=self.ref,
             rows_in=self._input.rows_in,
@@ -552,6 +568,8 @@ class Task:
             backpressured_ms=int(backpressured_s * 1000),
             watermark_us=self._chain.watermark_us,
             operators=tuple(operators),
+            to_recover_bytes=self._to_recover_bytes,
+            recovered_bytes=self._to_recover_bytes - left_bytes,
         )
 
     def check(self) -> None:

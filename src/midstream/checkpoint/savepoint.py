@@ -1,0 +1,207 @@
+"""Savepoints: checkpoints in a directory of their own that refer to nothing outside it.
+
+    _savepoint              whose it is; there first, and claims the place
+    shared/e7-a2-c17-v3-s0.state     of the job's state files the bytes that this checkpoint needs, no others
+    chk-17/_metadata        last: without it the savepoint was never completed
+
+The form is that of a checkpoint directory, so one reader serves both; paths are relative, so it may
+be moved. What sinks had prepared was committed before: nothing of theirs is referred to.
+
+The way back is the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own
+directory and is one of its checkpoints from then on: whoever owns the original may do with it
+whatever he likes, and no later checkpoint refers to it.
+
+Everything here blocks: for `RunIo` only. One state file at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from midstream.checkpoint.extents import check_extent
+from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata, files_of
+from midstream.checkpoint.state_files import SHARED, StateFile
+from midstream.checkpoint.store import SAVEPOINT, checkpoint_path, metadata_path
+from midstream.core.errors import StorageError
+from midstream.core.seams import Storage
+from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
+
+FOLDER = "savepoints"
+"""Below the checkpoint directory: where savepoints go that nobody named a place for."""
+_CHECKPOINT = re.compile(r"chk-\d+")
+
+
+class SavepointFile(msgspec.Struct, frozen=True):
+    """What `_savepoint` says."""
+
+    job: str
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory that is claimed for one savepoint."""
+
+    url: str
+    storage: Storage
+
+
+# ---- making ----------------------------------------------------------------
+
+
+def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile) -> Place:
+    """Make the place of a savepoint this one's. None: the next free number below the checkpoint directory `root`.
+
+    Raises StorageError when something is there already or it cannot be written.
+    """
+    content = msgspec.json.encode(about)
+    if url is not None:
+        storage = open_storage(url)
+        there = storage.list("")
+        if there or not storage.create(SAVEPOINT, content):
+            found = f"it has {there[0]}" if there else "another savepoint is being made there"
+            raise StorageError(
+                f"{url}: the place is taken ({found}); give a directory that is empty or does not exist yet"
+            )
+        return Place(url, storage)
+    above = f"{root.rstrip('/')}/{FOLDER}"
+    number = max((int(name) for name in open_storage(above).list("") if name.isdecimal()), default=0)
+    while True:
+        number += 1
+        storage = open_storage(f"{above}/{number}")
+        if storage.create(SAVEPOINT, content):
+            return Place(f"{above}/{number}", storage)
+
+
+def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+    """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `place`.
+
+    Raises StorageError; nothing that could be restored is there then.
+    """
+    kept = {path: path for path in metadata.files}
+    copied = _copy(source, place.storage, msgspec.structs.replace(metadata, committables=()), kept)
+    place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
+
+
+def discard(place: Place) -> None:
+    """Of a savepoint that is not to be: the metadata first, the claim last."""
+    for name in sorted(place.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)):
+        if _CHECKPOINT.fullmatch(name) or name in (SHARED, SAVEPOINT):
+            place.storage.delete(name)
+
+
+# ---- the way back ----------------------------------------------------------
+
+
+def copy_in(
+    elsewhere: Storage, metadata: CheckpointMetadata, storage: Storage, epoch: int, next_checkpoint_id: int
+) -> CheckpointMetadata:
+    """Copy the state of a checkpoint elsewhere; the metadata to publish here.
+
+    Its id is the one it had, or the next that is free here if that is higher. Raises StorageError.
+    """
+    checkpoint_id = max(metadata.checkpoint_id, next_checkpoint_id)
+    names = {
+        path: StateFile(epoch, 0, checkpoint_id, 0, number).path for number, path in enumerate(sorted(metadata.files))
+    }
+    copied = _copy(elsewhere, storage, metadata, names)
+    return msgspec.structs.replace(copied, checkpoint_id=checkpoint_id, epoch=epoch, attempt=0)
+
+
+# ---- copying ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Piece:
+    offset: int
+    length: int
+    checksum: int
+
+
+class _Moved:
+    """Where each piece of the old files lies in the new ones, packed."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+        self.pieces: dict[str, set[_Piece]] = {path: set() for path in names}
+        self._offsets: dict[tuple[str, int], int] = {}
+
+    def note(self, place: ChunkHandle | Segment) -> None:
+        if place.file:  # else it lies in the metadata
+            self.pieces[place.file].add(_Piece(place.offset, place.length, place.checksum))
+
+    def pack(self) -> None:
+        for path, pieces in self.pieces.items():
+            offset = 0
+            for piece in sorted(pieces):
+                self._offsets[path, piece.offset] = offset
+                offset += piece.length
+
+    def chunk(self, chunk: ChunkHandle) -> ChunkHandle:
+        file, offset = self._at(chunk)
+        return msgspec.structs.replace(chunk, file=file, offset=offset)
+
+    def segment(self, segment: Segment) -> Segment:
+        file, offset = self._at(segment)
+        return msgspec.structs.replace(segment, file=file, offset=offset)
+
+    def _at(self, place: ChunkHandle | Segment) -> tuple[str, int]:
+        if not place.file:
+            return place.file, place.offset
+        return self._names[place.file], self._offsets[place.file, place.offset]
+
+
+def _copy(source: Storage, target: Storage, metadata: CheckpointMetadata, names: dict[str, str]) -> CheckpointMetadata:
+    """Copy what `metadata` refers to, each file under its name in `names`; the metadata that refers to the copies."""
+    moved = _Moved(names)
+    for chunk in _chunks(metadata):
+        moved.note(chunk)
+    for state in metadata.channels:
+        for segment in state.segments:
+            moved.note(segment)
+    moved.pack()
+    for path, pieces in moved.pieces.items():
+        target.write(names[path], _read(source, path, sorted(pieces)))
+    operators = tuple(
+        msgspec.structs.replace(op, subtasks=tuple(_moved_snapshot(moved, s) for s in op.subtasks))
+        for op in metadata.operators
+    )
+    channels = tuple(_moved_channel(moved, state) for state in metadata.channels)
+    files = files_of((snapshot for op in operators for snapshot in op.subtasks), channels)
+    return msgspec.structs.replace(metadata, operators=operators, channels=channels, files=tuple(sorted(files)))
+
+
+def _chunks(metadata: CheckpointMetadata) -> Iterator[ChunkHandle]:
+    for operator in metadata.operators:
+        for snapshot in operator.subtasks:
+            for part in snapshot.parts:
+                yield from part.chunks
+
+
+def _moved_snapshot(moved: _Moved, snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    parts = tuple(msgspec.structs.replace(p, chunks=tuple(moved.chunk(c) for c in p.chunks)) for p in snapshot.parts)
+    return msgspec.structs.replace(snapshot, parts=parts)
+
+
+def _moved_channel(moved: _Moved, state: ChannelState) -> ChannelState:
+    return msgspec.structs.replace(state, segments=tuple(moved.segment(s) for s in state.segments))
+
+
+def _read(source: Storage, path: str, pieces: list[_Piece]) -> Iterator[bytes]:
+    """Raises StorageError for one that is not what was written: a copy of damage would look whole."""
+    for piece in pieces:
+        data = source.read_range(path, piece.offset, piece.length)
+        problem = check_extent(memoryview(data), piece.length, piece.checksum)
+        if problem:
+            place = f"bytes {piece.offset} to {piece.offset + piece.length}"
+            raise StorageError(f"state file {path} ({place}): {problem}; this checkpoint cannot be copied")
+        yield data
+
+
+def where_from(url: str, metadata: CheckpointMetadata) -> str:
+    """The path of a checkpoint in the directory `url`, for people."""
+    return f"{url.rstrip('/')}/{checkpoint_path(metadata.checkpoint_id)}"

@@ -1,0 +1,359 @@
+"""Rows into a Delta table, exactly once: files written by the subtasks, added to its log by the committer.
+
+    table/part-<attempt>-<subtask>-<n>-<token>.parquet   there, but nobody reads it until the log says so
+    table/_delta_log/00000000000000000007.json           adds the files of a checkpoint, and says whose it was
+
+Each commit is one transaction of the table, with an application id for the job and sink and the
+checkpoint's id as its version. The log keeps the newest version of each application, and lets no
+two writers agree on one transaction: whoever comes second finds that there is nothing to do.
+
+A job that goes on from another's checkpoint writes `_SUPERSEDED` plus that checkpoint as the other's
+version: after that the other can commit no more, although it may not know yet that it is over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+import xxhash
+
+from midstream.connectors.delta_tables import (
+    check_features,
+    check_partitioning,
+    delta_schema,
+    fitted,
+    partition_folder,
+    partition_text,
+    schema_of,
+    statistics,
+)
+from midstream.connectors.extras import require
+from midstream.connectors.filesystem import delete_if_there, is_local, make_durable, names_in, resolve
+from midstream.connectors.queued import Part, QueuedWriter
+from midstream.connectors.rolling import OpenFile, RollingFiles, explained
+from midstream.core.batches import conform, first_null, from_polars, to_polars
+from midstream.core.config import Size, size_bytes
+from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+
+if TYPE_CHECKING:
+    import os
+
+    from deltalake import DeltaTable
+
+_SUPERSEDED: Final = 2**62
+_TRIES_MAX: Final = 5
+"""Other writers' transactions may come in between; those that only add files do not count."""
+_HELD_BYTES: Final = 64 * 2**20
+"""Rows of one subtask in memory, of all partitions."""
+_OPEN_MAX: Final = 32
+"""Files of one subtask that stay open when memory is short, one a partition."""
+
+
+class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
+    """A committable. `name` is relative to the table."""
+
+    job_id: str
+    uid: str
+    name: str
+    size: int
+    rows: int
+    partition: dict[str, str | None]
+    statistics: str
+
+
+class DeltaSink(Sink):
+    """Every row once in a Delta table.
+
+    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…); with `filesystem`, that is
+    what files are written with. `storage_options`: what deltalake needs to write the log there; they
+    go to nobody but deltalake, on the driver. A table that is not there is made, partitioned by
+    `partition_by`; one that is there has its own partition columns. A fresh job needs a table without
+    rows, unless `append`. `roll_size`: a file is ended when it has about this size, and with every checkpoint.
+
+    Rows appear, in one version of the table, when the checkpoint that covers them completes. Files of
+    attempts that were killed are in no version; VACUUM deletes them, as those of any other writer.
+    Delta does not know empty text as a partition value: it becomes NULL there.
+    """
+
+    def __init__(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        partition_by: Sequence[str] = (),
+        append: bool = False,
+        roll_size: Size = "128 MiB",
+        storage_options: Mapping[str, str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> None:
+        require("deltalake", "delta", "DeltaSink")
+        if isinstance(partition_by, str):
+            raise ConfigError(f"DeltaSink: partition_by={partition_by!r} is text; give a list: [{partition_by!r}]")
+        self.roll_bytes = size_bytes(roll_size, "roll_size")
+        if self.roll_bytes < 1:
+            raise ConfigError("roll_size: 0 bytes is not a size to write files of; give for example '128 MiB'")
+        self.filesystem, self.directory = resolve(table, filesystem, "DeltaSink")
+        self._uri = self.directory if is_local(self.filesystem) else str(table)
+        self._storage_options = dict(storage_options) if storage_options else None
+        self.partition_by = tuple(partition_by)
+        self.append = append
+        self._schema: pa.Schema | None = None
+        """The stream's columns in the table's types. Known once validated."""
+        self._where = f"DeltaSink on {self.directory}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_storage_options": None}
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """Makes the table if there is none.
+
+        Raises SchemaError for columns that do not fit, ConfigError for a table that is not free or
+        uses what this sink does not know, StorageError when it cannot be read or made.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        if len(schema) == 0:
+            raise SchemaError(f"{self._where}: the stream has no columns to write")
+        made = delta_schema(schema, self._where)
+        try:
+            if not DeltaTable.is_deltatable(self._uri, self._storage_options):
+                check_partitioning(self.partition_by, made, self._where)
+                self._check_free()
+                options = self._storage_options
+                DeltaTable.create(
+                    self._uri, made, mode="ignore", partition_by=list(self.partition_by), storage_options=options
+                )
+            table = self.opened()
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: cannot be opened or made: {error}") from error
+        check_features(table, self._where)
+        partition_by = tuple(table.metadata().partition_columns)
+        if self.partition_by and self.partition_by != partition_by:
+            raise ConfigError(
+                f"{self._where}: the table is partitioned by ({', '.join(partition_by)}), not by "
+                f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
+            )
+        self._schema = fitted(schema, schema_of(table), self._where)
+        check_partitioning(partition_by, self._schema, self._where)
+        self.partition_by = partition_by
+        if not (restoring or self.append) and table.file_uris():
+            raise ConfigError(
+                f"{self._where}: the table is not empty; name another one, go on from a checkpoint, or add to what is "
+                "there with append=True"
+            )
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        if self._schema is None:
+            raise InvariantError(f"{self._where}: was shipped before it was validated")
+        schema, numbers = self._schema, count()
+        origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"
+        token = xxhash.xxh3_64_hexdigest(origin.encode())
+
+        def next_name() -> str:
+            return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
+
+        return QueuedWriter(context, lambda: _FilesPart(self, context, schema, next_name))
+
+    def committer(self, job_id: str) -> Committer | None:
+        return _DeltaCommitter(self, job_id)
+
+    # ---- for this module
+
+    def opened(self) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._uri, storage_options=self._storage_options)
+
+    def _check_free(self) -> None:
+        """Readers of the directory as plain Parquet would see what is there and what comes, readers of Delta only that."""
+        names = names_in(self.filesystem, self.directory)
+        if names:
+            raise ConfigError(
+                f"{self._where}: is no Delta table and not empty (it has {names[0]}); name another directory, or make a "
+                "Delta table of it first (deltalake.convert_to_deltalake)"
+            )
+
+
+class _FilesPart(Part):
+    def __init__(
+        self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
+    ) -> None:
+        super().__init__()
+        self._sink = sink
+        self._context = context
+        self._schema = schema
+        self._where = f"operator {context.name!r}: {sink._where}"
+        self._next_name = next_name
+        self._kept = pa.schema([field for field in schema if field.name not in sink.partition_by])
+        self._partitions: dict[tuple[object, ...], RollingFiles] = {}
+        self._ended: list[tuple[tuple[object, ...], OpenFile]] = []
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        batch = _checked(conform(batch, _nullable(self._schema), self._where), self._schema, self._where)
+        with explained(f"{self._where}: cannot write"):
+            for values, rows in self._parts(batch):
+                if values not in self._partitions:
+                    folder = partition_folder(self._partition(values))
+                    self._partitions[values] = RollingFiles(partial(self._new_file, folder), self._sink.roll_bytes)
+                self._partitions[values].write(rows)
+            if sum(files.held_bytes for files in self._partitions.values()) >= _HELD_BYTES:
+                self._flush()
+
+    def _parts(self, batch: pa.RecordBatch) -> list[tuple[tuple[object, ...], pa.RecordBatch]]:
+        """Rows by the values of the partition columns, without these."""
+        names = list(self._sink.partition_by)
+        if not names:
+            return [((), batch)]
+        frames = to_polars(batch).partition_by(names, maintain_order=True, include_key=False, as_dict=True)
+        return [(values, from_polars(frame, _nullable(self._kept), self._where)) for values, frame in frames.items()]
+
+    def _flush(self) -> None:
+        for files in self._partitions.values():
+            files.flush()
+        if len(self._partitions) > _OPEN_MAX:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        for values, files in self._partitions.items():
+            self._ended += [(values, file) for file in files.end()]
+        self._partitions.clear()
+
+    def _partition(self, values: tuple[object, ...]) -> dict[str, str | None]:
+        return dict(zip(self._sink.partition_by, map(partition_text, values), strict=True))
+
+    def _new_file(self, folder: str) -> OpenFile:
+        sink, name = self._sink, f"{folder}{self._next_name()}"
+        return OpenFile(sink.filesystem, sink.directory, name, "parquet", _nullable(self._kept))
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        with explained(f"{self._where}: cannot write"):
+            self._end_all()
+            for folder in {above for _, file in self._ended for above in _folders_above(file.name)}:
+                make_durable(self._sink.filesystem, f"{self._sink.directory}/{folder}")
+            return [msgspec.msgpack.encode(self._committable(values, file)) for values, file in self._ended]
+
+    def _committable(self, values: tuple[object, ...], file: OpenFile) -> WrittenFile:
+        context, sink = self._context, self._sink
+        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}")
+        return WrittenFile(
+            context.job_id, context.uid, file.name, file.size, file.rows, self._partition(values), described
+        )
+
+    def _discard(self) -> None:
+        for files in self._partitions.values():
+            files.discard()
+        for _, file in self._ended:
+            file.discard()
+
+
+class _DeltaCommitter(Committer):
+    def __init__(self, sink: DeltaSink, job_id: str) -> None:
+        self._sink = sink
+        self._job_id = job_id
+        self._table: DeltaTable | None = None
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        groups: defaultdict[tuple[str, str], list[WrittenFile]] = defaultdict(list)
+        for committable in committables:
+            file = msgspec.msgpack.decode(committable, type=WrittenFile)
+            groups[file.job_id, file.uid].append(file)
+        where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
+        for (job_id, uid), files in groups.items():
+            self._commit(f"midstream/{job_id}/{uid}", job_id != self._job_id, checkpoint_id, files, where)
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        with explained(f"{self._sink._where}: cannot clean up"):
+            for committable in committables:
+                file = msgspec.msgpack.decode(committable, type=WrittenFile)
+                delete_if_there(self._sink.filesystem, f"{self._sink.directory}/{file.name}")
+
+    def _commit(
+        self, application: str, superseding: bool, checkpoint_id: int, files: Sequence[WrittenFile], where: str
+    ) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        for tries in range(1, _TRIES_MAX + 1):
+            try:
+                table = self._newest()
+                found = table.transaction_version(application)
+                newest = -1 if found is None else found
+                is_superseded = newest >= _SUPERSEDED
+                newest -= _SUPERSEDED if is_superseded else 0
+                if checkpoint_id <= newest and (is_superseded or not superseding):
+                    return
+                if is_superseded and not superseding:
+                    raise ConfigError(f"{where}: another job has gone on from checkpoint {newest} of this one since")
+                version = max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0)
+                partition_by = table.metadata().partition_columns
+                if tuple(partition_by) != self._sink.partition_by:
+                    raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
+                table.create_write_transaction(
+                    self._actions(files, where) if checkpoint_id > newest else [],
+                    "append",
+                    table.schema(),
+                    partition_by,
+                    commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
+                )
+                self._make_durable(table)
+                return
+            except CommitFailedError as error:
+                if tries == _TRIES_MAX:
+                    raise StorageError(f"{where}: others keep coming first: {error}") from error
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{where}: {error}") from error
+
+    def _newest(self) -> DeltaTable:
+        if self._table is None:
+            self._table = self._sink.opened()
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def _actions(self, files: Sequence[WrittenFile], where: str) -> list[Any]:
+        from deltalake.transaction import AddAction
+
+        sink, actions = self._sink, []
+        infos = sink.filesystem.get_file_info([f"{sink.directory}/{file.name}" for file in files])
+        for file, info in zip(files, infos, strict=True):
+            if info.type != pyarrow.fs.FileType.File:
+                raise StorageError(
+                    f"{where}: {info.path} with {file.rows} rows is gone; nothing but a job may delete it before it is "
+                    "committed: restore the file, or start from another checkpoint"
+                )
+            written_ms = cast(int, info.mtime_ns or 0) // 1_000_000
+            actions.append(AddAction(file.name, file.size, file.partition, written_ms, True, file.statistics))
+        return actions
+
+    def _make_durable(self, table: DeltaTable) -> None:
+        """deltalake leaves it to the system when a local log reaches the disk."""
+        filesystem, log = self._sink.filesystem, f"{self._sink.directory}/_delta_log"
+        table.update_incremental()
+        make_durable(filesystem, f"{log}/{table.version():020d}.json")
+        make_durable(filesystem, log)
+
+
+def _folders_above(name: str) -> Iterator[str]:
+    """Of `a/b/c.parquet`: `a`, and the table's own, ""; `OpenFile` has seen to `a/b`."""
+    pieces = name.split("/")[:-1]
+    return ("/".join(pieces[:n]) for n in range(len(pieces)))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def _checked(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """`batch`. Raises SchemaError when a column that must have values lacks one."""
+    for field, column in zip(schema, batch.columns, strict=True):
+        if not field.nullable and first_null(column) is not None:
+            raise SchemaError(f"{where}: column {field.name!r} must have a value, and a row has none")
+    return batch

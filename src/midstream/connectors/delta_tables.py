@@ -1,0 +1,207 @@
+"""Delta tables: which Arrow types they hold, whether a stream fits one, and what its log says of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet
+
+from midstream.core.batches import canonical_type
+from midstream.core.errors import ConfigError, SchemaError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_HARMLESS: Final = frozenset(
+    ("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck")
+    + ("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns", "domainMetadata")
+)
+"""Table features that ask nothing of whoever appends files, unless `_in_use` finds them in use."""
+_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+_STATS_TEXT_MAX: Final = 32
+_SIGNED: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+_PARTITIONING: Final = "text, integers, booleans and dates"
+
+
+def delta_type(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type, canonical, in which Delta keeps `kind`; None if it has none."""
+    types = pa.types
+    if kind in _SIGNED:
+        return _SIGNED[kind]
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if types.is_date(kind):
+        return pa.date32()
+    if types.is_large_string(kind) or types.is_string(kind):
+        return pa.large_string()
+    if types.is_large_binary(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind):
+        return pa.large_binary()
+    if types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 and kind.scale >= 0 else None
+    if types.is_large_list(kind) or types.is_list(kind):
+        inner = delta_type(kind.value_type)
+        return None if inner is None else pa.large_list(inner)
+    if types.is_struct(kind):
+        fields = [(field.name, delta_type(field.type)) for field in kind]
+        return None if any(inner is None for _, inner in fields) else pa.struct(fields)
+    return kind if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) else None
+
+
+def delta_schema(schema: pa.Schema, where: str) -> pa.Schema:
+    """In which a table for this stream is made. Raises SchemaError naming the first column that it cannot hold."""
+    fields = []
+    for field in schema:
+        kind = delta_type(field.type)
+        if kind is None:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {field.type}, which Delta cannot hold; cast it, or leave it out"
+            )
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def schema_of(table: DeltaTable) -> pa.Schema:
+    """In canonical types; NOT NULL columns are not nullable."""
+    found = pa.schema(table.schema().to_arrow())
+    return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in found])
+
+
+def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
+    """The stream's columns in the table's types. Raises SchemaError for the first that does not fit."""
+    wanted = delta_schema(stream, where)
+    fields = []
+    for field in wanted:
+        index = table.get_field_index(field.name)
+        if index < 0:
+            raise SchemaError(
+                f"{where}: the table has no column {field.name!r}; it has {', '.join(table.names)}. "
+                "Add it there, or leave it out with select()"
+            )
+        there = table.field(index)
+        if not _fits(field.type, there.type):
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {stream.field(field.name).type} in the stream and {there.type} "
+                "in the table; cast it"
+            )
+        fields.append(there)
+    for there in table:
+        if not there.nullable and there.name not in stream.names:
+            raise SchemaError(f"{where}: column {there.name!r} of the table must have a value, and the stream has none")
+    return pa.schema(fields)
+
+
+def _fits(kind: pa.DataType, there: pa.DataType) -> bool:
+    """Whether values of `kind` are cast to `there`; integers that are too large for it fail when they come."""
+    if pa.types.is_integer(kind) and pa.types.is_integer(there):
+        return True
+    return bool(kind == there or (pa.types.is_floating(kind) and there == pa.float64()))
+
+
+def check_partitioning(columns: Sequence[str], schema: pa.Schema, where: str) -> None:
+    """Raises ConfigError or SchemaError when rows cannot be told apart by these columns."""
+    for name in columns:
+        if name not in schema.names:
+            raise SchemaError(
+                f"{where}: partition column {name!r} is not in the stream; it has {', '.join(schema.names)}"
+            )
+        kind = schema.field(name).type
+        if not (
+            pa.types.is_large_string(kind)
+            or pa.types.is_integer(kind)
+            or pa.types.is_boolean(kind)
+            or pa.types.is_date(kind)
+        ):
+            raise SchemaError(f"{where}: partition column {name!r} is {kind}; these can be: {_PARTITIONING}")
+    if columns and len(columns) == len(schema):
+        raise ConfigError(f"{where}: all columns are partition columns; leave one to be written")
+
+
+def check_features(table: DeltaTable, where: str) -> None:
+    """Raises ConfigError for a table that asks more of its writers than to add files."""
+    used = _in_use(table) | (set(table.protocol().writer_features or ()) - _HARMLESS)
+    if used:
+        raise ConfigError(
+            f"{where}: the table uses {', '.join(sorted(used))}, which this sink does not know how to keep; "
+            "write to a table without it"
+        )
+
+
+def _in_use(table: DeltaTable) -> set[str]:
+    configuration = table.metadata().configuration
+    found = {"check constraints" for name in configuration if name.startswith("delta.constraints.")}
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        found.add("column mapping")
+    if configuration.get("delta.enableRowTracking") == "true":
+        found.add("row tracking")
+    for field in json.loads(table.schema().to_json())["fields"]:
+        names = field.get("metadata", {})
+        found |= {"generated columns" for name in names if name == "delta.generationExpression"}
+        found |= {"identity columns" for name in names if name.startswith("delta.identity.")}
+        found |= {"invariants" for name in names if name == "delta.invariants"}
+    return found
+
+
+def partition_text(value: object) -> str | None:
+    """A partition value as the log writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None or value == "" else str(value)
+
+
+def partition_folder(partition: Mapping[str, str | None]) -> str:
+    """Where files of this partition lie, with a slash behind it. Some readers take the values from here."""
+    pieces = [
+        f"{quote(name, safe='')}={_NULL_FOLDER if value is None else quote(value, safe='')}/"
+        for name, value in partition.items()
+    ]
+    return "".join(pieces)
+
+
+def statistics(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
+    """JSON for the log: rows, nulls, and where Parquet knows them least and greatest values, for readers that skip files."""
+    metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    for i in range(metadata.num_columns):
+        column = metadata.schema.column(i)
+        if column.max_repetition_level or column.path != column.name:
+            continue  # nested
+        found = [group.column(i).statistics for group in groups]
+        if any(each is None for each in found):
+            continue
+        nulls[column.name] = sum(each.null_count for each in found)
+        bounded = [each for each in found if each.has_min_max]
+        if len(bounded) == sum(each.num_values > 0 for each in found) > 0:
+            low, high = min(each.min for each in bounded), max(each.max for each in bounded)
+            if _comparable(low) and _comparable(high):
+                least[column.name], most[column.name] = _json_value(low), _json_value(high)
+    counted = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return json.dumps(counted)
+
+
+def _comparable(value: object) -> bool:
+    """Not floats: Parquet leaves out NaN, which readers hold for the greatest. Not long text: the log would grow."""
+    if isinstance(value, str):
+        return len(value) <= _STATS_TEXT_MAX
+    return isinstance(value, (int, date)) and not isinstance(value, bool)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
+    return value.isoformat() if isinstance(value, date) else value

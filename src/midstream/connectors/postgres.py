@@ -1,0 +1,429 @@
+"""Rows into a PostgreSQL table, exactly once: staged by the subtasks, moved by the committer.
+
+    midstream_<sink>_<attempt>_<subtask>_<n>   what one subtask wrote between two checkpoints
+    midstream_commits                          per job and sink: the newest checkpoint and attempt committed
+
+A subtask creates its staging table and copies into it in one transaction, which ends when the
+checkpoint is prepared: what dies before leaves nothing. The committer moves the rows and drops the
+table in one transaction, so that there is nothing to move a second time. Types and constraints of
+single rows are those of the target, so that what does not fit fails before the checkpoint completes.
+
+`midstream_commits` tells a table that was moved from one that was lost, and fences: who stages or
+commits locks the row of its job, and finds there whether a newer attempt, or another job that went
+on from this one's checkpoint, has committed. What older ones have left behind is dropped in the first
+commit of what a newer one has staged itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from midstream.connectors.extras import require
+from midstream.connectors.postgres_rows import encode
+from midstream.connectors.postgres_tables import (
+    ROW_NUMBER,
+    Table,
+    check_key,
+    create_table,
+    explained,
+    find_table,
+    identifier,
+)
+from midstream.connectors.queued import Part, QueuedWriter
+from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+
+if TYPE_CHECKING:
+    from psycopg import Connection, Copy
+    from psycopg.sql import Composable
+
+_COMMITS: Final = "midstream_commits"
+_PATIENCE: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""Unless `dsn` says otherwise: how long a server that has gone without a word is waited for."""
+_SUPERSEDED: Final = 2**31 - 1
+"""As the attempt of a job: another one has gone on from its checkpoint, and it may do nothing more."""
+
+
+class StagedRows(msgspec.Struct, frozen=True, array_like=True):
+    """A committable. `table` lies in the staging schema."""
+
+    job_id: str
+    uid: str
+    attempt: int
+    table: str
+    rows: int
+
+
+class PostgresSink(Sink):
+    """Every row once in a table of a PostgreSQL database (12 or later).
+
+    `dsn`: what libpq takes, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
+    password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and
+    wherever slots run; one in `dsn` goes to the slots with the job, and is written and shown nowhere.
+    `table`, `schema`: names as they are, not SQL; without `schema` the server's search_path decides.
+    A table that is not there is created. Columns of the stream go to columns of the same name.
+    `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE),
+    for which the table needs a primary key or unique constraint; of several such rows the last one
+    stays, provided that one subtask has them all: `key_by` the same columns before.
+    `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
+    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of
+    `dsn` needs the right to create tables there.
+
+    Rows appear when the checkpoint that covers them completes. Each subtask has one connection and
+    one open transaction from its first row to the checkpoint; each commit has one connection.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        schema: str | None = None,
+        key: Sequence[str] = (),
+        append: bool = False,
+        staging_schema: str | None = None,
+    ) -> None:
+        require("psycopg", "postgres", "PostgresSink")
+        if isinstance(key, str):
+            raise ConfigError(f"PostgresSink: key={key!r} is text; give a list of columns: key=[{key!r}]")
+        for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
+            if name is not None and not (isinstance(name, str) and name and "\0" not in name):
+                raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
+        self._dsn = _checked_dsn(dsn)
+        self.table = table
+        self.schema = schema
+        self.key = tuple(key)
+        self.append = append
+        self.staging_schema = staging_schema
+        self._where = f"PostgresSink on {schema}.{table}" if schema else f"PostgresSink on {table}"
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """Makes the table if there is none; moves no row, but has the server check that it would.
+
+        Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table
+        with rows in it, StorageError when the server cannot be reached.
+        """
+        self._check_columns(schema)
+        with self._connected(self._where) as connection:
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs that start at once
+            table = find_table(connection, self.schema, self.table)
+            if table is None:
+                create_table(connection, self.schema, self.table, schema, self.key, self._where)
+                table = self._find(connection)
+            columns = table.matched(schema, self._where)
+            if self.key:
+                check_key(connection, table, self.key, self._where)
+            elif not (restoring or self.append):
+                self._check_empty(connection, table)
+            self._make_commits(connection, table)
+            with connection.transaction(force_rollback=True):
+                staged = self._staged(table, _token("", "") + "_check")
+                connection.execute(table.staging_sql(staged, columns, self.key))
+                connection.execute(table.move_sql(staged, schema.names, self.key))
+                self._last(connection, table, "", "", alone=True)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        require("psycopg", "postgres", f"operator {context.name!r}")
+        numbers = count()
+        return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
+
+    def committer(self, job_id: str) -> Committer | None:
+        return _PostgresCommitter(self, job_id)
+
+    # ---- for this module
+
+    @contextmanager
+    def _connected(self, where: str) -> Iterator[Connection[Any]]:
+        """A transaction on a connection of its own: committed at the end, rolled back by an error."""
+        with explained(where), self._connect(where) as connection:
+            yield connection
+
+    def _connect(self, where: str) -> Connection[Any]:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        said = conninfo_to_dict(self._dsn)
+        defaults = {name: value for name, value in _PATIENCE.items() if name not in said}
+        try:
+            connection = psycopg.connect(
+                self._dsn,
+                prepare_threshold=None,  # a pooler may give every transaction another server connection
+                client_encoding="utf8",
+                fallback_application_name="midstream",
+                **defaults,  # type: ignore[arg-type]
+            )
+        except psycopg.Error as error:
+            raise StorageError(
+                f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server there, and are host, port, "
+                "database and user right? A password comes from PGPASSWORD, a password file or a service file"
+            ) from error
+        with explained(where):
+            # What is acknowledged must outlive a crash of the server, and rows may take as long as a checkpoint.
+            connection.execute(
+                "SELECT set_config('statement_timeout', '0', true),"
+                " set_config('idle_in_transaction_session_timeout', '0', true),"
+                " CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
+            )
+        return connection
+
+    def _find(self, connection: Connection[Any]) -> Table:
+        table = find_table(connection, self.schema, self.table)
+        if table is None:
+            raise ConfigError(f"{self._where}: the table is gone")
+        return table
+
+    def _staged(self, table: Table, name: str) -> Composable:
+        return identifier(self.staging_schema or table.schema, name)
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        if len(schema) == 0:
+            raise SchemaError(f"{self._where}: the stream has no columns to write")
+        if self.key and ROW_NUMBER in schema.names:
+            raise SchemaError(f"{self._where}: a column may not be called {ROW_NUMBER!r}; rename it")
+        for name in self.key:
+            if name not in schema.names:
+                raise SchemaError(
+                    f"{self._where}: key column {name!r} is not in the stream; it has {', '.join(schema.names)}"
+                )
+
+    def _check_empty(self, connection: Connection[Any], table: Table) -> None:
+        from psycopg.sql import SQL
+
+        if connection.execute(SQL("SELECT 1 FROM {} LIMIT 1").format(table.sql())).fetchone():
+            raise ConfigError(
+                f"{self._where}: {table} is not empty; go on from a checkpoint, name another table, "
+                "add to what is there with append=True, or replace rows by a key"
+            )
+
+    def _make_commits(self, connection: Connection[Any], table: Table) -> None:
+        from psycopg.sql import SQL
+
+        if find_table(connection, self.staging_schema or table.schema, _COMMITS) is None:
+            connection.execute(
+                SQL(
+                    "CREATE TABLE {} (job text, sink text, attempt integer NOT NULL DEFAULT 0,"
+                    " checkpoint bigint NOT NULL DEFAULT -1, committed timestamptz, PRIMARY KEY (job, sink))"
+                ).format(self._staged(table, _COMMITS))
+            )
+
+    def _last(
+        self, connection: Connection[Any], table: Table, job_id: str, uid: str, *, alone: bool
+    ) -> tuple[int, int]:
+        """Attempt and checkpoint that this sink of that job has committed last.
+
+        They stay so until our transaction ends. `alone`: and until then nobody else learns them.
+        """
+        from psycopg.sql import SQL, Literal
+
+        commits = self._staged(table, _COMMITS)
+        job, sink = Literal(job_id), Literal(self._name_of(table, uid))
+        insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
+        select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} FOR {}")
+        connection.execute(insert.format(commits, job, sink))
+        found = connection.execute(
+            select.format(commits, job, sink, SQL("UPDATE") if alone else SQL("SHARE"))
+        ).fetchone()
+        assert found is not None
+        attempt, checkpoint_id = found
+        return attempt, checkpoint_id
+
+    def _name_of(self, table: Table, uid: str) -> str:
+        """In `midstream_commits`: a sink with another table has committed nothing there."""
+        return f"{uid} > {table.schema}.{table.name}"
+
+
+class _StagedPart(Part):
+    """One staging table, in a transaction that is open until `_finish`."""
+
+    def __init__(self, sink: PostgresSink, context: WriterContext, number: int) -> None:
+        super().__init__()
+        self._sink = sink
+        self._context = context
+        self._where = f"operator {context.name!r}: {sink._where}"
+        self._name = f"{_token(context.job_id, context.uid)}_{context.attempt}_{context.subtask}_{number}"
+        self._connection: Connection[Any] | None = None
+        self._copy: Copy | None = None
+        self._copying = ExitStack()
+        self._rows = 0
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._copy is None:
+            self._begin()
+        assert self._copy is not None
+        if self._sink.key:
+            numbers = pa.array(np.arange(self._rows, self._rows + batch.num_rows))
+            batch = pa.RecordBatch.from_arrays([*batch.columns, numbers], names=[*batch.schema.names, ROW_NUMBER])
+        encoded = encode(batch, self._where)
+        with explained(self._where):
+            self._copy.write(encoded)
+        self._rows += batch.num_rows
+
+    def _begin(self) -> None:
+        from psycopg.sql import SQL, Identifier
+
+        sink, names = self._sink, list(self._context.schema.names)
+        connection = self._connection = sink._connect(self._where)
+        with explained(self._where):
+            self._table = sink._find(connection)
+            columns = self._table.matched(self._context.schema, self._where)
+            staged = sink._staged(self._table, self._name)
+            connection.execute(self._table.staging_sql(staged, columns, sink.key))
+            if sink.key:
+                names.append(ROW_NUMBER)
+            copy = SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, SQL(", ").join(map(Identifier, names)))
+            self._cursor = connection.cursor()
+            self._copy = self._copying.enter_context(self._cursor.copy(copy))
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        connection, context = self._connection, self._context
+        assert connection is not None, "a part has rows"
+        with explained(self._where):
+            self._copying.close()
+            if self._cursor.rowcount != self._rows:
+                raise InvariantError(f"{self._where}: sent {self._rows} rows, the server has {self._cursor.rowcount}")
+            # A newer attempt's commit drops what older ones have staged: after it nothing of theirs may come.
+            committed, _ = self._sink._last(connection, self._table, context.job_id, context.uid, alone=False)
+            if committed > context.attempt:
+                raise StorageError(f"{self._where}: a newer attempt than {context.attempt} has committed already")
+            connection.commit()
+        connection.close()
+        return [
+            msgspec.msgpack.encode(StagedRows(context.job_id, context.uid, context.attempt, self._name, self._rows))
+        ]
+
+    def _discard(self) -> None:
+        """The server rolls back what a connection leaves unfinished."""
+        if self._connection is not None:
+            self._connection.close()
+            with suppress(Exception):  # the copy only notices that its connection is closed
+                self._copying.close()
+
+
+class _PostgresCommitter(Committer):
+    def __init__(self, sink: PostgresSink, job_id: str) -> None:
+        self._sink = sink
+        self._job_id = job_id
+        self._predecessors: set[tuple[str, str]] = set()
+        """Jobs, with the uid of this sink there, whose last checkpoints this one has committed."""
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        groups: defaultdict[tuple[str, str], list[StagedRows]] = defaultdict(list)
+        for committable in committables:
+            staged = msgspec.msgpack.decode(committable, type=StagedRows)
+            groups[staged.job_id, staged.uid].append(staged)
+        where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
+        with self._sink._connected(where) as connection:
+            table = self._sink._find(connection)
+            for (job_id, uid), group in groups.items():
+                self._move(connection, table, job_id, uid, checkpoint_id, group, where)
+        if any(job_id == self._job_id for job_id, _ in groups):
+            self._predecessors.clear()  # swept
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        with self._sink._connected(f"{self._sink._where}: cannot clean up") as connection:
+            table = self._sink._find(connection)
+            for committable in committables:
+                self._drop(connection, table, msgspec.msgpack.decode(committable, type=StagedRows).table)
+
+    def _move(
+        self,
+        connection: Connection[Any],
+        table: Table,
+        job_id: str,
+        uid: str,
+        checkpoint_id: int,
+        staged: Sequence[StagedRows],
+        where: str,
+    ) -> None:
+        from psycopg.sql import SQL, Literal
+
+        attempt, newest = self._sink._last(connection, table, job_id, uid, alone=True)
+        if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
+            raise ConfigError(f"{where}: another job has gone on from checkpoint {newest} of this one since")
+        schema = self._sink.staging_schema or table.schema
+        for part in staged:
+            found = find_table(connection, schema, part.table)
+            if found is not None:
+                names = [column.name for column in found.columns if not self._sink.key or column.name != ROW_NUMBER]
+                connection.execute(table.move_sql(found.sql(), names, self._sink.key))
+                self._drop(connection, table, part.table)
+            elif newest < checkpoint_id:
+                raise StorageError(
+                    f"{where}: {schema}.{part.table} with {part.rows} rows is gone; nothing but a job may drop such tables. "
+                    "Was the sink's table or schema changed? Then change it back until this is committed"
+                )
+        if job_id == self._job_id:
+            newer = max(part.attempt for part in staged)
+            if newer > attempt or self._predecessors:
+                for of_job, of_uid in self._predecessors:
+                    self._sweep(connection, table, of_job, of_uid, _SUPERSEDED)
+                self._sweep(connection, table, job_id, uid, newer)
+        else:
+            newer = _SUPERSEDED
+            self._predecessors.add((job_id, uid))
+        update = SQL(
+            "UPDATE {} SET attempt = greatest(attempt, {}), checkpoint = greatest(checkpoint, {}), committed = now()"
+            " WHERE job = {} AND sink = {}"
+        )
+        commits = self._sink._staged(table, _COMMITS)
+        values = (newer, checkpoint_id, job_id, self._sink._name_of(table, uid))
+        connection.execute(update.format(commits, *map(Literal, values)))
+
+    def _sweep(self, connection: Connection[Any], table: Table, job_id: str, uid: str, newer: int) -> None:
+        """Drop what attempts before `newer` have staged.
+
+        Nothing is deployed before all that the restored checkpoint holds is committed: once something
+        of the new attempt, or of this job, is prepared, nobody waits for what was before.
+        """
+        prefix = _token(job_id, uid) + "_"
+        tables = connection.execute(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
+            [self._sink.staging_schema or table.schema, prefix],
+        ).fetchall()
+        for (name,) in tables:
+            if int(name[len(prefix) :].partition("_")[0]) < newer:
+                self._drop(connection, table, name)
+
+    def _drop(self, connection: Connection[Any], table: Table, name: str) -> None:
+        from psycopg.sql import SQL
+
+        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self._sink._staged(table, name)))
+
+
+def _token(job_id: str, uid: str) -> str:
+    return f"midstream_{xxhash.xxh3_64_hexdigest(f'{job_id}/{uid}'.encode())}"
+
+
+def _checked_dsn(dsn: str) -> str:
+    """What cannot be read is not shown: there may be a password in it."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    readable = isinstance(dsn, str)
+    if readable:
+        try:
+            conninfo_to_dict(dsn)
+        except Error:
+            readable = False
+    if not readable:
+        raise ConfigError(
+            "PostgresSink: dsn= is not a connection string; write for example 'host=db dbname=shop user=etl' "
+            "or 'postgresql://etl@db/shop' (with what is special in a URL percent-encoded)"
+        )
+    return dsn

@@ -1,0 +1,197 @@
+"""Known bugs around rescaling, finishing and event time, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+from midstream.checkpoint import assign
+from midstream.coordinator import checkpoints, machine
+from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.requests import Requests
+from midstream.coordinator.rescaling import Rescaling, Stage
+from midstream.coordinator.slots import Slots
+from midstream.coordinator.sources import Sources
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.state.parts import Redistribute
+from midstream.worker.chain import Chain
+from midstream.worker.snapshots import TaskSnapshots
+from midstream.worker.task import Task
+
+Replacements = list[tuple[Any, str, Any]]
+
+
+# ---- rescaling while the job runs
+
+
+def rescale_keeps_splits() -> Replacements:
+    """The splits that are left are those of now, not those of the checkpoint."""
+    original = machine.Coordinator._go_on_with
+
+    def go_on_with(self: Any, plan: Any) -> None:
+        original(self, plan)
+        if self._sources.storage is not None and self._sources._is_open:
+            self._sources_are_reset = True
+
+    return [(machine.Coordinator, "_go_on_with", go_on_with)]
+
+
+def rescale_keeps_layout() -> Replacements:
+    """Checkpoints are described as of the graph that the job began with."""
+    return [(Checkpoints, "rescale", lambda self, plan: None)]
+
+
+def rescale_keeps_source_vertices() -> Replacements:
+    """Nobody tells the sources at what parallelism they are read now."""
+    return [(Sources, "rescale", lambda self, graph: None)]
+
+
+def rescale_is_not_answered() -> Replacements:
+    """Whoever asked for a rescale that comes to nothing is left waiting."""
+    original = Rescaling.give_up
+
+    def give_up(self: Any, reason: str) -> Any:
+        with patch.object(self, "_refuse", lambda client, why: None):
+            return original(self, reason)
+
+    return [(Rescaling, "give_up", give_up)]
+
+
+def rescale_does_not_go_back() -> Replacements:
+    """Once it has left the old plan, the job tries the new one until it works."""
+    original = Rescaling.give_up
+
+    def give_up(self: Any, reason: str) -> Any:
+        original(self, reason)
+
+    return [(Rescaling, "give_up", give_up)]
+
+
+def rescale_keeps_slots() -> Replacements:
+    """Slots that are too many stay."""
+
+    def resize(self: Any, needed: int) -> None:
+        self.needed = needed
+        if self.complete:
+            self.gathered()
+
+    return [(Slots, "resize", resize), (Slots, "check", lambda self: None)]
+
+
+def rescale_and_stop() -> Replacements:
+    """A job that is asked to stop while it waits for slots goes on rescaling."""
+    original = machine.Coordinator._asked
+
+    def asked(self: Any, client: int, request: Any) -> None:
+        with patch.object(self.rescaling, "give_up", lambda reason: None):
+            original(self, client, request)
+
+    return [(machine.Coordinator, "_asked", asked)]
+
+
+def rescale_before_stored() -> Replacements:
+    """The job switches when the checkpoint is taken, and calls it the one that it goes on from, before it is complete."""
+    original = Checkpoints._publish
+
+    def publish(self: Any, pending: Any) -> None:
+        original(self, pending)
+        owner = self._listener.completed.__self__
+        if pending.is_rescale and pending.publishing and owner.rescaling.stage is Stage.STORING:
+            rescale = owner.rescaling._current
+            rescale.checkpoint, rescale.stage = owner._path(pending.checkpoint_id), Stage.STORED
+            self.pending = None
+
+    def published(self: Any, pending: Any, *rest: Any) -> None:
+        if self.pending is pending:
+            original_published(self, pending, *rest)
+
+    original_published = Checkpoints._published
+    return [(Checkpoints, "_publish", publish), (Checkpoints, "_published", published)]
+
+
+# ---- finishing
+
+
+def broadcast_of_the_first() -> Replacements:
+    """The copy of subtask 0 counts, even if it had finished and has none."""
+    original = assign._assign_part
+
+    def assign_part(name: str, rule: Redistribute, found: Any, *rest: Any, **more: Any) -> Any:
+        if rule is Redistribute.BROADCAST:
+            return next((part for i, part in found if i == 0), None)
+        return original(name, rule, found, *rest, **more)
+
+    return [(assign, "_assign_part", assign_part)]
+
+
+def union_with_finished() -> Replacements:
+    """Union state of an operator some of whose subtasks have finished is accepted."""
+    return [(checkpoints, "refusal", lambda *_: "")]
+
+
+def finish_again() -> Replacements:
+    """An operator that had finished in the checkpoint finishes once more."""
+    original = Task._finish
+
+    def finish(self: Any) -> None:
+        if self._restored_as_finished:
+            self._chain.finish()
+        original(self)
+
+    return [(Task, "_finish", finish)]
+
+
+def checkpoint_while_draining() -> Replacements:
+    """A checkpoint may hold some sources as ended by a drain, and others in the middle of their input."""
+    original = machine.Coordinator._trigger_when_due
+
+    def trigger_when_due(self: Any) -> None:
+        with patch.object(Requests, "draining", False):
+            original(self)
+
+    return [(machine.Coordinator, "_trigger_when_due", trigger_when_due)]
+
+
+def every_decline_counts() -> Replacements:
+    """That a task is not ready for a checkpoint counts as a failure."""
+    original = TaskSnapshots.decline
+
+    def decline(self: Any, checkpoint_id: int, reason: str, counts: bool) -> None:
+        original(self, checkpoint_id, reason, True)
+
+    return [(TaskSnapshots, "decline", decline)]
+
+
+# ---- event time
+
+
+def watermark_of_the_fastest() -> Replacements:
+    """After a restore event time stands where the fastest old subtask was."""
+    original = assign.assign_operator
+
+    def assign_operator(old: Any, *arguments: Any) -> Any:
+        with patch.object(assign, "min", max, create=True):
+            return original(old, *arguments)
+
+    return [(assign, "assign_operator", assign_operator)]
+
+
+def watermark_before_timers() -> Replacements:
+    """A watermark goes on when the operator has begun to fire for it."""
+
+    def offer(self: Any, index: int, watermark_us: int) -> None:
+        while index < len(self.operators):
+            operator = self.operators[index]
+            if operator.makes_watermarks and watermark_us != MAX_WATERMARK_US:
+                return
+            if watermark_us <= self.offered_us[index]:
+                return
+            self.offered_us[index] = watermark_us
+            if index in self._pending or not operator.advance_watermark(watermark_us):
+                self._pending[index] = watermark_us
+            index += 1
+        if watermark_us > self.offered_us[-1]:
+            self.offered_us[-1] = watermark_us
+            self._edges.watermark(watermark_us)
+
+    return [(Chain, "offer", offer)]

@@ -1,0 +1,356 @@
+"""The Delta sink: what readers of the table see at each step, and what is refused before any of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
+from deltalake import DeltaTable, write_deltalake
+
+from midstream.connectors.delta import DeltaSink
+from midstream.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "numbers"
+
+
+def new_sink(table: Path, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSink:
+    sink = DeltaSink(table, **options)
+    sink.validate(schema, restoring=False)
+    return sink
+
+
+def written(sink: DeltaSink, rows: pa.RecordBatch, checkpoint_id: int = 1, **place: Any) -> list[bytes]:
+    """Committables of one subtask that has written these rows."""
+    loop = Loop()
+    writer = open_writer(pickle.loads(pickle.dumps(sink)), rows.schema, loop, **place)
+    writer.write(rows)
+    loop.run()
+    assert loop.failures == []
+    return prepared(writer, checkpoint_id)
+
+
+def failure_of(sink: DeltaSink, rows: pa.RecordBatch) -> MidstreamError:
+    loop = Loop()
+    writer = open_writer(sink, rows.schema, loop)
+    writer.write(rows)
+    loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, MidstreamError)
+    return error
+
+
+def numbers(table: Path) -> list[int]:
+    return sorted(pl.read_delta(str(table))["n"].to_list())
+
+
+def version(table: Path) -> int:
+    return DeltaTable(table).version()
+
+
+def files(table: Path) -> list[str]:
+    return sorted(path.name for path in table.rglob("*.parquet"))
+
+
+# ---- exactly once -----------------------------------------------------------
+
+
+def test_rows_are_in_the_table_after_the_commit_and_not_before(table):
+    sink = new_sink(table)
+    committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
+    assert numbers(table) == []
+    assert len(files(table)) == 2
+    sink.committer("job-a").commit(1, committables)
+    assert numbers(table) == [1, 2, 3, 4, 5]
+    assert version(table) == 1, "one transaction for all subtasks"
+
+
+def test_committing_twice_changes_nothing_whoever_does_it(table):
+    sink = new_sink(table)
+    committables = written(sink, batch(1, 2))
+    committer = sink.committer("job-a")
+    for _ in range(3):
+        committer.commit(1, committables)
+    sink.committer("job-a").commit(1, committables)
+    assert version(table) == 1
+    for job in ("job-b", "job-c", "job-a"):
+        sink.committer(job).commit(1, committables)
+        assert numbers(table) == [1, 2]
+    assert version(table) == 2, "that another job has gone on is noted once"
+
+
+def test_two_that_commit_the_same_at_once_agree_on_one(table):
+    sink = new_sink(table)
+    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
+    one, other = sink.committer("job-a"), sink.committer("job-a")
+    one.commit(1, first)
+    other.commit(1, first)
+    stale = other._newest
+    other._newest = lambda: (setattr(other, "_newest", stale), other._table)[1]  # type: ignore[attr-defined]
+    one.commit(2, second)
+    other.commit(2, second)  # begins from the version before
+    assert numbers(table) == [1, 2]
+    assert version(table) == 2
+
+
+def test_commits_of_several_jobs_and_of_other_writers_do_not_disturb_each_other(table):
+    sink = new_sink(table)
+    one, other = sink.committer("job-a"), sink.committer("job-b")
+    one.commit(1, written(sink, batch(1)))
+    write_deltalake(table, pa.table({"n": [100]}), mode="append")
+    other.commit(1, written(sink, batch(2), job_id="job-b"))
+    one.commit(2, written(sink, batch(3), 2, subtask=1))
+    DeltaTable(table).optimize.compact()
+    one.commit(3, written(sink, batch(4), 3, subtask=2))
+    assert numbers(table) == [1, 2, 3, 4, 100]
+
+
+def test_a_job_that_another_has_gone_on_from_commits_nothing_more(table):
+    sink = new_sink(table)
+    zombie = sink.committer("job-a")
+    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
+    zombie.commit(1, first)
+    sink.committer("job-b").commit(1, first)
+    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
+        zombie.commit(2, second)
+    assert numbers(table) == [1]
+
+
+def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(table):
+    sink = new_sink(table)
+    held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
+    sink.committer("job-a").commit(1, held[0])
+    for job in ("job-b", "job-c"):
+        committer = sink.committer(job)
+        for checkpoint_id, committables in enumerate(held, 1):
+            committer.commit(checkpoint_id, committables)
+        assert numbers(table) == [1, 2, 3]
+
+
+def test_an_aborted_checkpoint_leaves_no_file(table):
+    sink = new_sink(table)
+    committables = written(sink, batch(1))
+    sink.committer("job-a").abort(committables)
+    sink.committer("job-a").abort(committables)
+    assert files(table) == []
+    with pytest.raises(StorageError, match="with 1 rows is gone; nothing but a job may delete it"):
+        sink.committer("job-a").commit(1, committables)
+    assert numbers(table) == []
+
+
+def test_closing_deletes_what_was_not_prepared(table):
+    sink, loop = new_sink(table, roll_size=1), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(pa.record_batch({"n": pa.array(range(200_000))}))
+    loop.run()
+    assert len(files(table)) == 1
+    writer.write(batch(1))
+    writer.close()
+    loop.run()
+    assert files(table) == []
+    assert loop.failures == []
+
+
+# ---- partitions, types, statistics ------------------------------------------
+
+VISITS = pa.schema([("who", pa.large_string()), ("day", pa.date32()), ("n", pa.int64())])
+
+
+def test_rows_are_kept_by_partition(table):
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"who": who, "day": date(2024, 1, 1 + n % 2), "n": n}
+            for n, who in enumerate(["a/b=c", "é ?", None, "a/b=c"] * 5)
+        ],
+        VISITS,
+    )
+    sink = new_sink(table, VISITS, partition_by=["who", "day"])
+    sink.committer("job-a").commit(1, written(sink, rows))
+    got = pl.read_delta(str(table)).select("who", "day", "n").sort("n")
+    assert got.rows() == [tuple(row.values()) for row in rows.to_pylist()]
+    assert DeltaTable(table).metadata().partition_columns == ["who", "day"]
+    assert len(files(table)) == 4
+    found = DeltaTable(table).to_pyarrow_table(filters=[("who", "=", "a/b=c"), ("day", "=", date(2024, 1, 1))])
+    assert sorted(found["n"].to_pylist()) == [0, 4, 8, 12, 16]
+    later = new_sink(table, VISITS, append=True)
+    later.committer("job-b").commit(1, written(later, rows, job_id="job-b"))
+    assert pl.read_delta(str(table)).height == 40
+
+
+def test_a_partition_column_of_each_kind_comes_back(table):
+    schema = pa.schema([("flag", pa.bool_()), ("code", pa.int16()), ("day", pa.date32()), ("n", pa.int64())])
+    rows = pa.RecordBatch.from_pylist([{"flag": True, "code": -1, "day": date(1999, 12, 31), "n": 1}, {"n": 2}], schema)
+    sink = new_sink(table, schema, partition_by=["flag", "code", "day"])
+    sink.committer("job-a").commit(1, written(sink, rows))
+    got = DeltaTable(table).to_pyarrow_table().sort_by("n").select(schema.names)
+    assert got.to_pylist() == rows.to_pylist()
+
+
+def test_many_partitions_do_not_keep_many_files_open(table, monkeypatch):
+    from midstream.connectors import delta
+
+    monkeypatch.setattr(delta, "_HELD_BYTES", 1000)
+    schema = pa.schema([("p", pa.int64()), ("n", pa.int64())])
+    sink, loop = new_sink(table, schema, partition_by=["p"]), Loop()
+    writer = open_writer(sink, schema, loop)
+    for turn in range(3):
+        writer.write(pa.RecordBatch.from_pylist([{"p": p, "n": turn} for p in range(50)], schema))
+        loop.run()
+    sink.committer("job-a").commit(1, prepared(writer, 1))
+    assert sorted(pl.read_delta(str(table)).rows()) == [(p, turn) for p in range(50) for turn in range(3)]
+
+
+def test_values_of_all_types_come_back_as_they_were(table):
+    moment = datetime(2024, 2, 29, 23, 59, 59, 123456)
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "flag": pa.array([True, None]),
+            "small": pa.array([255, None], pa.uint8()),
+            "huge": pa.array([2**64 - 1, None], pa.uint64()),
+            "n": pa.array([2**63 - 1, None], pa.int64()),
+            "real": pa.array([float("nan"), None]),
+            "money": pa.array([Decimal("-1.230"), None], pa.decimal128(30, 3)),
+            "words": pa.array(["é\n\0", None], pa.large_string()),
+            "raw": pa.array([b"\x00\xff", None], pa.large_binary()),
+            "day": pa.array([date(1, 1, 1), None]),
+            "local": pa.array([moment, None], pa.timestamp("us")),
+            "moment": pa.array([moment.replace(tzinfo=timezone.utc), None], pa.timestamp("ns", "Europe/Berlin")),
+            "texts": pa.array([["a", None, ""], None], pa.large_list(pa.large_string())),
+            "inner": pa.array(
+                [{"x": 1, "y": ["z"]}, None], pa.struct([("x", pa.uint32()), ("y", pa.large_list(pa.large_string()))])
+            ),
+        }
+    )
+    sink = new_sink(table, rows.schema)
+    sink.committer("job-a").commit(1, written(sink, rows))
+    expected = rows.to_pylist()
+    expected[0]["huge"] = Decimal(2**64 - 1)
+    expected[0]["moment"] = moment.replace(tzinfo=timezone.utc)
+    got = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert str(got[0].pop("real")) == str(expected[0].pop("real")) == "nan"
+    assert got == expected
+
+
+def test_readers_can_skip_files_by_what_the_log_says_of_them(table):
+    schema = pa.schema(
+        [("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("who", pa.large_string()), ("x", pa.float64())]
+    )
+    moment = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    rows = [
+        {"n": n, "at": moment.replace(microsecond=n), "who": None if n == 3 else f"w{n}", "x": float("nan")}
+        for n in range(5)
+    ]
+    sink = new_sink(table, schema)
+    sink.committer("job-a").commit(1, written(sink, pa.RecordBatch.from_pylist(rows, schema)))
+    entry = json.loads((table / "_delta_log" / f"{1:020}.json").read_text().splitlines()[1])
+    assert json.loads(entry["add"]["stats"]) == {
+        "numRecords": 5,
+        "minValues": {"n": 0, "at": "2024-01-01T00:00:00.000000Z", "who": "w0"},
+        "maxValues": {"n": 4, "at": "2024-01-01T00:00:00.000004Z", "who": "w4"},
+        "nullCount": {"n": 0, "at": 0, "who": 1, "x": 0},
+    }
+    assert pl.scan_delta(str(table)).filter(pl.col("at") > moment.replace(microsecond=2)).collect().height == 2
+    assert pl.scan_delta(str(table)).filter(pl.col("n") > 9).collect().height == 0
+
+
+def test_columns_are_cast_to_those_of_the_table_where_that_loses_nothing(table):
+    there = pa.schema([pa.field("n", pa.int32(), nullable=False), ("x", pa.float64()), ("more", pa.string())])
+    DeltaTable.create(table, there)
+    stream = pa.schema([("x", pa.float32()), ("n", pa.int64())])
+    sink = new_sink(table, stream)
+    sink.committer("job-a").commit(1, written(sink, pa.RecordBatch.from_pylist([{"x": 0.5, "n": 7}], stream)))
+    assert DeltaTable(table).to_pyarrow_table().to_pylist() == [{"n": 7, "x": 0.5, "more": None}]
+    too_large = failure_of(sink, pa.RecordBatch.from_pylist([{"x": 0.5, "n": 2**40}], stream))
+    assert isinstance(too_large, SchemaError)
+    assert "column 'n' is int64, declared as int32" in str(too_large)
+    missing = failure_of(sink, pa.RecordBatch.from_pylist([{"x": 0.5, "n": None}], stream))
+    assert isinstance(missing, SchemaError)
+    assert "column 'n' must have a value" in str(missing)
+
+
+# ---- what is refused at the start -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "stream", "said"),
+    [
+        ([("m", pa.int64())], SCHEMA, r"the table has no column 'n'; it has m\. Add it there, or leave it out"),
+        ([("n", pa.string())], SCHEMA, "column 'n' is int64 in the stream and large_string in the table; cast it"),
+        (
+            [("n", pa.int64()), pa.field("must", pa.int64(), nullable=False)],
+            SCHEMA,
+            "column 'must' of the table must have",
+        ),
+        (None, pa.schema([("n", pa.time64("us"))]), r"column 'n' is time64\[us\], which Delta cannot hold"),
+        (None, pa.schema([("n", pa.struct([("x", pa.null())]))]), "which Delta cannot hold"),
+        (None, pa.schema([]), "no columns"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_before_anything_runs(table, there, stream, said):
+    if there:
+        DeltaTable.create(table, pa.schema(there))
+    with pytest.raises(SchemaError, match=said):
+        new_sink(table, stream)
+
+
+def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(table):
+    write_deltalake(table, pa.table({"n": [0]}))
+    with pytest.raises(ConfigError, match="the table is not empty; name another one, go on from a checkpoint"):
+        new_sink(table)
+    DeltaSink(table).validate(SCHEMA, restoring=True)
+    sink = new_sink(table, append=True)
+    sink.committer("job-a").commit(1, written(sink, batch(1)))
+    assert numbers(table) == [0, 1]
+
+
+def test_a_directory_that_is_something_else_is_refused(table):
+    table.mkdir()
+    (table / "old.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is no Delta table and not empty \(it has old.parquet\)"):
+        new_sink(table)
+    with pytest.raises(StorageError, match="cannot be opened or made"):
+        new_sink(table / "old.parquet" / "below")
+
+
+def test_partitioning_that_is_not_the_tables_is_refused(table):
+    DeltaTable.create(table, VISITS, partition_by=["who"])
+    with pytest.raises(ConfigError, match=r"the table is partitioned by \(who\), not by \(day\)"):
+        new_sink(table, VISITS, partition_by=["day"])
+    with pytest.raises(SchemaError, match="partition column 'who' is not in the stream; it has n"):
+        new_sink(table, SCHEMA)
+    with pytest.raises(ConfigError, match=r"partition_by='n' is text; give a list: \['n'\]"):
+        DeltaSink(table, partition_by="n")
+    with pytest.raises(ConfigError, match="all columns are partition columns"):
+        new_sink(table.parent / "other", SCHEMA, partition_by=["n"])
+    with pytest.raises(SchemaError, match="partition column 'x' is double; these can be: text, integers"):
+        new_sink(table.parent / "other", pa.schema([("x", pa.float64()), ("n", pa.int64())]), partition_by=["x"])
+
+
+def test_a_table_that_checks_its_rows_is_refused(table):
+    write_deltalake(table, pa.table({"n": [0]}))
+    DeltaTable(table).alter.add_constraint({"positive": "n >= 0"})
+    with pytest.raises(
+        ConfigError, match="the table uses check constraints, which this sink does not know how to keep"
+    ):
+        new_sink(table, append=True)
+
+
+def test_storage_options_do_not_travel(table):
+    sink = DeltaSink(table, storage_options={"aws_secret_access_key": "guess-7"})
+    sink.validate(SCHEMA, restoring=False)
+    assert b"guess-7" not in pickle.dumps(sink)
+
+
+def test_a_sink_that_was_not_validated_is_a_bug(table):
+    with pytest.raises(InvariantError, match="was shipped before it was validated"):
+        open_writer(DeltaSink(table), SCHEMA, Loop())

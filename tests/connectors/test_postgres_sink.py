@@ -1,0 +1,473 @@
+"""The PostgreSQL sink on a real server: what is in the table at each step, and what is refused before any of them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
+from psycopg import sql
+
+from midstream.connectors.postgres import PostgresSink
+from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.operators.sink import SinkWriter
+from postgres_server import PASSWORD, Server
+
+
+def ask(database: str, query: str) -> list[Any]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        cursor = connection.execute(query)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
+
+
+def numbers(database: str, table: str = "numbers") -> list[int]:
+    return [n for (n,) in ask(database, f"SELECT n FROM {table} ORDER BY n")]
+
+
+def staged(database: str) -> list[str]:
+    found = ask(database, "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'midstream\\_%'")
+    return sorted(name for (name,) in found if name != "midstream_commits")
+
+
+def new_sink(database: str, schema: pa.Schema = SCHEMA, table: str = "numbers", **options: Any) -> PostgresSink:
+    sink = PostgresSink(database, table, **options)
+    sink.validate(schema, restoring=False)
+    return sink
+
+
+def written(sink: PostgresSink, rows: pa.RecordBatch, checkpoint_id: int = 1, **place: Any) -> list[bytes]:
+    """Committables of one subtask that has written these rows."""
+    loop = Loop()
+    writer = open_writer(pickle.loads(pickle.dumps(sink)), rows.schema, loop, **place)
+    writer.write(rows)
+    loop.run()
+    assert loop.failures == []
+    return prepared(writer, checkpoint_id)
+
+
+def failure_of(sink: PostgresSink, rows: pa.RecordBatch) -> MidstreamError:
+    loop = Loop()
+    writer: SinkWriter = open_writer(sink, rows.schema, loop)
+    writer.write(rows)
+    loop.run()
+    try:
+        prepared(writer, 1)
+    except MidstreamError as error:
+        return error
+    raise AssertionError("it was prepared")
+
+
+# ---- exactly once -----------------------------------------------------------
+
+
+def test_rows_are_in_the_table_after_the_commit_and_not_before(database):
+    sink = new_sink(database)
+    committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
+    assert numbers(database) == []
+    assert len(staged(database)) == 2
+    sink.committer("job-a").commit(1, committables)
+    assert numbers(database) == [1, 2, 3, 4, 5]
+    assert staged(database) == []
+
+
+def test_committing_twice_changes_nothing_whoever_does_it(database):
+    sink = new_sink(database)
+    committables = written(sink, batch(1, 2))
+    for job in ("job-a", "job-a", "job-b", "job-b", "job-a"):
+        sink.committer(job).commit(1, committables)
+    assert numbers(database) == [1, 2]
+
+
+def test_a_commit_is_all_or_nothing(database):
+    sink = new_sink(database)
+    ask(database, "ALTER TABLE numbers ADD UNIQUE (n)")
+    first, second = written(sink, batch(1, 2)), written(sink, batch(2, 3), subtask=1)
+    with pytest.raises(
+        SchemaError, match=r"cannot commit checkpoint 1: duplicate key .*\(Key \(n\)=\(2\) already exists"
+    ):
+        sink.committer("job-a").commit(1, first + second)
+    assert numbers(database) == []
+    assert len(staged(database)) == 2, "they wait until somebody has made room"
+    ask(database, "ALTER TABLE numbers DROP CONSTRAINT numbers_n_key")
+    sink.committer("job-b").commit(1, first + second)
+    assert numbers(database) == [1, 2, 2, 3]
+
+
+def test_an_aborted_checkpoint_leaves_nothing(database):
+    sink = new_sink(database)
+    committables = written(sink, batch(1))
+    sink.committer("job-a").abort(committables)
+    sink.committer("job-a").abort(committables)
+    assert staged(database) == []
+    with pytest.raises(StorageError, match="with 1 rows is gone; nothing but a job may drop such tables"):
+        sink.committer("job-a").commit(1, committables)
+
+
+def test_a_writer_that_is_closed_or_dies_leaves_nothing(database):
+    sink, loop = new_sink(database), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    loop.run()
+    assert staged(database) == [], "it is in a transaction that is still open"
+    writer.close()
+    loop.run()
+    assert staged(database) == []
+    assert ask(database, "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'") == [(0,)]
+
+
+def test_what_older_attempts_have_staged_is_dropped_once_a_newer_one_commits(database):
+    sink = new_sink(database)
+    committer = sink.committer("job-a")
+    for attempt in (0, 1):
+        written(sink, batch(attempt), attempt=attempt)
+    others = written(sink, batch(7), job_id="job-of-others")
+    newest = written(sink, batch(2), 2, attempt=2)
+    later = written(sink, batch(3), 3, attempt=2, subtask=1)
+    committer.commit(2, newest)
+    assert len(staged(database)) == 2, "what the same attempt has staged since, and what another job has, stays"
+    committer.commit(3, later)
+    assert numbers(database) == [2, 3]
+    sink.committer("job-of-others").commit(1, others)
+    assert numbers(database) == [2, 3, 7]
+
+
+def test_an_old_attempt_can_stage_nothing_after_a_newer_one_has_committed(database):
+    sink, loop = new_sink(database), Loop()
+    zombie = open_writer(sink, SCHEMA, loop, attempt=0)
+    zombie.write(batch(1))
+    loop.run()
+    sink.committer("job-a").commit(1, written(sink, batch(2), attempt=1))
+    with pytest.raises(StorageError, match="a newer attempt than 0 has committed"):
+        prepared(zombie, 1)
+    assert staged(database) == []
+    assert numbers(database) == [2]
+
+
+def test_a_job_that_another_has_gone_on_from_can_neither_stage_nor_commit(database):
+    sink, loop = new_sink(database), Loop()
+    zombie = open_writer(sink, SCHEMA, loop, subtask=1)
+    zombie.write(batch(0))
+    loop.run()
+    old, new = sink.committer("job-a"), sink.committer("job-b")
+    first, second = written(sink, batch(1), 1), written(sink, batch(2), 2, subtask=2)
+    new.commit(1, first)
+    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
+        old.commit(2, second)
+    with pytest.raises(StorageError, match="a newer attempt"):
+        prepared(zombie, 2)
+    old.commit(1, first)
+    assert numbers(database) == [1]
+    new.commit(2, written(sink, batch(3), 2, job_id="job-b"))
+    assert staged(database) == [], "nobody will go on from what came after checkpoint 1"
+    assert numbers(database) == [1, 3]
+
+
+def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(database):
+    sink = new_sink(database)
+    old, new = sink.committer("job-a"), sink.committer("job-b")
+    held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
+    old.commit(1, held[0])
+    for checkpoint_id, committables in enumerate(held, 1):
+        new.commit(checkpoint_id, committables)
+    assert numbers(database) == [1, 2, 3]
+    for checkpoint_id, committables in enumerate(held, 1):
+        sink.committer("job-c").commit(checkpoint_id, committables)
+    assert numbers(database) == [1, 2, 3]
+    assert staged(database) == []
+
+
+def test_the_commit_of_a_zombie_waits_for_that_of_its_successor_and_finds_nothing_to_do(database):
+    sink = new_sink(database)
+    committables = written(sink, batch(1, 2, 3))
+    with psycopg.connect(database) as blocker:
+        blocker.execute("LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE")
+        failures: list[BaseException] = []
+
+        def commit(job: str) -> None:
+            try:
+                sink.committer(job).commit(1, committables)
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        threads = [threading.Thread(target=commit, args=(job,)) for job in ("job-a", "job-b", "job-a")]
+        for thread in threads:
+            thread.start()
+        blocker.commit()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    assert numbers(database) == [1, 2, 3]
+
+
+# ---- upserting --------------------------------------------------------------
+
+VISITS = pa.schema([("who", pa.large_string()), ("day", pa.int64()), ("visits", pa.int64())])
+
+
+def visits(*rows: tuple[str | None, int, int | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([dict(zip(VISITS.names, row, strict=True)) for row in rows], VISITS)
+
+
+def test_a_row_replaces_the_one_with_the_same_key_and_the_last_one_stays(database):
+    sink = new_sink(database, VISITS, "visits", key=["who", "day"])
+    committer = sink.committer("job-a")
+    big = visits(*((f"w{i % 10}", 1, i) for i in range(5000)))
+    committer.commit(
+        1, written(sink, visits(("ann", 1, 1), ("bob", 1, 1), ("ann", 1, 2))) + written(sink, big, subtask=1)
+    )
+    committer.commit(2, written(sink, visits(("ann", 1, 3), ("ann", 2, None)), 2))
+    found = ask(database, "SELECT who, day, visits FROM visits WHERE who NOT LIKE 'w%' ORDER BY 1, 2")
+    assert found == [("ann", 1, 3), ("ann", 2, None), ("bob", 1, 1)]
+    assert ask(database, "SELECT min(visits), max(visits), count(*) FROM visits WHERE who LIKE 'w%'") == [
+        (4990, 4999, 10)
+    ]
+    assert staged(database) == []
+
+
+def test_the_last_row_of_a_key_stays_although_long_and_short_rows_fill_pages_out_of_order(database):
+    rows = pa.RecordBatch.from_pylist(
+        [{"k": i % 3, "n": i, "fill": "x" * (3000 if i % 2 else 10)} for i in range(300)],
+        pa.schema([("k", pa.int64()), ("n", pa.int64()), ("fill", pa.large_string())]),
+    )
+    sink = new_sink(database, rows.schema, key=["k"])
+    sink.committer("job-a").commit(1, written(sink, rows))
+    assert ask(database, "SELECT k, n FROM numbers ORDER BY k") == [(0, 297), (1, 298), (2, 299)]
+
+
+def test_rows_that_are_all_key_are_kept_once(database):
+    sink = new_sink(database, key=["n"])
+    sink.committer("job-a").commit(1, written(sink, batch(1, 2, 2)))
+    sink.committer("job-a").commit(2, written(sink, batch(2, 3), 2))
+    assert numbers(database) == [1, 2, 3]
+
+
+def test_a_key_without_a_value_fails_before_the_checkpoint(database):
+    sink = new_sink(database, VISITS, "visits", key=["who", "day"])
+    error = failure_of(sink, visits((None, 1, 1)))
+    assert isinstance(error, SchemaError)
+    assert 'null value in column "who"' in str(error)
+
+
+def test_a_key_needs_a_unique_constraint_of_just_these_columns(database):
+    ask(database, "CREATE TABLE visits (who text, day int8, visits int8, UNIQUE (who, day, visits))")
+    with pytest.raises(SchemaError, match=r'ALTER TABLE "public"."visits" ADD UNIQUE \("who", "day"\)'):
+        new_sink(database, VISITS, "visits", key=["who", "day"])
+    ask(database, "CREATE UNIQUE INDEX ON visits (day, who)")
+    new_sink(database, VISITS, "visits", key=["who", "day"])
+
+
+# ---- types ------------------------------------------------------------------
+
+
+def test_values_of_all_types_come_back_as_they_were(database):
+    moment = datetime(2024, 2, 29, 23, 59, 59, 123456)
+    nasty = 'a,"b"\n\\.\n\r\n\\N\ttab ; é 日本 \x01 NULL'
+    columns = {
+        "flag": pa.array([True, None]),
+        "tiny": pa.array([-128, None], pa.int8()),
+        "small": pa.array([255, None], pa.uint8()),
+        "whole": pa.array([-(2**31), None], pa.int32()),
+        "big": pa.array([2**63 - 1, None], pa.int64()),
+        "huge": pa.array([2**64 - 1, None], pa.uint64()),
+        "half": pa.array([0.5, None], pa.float32()),
+        "real": pa.array([0.1 + 0.2, None]),
+        "money": pa.array([Decimal("-12345678901234567890.123"), None], pa.decimal128(30, 3)),
+        "words": pa.array([nasty, None], pa.large_string()),
+        "empty": pa.array(["", None], pa.large_string()),
+        "raw": pa.array([b"\x00\xff\\,", None], pa.large_binary()),
+        "day": pa.array([date(1, 1, 1), None]),
+        "hour": pa.array([time(23, 59, 59, 999999), None], pa.time64("us")),
+        "local": pa.array([moment, None], pa.timestamp("us")),
+        "moment": pa.array([moment.replace(tzinfo=timezone.utc), None], pa.timestamp("us", "Europe/Berlin")),
+        "exact": pa.array([moment, None], pa.timestamp("ns")),
+        "lasting": pa.array([timedelta(days=-1, microseconds=7), None], pa.duration("ns")),
+        "ints": pa.array([[1, None, -3], None], pa.large_list(pa.int64())),
+        "texts": pa.array([['a"b\\', None, "", "NULL", "{,}"], None], pa.large_list(pa.large_string())),
+        "floats": pa.array([[0.1, float("inf")], []], pa.large_list(pa.float64())),
+        'strange "name", %s': pa.array([1, None]),
+    }
+    rows = pa.RecordBatch.from_pydict(columns)
+    sink = new_sink(database, rows.schema, 'a "table".%s')
+    sink.committer("job-a").commit(1, written(sink, rows))
+    with psycopg.connect(database) as connection:
+        got = connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier('a "table".%s'))).fetchall()
+    expected = rows.to_pylist()
+    expected[0]["exact"] = moment
+    expected[0]["lasting"] = timedelta(days=-1, microseconds=7)
+    for column, value in zip(rows.schema.names, got[0], strict=True):
+        assert value == expected[0][column], column
+    assert [value for value in got[1] if value is not None] == [[]]
+
+
+def test_floats_that_are_no_numbers_and_a_single_null_column_survive(database):
+    rows = pa.RecordBatch.from_pydict({"n": pa.array([float("nan"), float("inf"), float("-inf"), None])})
+    sink = new_sink(database, rows.schema)
+    sink.committer("job-a").commit(1, written(sink, rows))
+    assert str(ask(database, "SELECT n FROM numbers")) == "[(nan,), (inf,), (-inf,), (None,)]"
+
+
+def test_columns_of_the_table_may_have_types_and_defaults_of_their_own(database):
+    ask(
+        database,
+        """CREATE TYPE mood AS ENUM ('glad', 'sad'); CREATE DOMAIN percent AS numeric(5,2) CHECK (VALUE <= 100);
+        CREATE TABLE things (id bigserial PRIMARY KEY, made timestamptz NOT NULL DEFAULT now(), doc jsonb, what mood,
+            who uuid, share percent, n integer, twice int8 GENERATED ALWAYS AS (n * 2) STORED)""",
+    )
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "n": pa.array([1, 2]),
+            "doc": ['{"a": 1}', None],
+            "what": ["sad", "glad"],
+            "who": ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", None],
+            "share": pa.array([Decimal("99.50"), None], pa.decimal128(4, 2)),
+        }
+    )
+    sink = new_sink(database, rows.schema, "things")
+    sink.committer("job-a").commit(1, written(sink, rows))
+    assert ask(database, "SELECT id, doc->>'a', what::text, share, n, twice FROM things ORDER BY id") == [
+        (1, "1", "sad", Decimal("99.50"), 1, 2),
+        (2, None, "glad", None, 2, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "rows", "said"),
+    [
+        ("n integer", {"n": pa.array([2**40])}, r'value "1099511627776" is out of range for type integer .*column n'),
+        ("n int8 CHECK (n < 10)", {"n": pa.array([10])}, "violates check constraint"),
+        ("n int8 NOT NULL", {"n": pa.array([None], pa.int64())}, "null value"),
+        ("n varchar(3)", {"n": pa.array(["long"])}, r"value too long for type character varying\(3\)"),
+        ("n text", {"n": pa.array(["a\0b"])}, "invalid byte sequence"),
+        ("n jsonb", {"n": pa.array(["{"])}, "invalid input syntax for type json"),
+        ("n timestamp", {"n": pa.array([1], pa.timestamp("ns"))}, "has no form in PostgreSQL.*would lose data"),
+    ],
+)
+def test_a_value_that_does_not_fit_fails_before_the_checkpoint_is_complete(database, ddl, rows, said):
+    ask(database, f"CREATE TABLE numbers ({ddl})")
+    rows = pa.RecordBatch.from_pydict(rows)
+    error = failure_of(new_sink(database, rows.schema), rows)
+    assert isinstance(error, SchemaError), "starting over would not help"
+    assert re.search(said, str(error)), str(error)
+    assert "operator 'sink out'" in str(error)
+    assert staged(database) == []
+
+
+# ---- what is refused at the start -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ddl", "schema", "said"),
+    [
+        ("m int8", SCHEMA, r"table public.numbers has no column 'n'; it has m\. Add it there, or leave it out"),
+        ("n text", SCHEMA, r"column 'n' is int64 in the stream and text in table public.numbers; cast one of them"),
+        ("n int8, must int8 NOT NULL", SCHEMA, "column 'must' of table public.numbers must have a value"),
+        ("n int8 GENERATED ALWAYS AS IDENTITY", SCHEMA, "is generated by the server"),
+        ("n numeric(5,1)", pa.schema([("n", pa.decimal128(5, 2))]), "would round digits away"),
+        ("n timestamptz", pa.schema([("n", pa.timestamp("us"))]), r"\(timestamp\[us\] fits timestamp\)"),
+        ("n real", pa.schema([("n", pa.float64())]), "is double in the stream and real"),
+        (
+            None,
+            pa.schema([("n", pa.struct([("x", pa.int64())]))]),
+            "PostgreSQL has no type here; cast it .*json_encode",
+        ),
+        (None, pa.schema([("n", pa.null())]), "PostgreSQL has no type here"),
+        (None, pa.schema([]), "no columns"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_before_anything_runs(database, ddl, schema, said):
+    if ddl:
+        ask(database, f"CREATE TABLE numbers ({ddl})")
+    with pytest.raises(SchemaError, match=said):
+        new_sink(database, schema)
+    assert staged(database) == []
+
+
+def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(database):
+    ask(database, "CREATE TABLE numbers (n int8); INSERT INTO numbers VALUES (0)")
+    with pytest.raises(ConfigError, match=r"table public\.numbers is not empty; go on from a checkpoint"):
+        new_sink(database)
+    PostgresSink(database, "numbers").validate(SCHEMA, restoring=True)
+    sink = new_sink(database, append=True)
+    sink.committer("job-a").commit(1, written(sink, batch(1)))
+    assert numbers(database) == [0, 1]
+
+
+def test_rights_that_are_missing_are_named_before_anything_runs(database, postgres_server):
+    ask(
+        database,
+        "CREATE ROLE intern LOGIN PASSWORD 'p'; CREATE TABLE numbers (n int8); CREATE SCHEMA desk AUTHORIZATION intern",
+    )
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    intern = postgres_server.dsn(str(name), "intern", "p")
+    try:
+        with pytest.raises(ConfigError, match="permission denied for schema public"):
+            PostgresSink(intern, "absent").validate(SCHEMA, restoring=False)
+        with pytest.raises(ConfigError, match="permission denied for table numbers"):
+            PostgresSink(intern, "numbers", append=True, staging_schema="desk").validate(SCHEMA, restoring=False)
+        ask(database, "GRANT INSERT ON numbers TO intern")
+        with pytest.raises(ConfigError, match="permission denied for schema public"):
+            PostgresSink(intern, "numbers", append=True).validate(SCHEMA, restoring=False)
+        sink = PostgresSink(intern, "numbers", append=True, staging_schema="desk")
+        sink.validate(SCHEMA, restoring=False)
+        sink.committer("job-a").commit(1, written(sink, batch(1)))
+        assert numbers(database) == [1]
+    finally:
+        ask(database, "DROP OWNED BY intern; DROP ROLE intern")
+
+
+def test_a_wrong_password_user_or_database_and_no_server_at_all_are_readable(database, postgres_server):
+    name = str(psycopg.conninfo.conninfo_to_dict(database)["dbname"])
+    for dsn, said in (
+        (postgres_server.dsn(name, password="guess-7"), 'password authentication failed for user "midstream"'),
+        (postgres_server.dsn("nowhere"), 'database "nowhere" does not exist'),
+        ("postgresql://midstream:guess-7@127.0.0.1:1/x", "Connection refused"),
+    ):
+        with pytest.raises(
+            StorageError, match=f"PostgresSink on numbers: cannot connect: .*{said}.*Is the server"
+        ) as error:
+            PostgresSink(dsn, "numbers").validate(SCHEMA, restoring=False)
+        assert "guess-7" not in str(error.value)
+        assert PASSWORD not in str(error.value)
+
+
+@pytest.mark.parametrize("dsn", ["password=guess-7 nonsense", "postgresql://a:guess-7@[/", 7])
+def test_a_connection_string_that_cannot_be_read_is_refused_and_not_shown(dsn):
+    with pytest.raises(ConfigError, match="dsn= is not a connection string") as error:
+        PostgresSink(dsn, "numbers")
+    assert "guess-7" not in str(error.value)
+    assert error.value.__cause__ is None
+
+
+def test_arguments_that_cannot_be_meant_are_refused(database):
+    with pytest.raises(ConfigError, match=r"key='n' is text; give a list of columns: key=\['n'\]"):
+        PostgresSink(database, "numbers", key="n")
+    with pytest.raises(ConfigError, match="table='' is not a name"):
+        PostgresSink(database, "")
+    with pytest.raises(SchemaError, match="key column 'm' is not in the stream; it has n"):
+        new_sink(database, key=["m"])
+    ask(database, "CREATE VIEW numbers AS SELECT 1::int8 AS n")
+    with pytest.raises(ConfigError, match=r"public\.numbers is not a table"):
+        new_sink(database)
+
+
+def test_a_server_that_crashes_loses_nothing_that_was_prepared(database, postgres_server: Server):
+    sink = new_sink(database)
+    ask(
+        database, f"ALTER DATABASE {psycopg.conninfo.conninfo_to_dict(database)['dbname']} SET synchronous_commit = off"
+    )
+    committables = written(sink, batch(1, 2))
+    postgres_server.stop("immediate")
+    with pytest.raises(StorageError, match="cannot connect"):
+        sink.committer("job-a").commit(1, committables)
+    postgres_server.start()
+    sink.committer("job-a").commit(1, committables)
+    postgres_server.stop("immediate")
+    postgres_server.start()
+    assert numbers(database) == [1, 2]

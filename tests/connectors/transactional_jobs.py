@@ -1,0 +1,81 @@
+"""The same job into each transactional sink. Run as a program, its driver dies between a commit and the word of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import psycopg
+from deltalake import DeltaTable
+
+from midstream import Environment
+from midstream.connectors import delta, postgres
+from midstream.runtime.processes import ProcessSlots
+
+ROWS = 20_000
+COMMITTERS = {"postgres": postgres._PostgresCommitter, "delta": delta._DeltaCommitter}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`kind`: postgres or delta; `place`: a connection string, or a directory."""
+
+    kind: str
+    place: str
+
+    def job(self, checkpoints: Path, *, rows_per_s: float | None = 10_000, count: int | None = ROWS) -> Environment:
+        env = Environment("numbers", parallelism=2, checkpoint_dir=checkpoints, checkpoint_interval="200 ms")
+        stream = env.generate(lambda i: {"n": i}, count=count, rows_per_s=rows_per_s).uid("numbers").rebalance()
+        if self.kind == "postgres":
+            stream.write_postgres(self.place, "numbers").uid("out").name("out")
+        else:
+            stream.write_delta(self.place).uid("out").name("out")
+        return env
+
+    def rows(self) -> list[int]:
+        """Committed."""
+        if self.kind == "delta":
+            return sorted(pl.read_delta(self.place)["n"].to_list()) if DeltaTable.is_deltatable(self.place) else []
+        with psycopg.connect(self.place) as connection:
+            if connection.execute("SELECT to_regclass('numbers') IS NULL").fetchone() == (True,):
+                return []
+            return [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n")]
+
+    def pending(self) -> list[str]:
+        """Staged, and not committed."""
+        if self.kind == "delta":
+            known = {Path(file).name for file in DeltaTable(self.place).file_uris()}
+            return sorted(path.name for path in Path(self.place).glob("*.parquet") if path.name not in known)
+        with psycopg.connect(self.place) as connection:
+            found = connection.execute(
+                "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^midstream_[0-9a-f]{16}_' ORDER BY 1"
+            )
+            return [name for (name,) in found]
+
+
+def after_commit(kind: str, then: Callable[[int], None]) -> Callable[..., None]:
+    """A `commit` that commits, and then does something else."""
+    commit = COMMITTERS[kind].commit
+
+    def committed(self: object, checkpoint_id: int, committables: object) -> None:
+        commit(self, checkpoint_id, committables)  # type: ignore[arg-type]
+        then(checkpoint_id)
+
+    return committed
+
+
+def main(kind: str, place: str, checkpoints: str) -> None:
+    def die(checkpoint_id: int) -> None:
+        if checkpoint_id >= 3:
+            os._exit(9)
+
+    COMMITTERS[kind].commit = after_commit(kind, die)  # type: ignore[method-assign]
+    Target(kind, place).job(Path(checkpoints)).execute(slots=ProcessSlots())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
