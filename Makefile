@@ -5,6 +5,8 @@ BIN := .venv/bin
 export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHON
 REPEAT ?= 20
+RECOVERY_REPEAT ?= 100
+RECOVERY_SEEDS ?= 30000
 SIM_SECONDS ?= 120
 BENCHES ?= window exchange latency simulate
 
@@ -44,8 +46,10 @@ format: setup-python  ## let ruff put the code in order
 bench: setup  ## the benchmarks of benchmarks/README.md (BENCHES="window latency" picks some)
 	@for name in $(BENCHES); do $(BIN)/midstream bench $$name || exit; done
 
-nightly: check test  ## also an hour of fresh seeds, and the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test  ## also an hour of fresh seeds, recovery at length, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
+	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
+	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
 
 clean:  ## what builds and runs leave behind; .venv stays

@@ -1,4 +1,4 @@
-"""Every Python block of docs/api.md runs as it stands, on plain processes instead of Spark."""
+"""Every Python block of docs/api.md and docs/sinks.md runs as it stands, on plain processes instead of Spark."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 from midstream.api import submit
 from midstream.runtime.processes import ProcessSlots
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def blocks() -> list[tuple[str, str]]:
+def blocks(page: str) -> list[tuple[str, str]]:
     """Heading and code, in order."""
     found, heading = [], ""
-    for match in re.finditer(r"^#+ ([^\n]+)$|^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S):
+    for match in re.finditer(
+        r"^#+ ([^\n]+)$|^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S
+    ):
         heading = match.group(1) or heading
         if match.group(2):
             found.append((heading, match.group(2)))
@@ -25,11 +27,14 @@ def blocks() -> list[tuple[str, str]]:
 
 def test_the_page_has_an_example_for_each_part():
     assert {"Sources", "Windows", "Two inputs", "Sinks", "Sources and sinks of your own", "Testing"} <= {
-        heading for heading, _ in blocks()
+        heading for heading, _ in blocks("api.md")
     }
+    assert [heading for heading, _ in blocks("sinks.md")] == ["Delta", "A sink of your own"]
 
 
-@pytest.mark.parametrize("code", [pytest.param(code, id=heading) for heading, code in blocks()])
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, id=heading) for page in ("api.md", "sinks.md") for heading, code in blocks(page)]
+)
 def test_the_example_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(submit, "_spark_slots", lambda master: ProcessSlots())

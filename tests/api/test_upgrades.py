@@ -29,6 +29,7 @@ from midstream.core.errors import MidstreamError
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
+from midstream.ui.inspecting import read_report
 from permissions import unprivileged
 from waiting import until
 
@@ -252,6 +253,35 @@ def test_a_new_source_in_front_of_a_finished_operator_is_refused_naming_both(
         env.execute(slots=ProcessSlots(), restore_from=str(tmp_path / "saved"), allow_dropped_state=True)
 
 
+def lopsided(directory: Path, files: Path, parallelism: int) -> tuple[Environment, CollectSink]:
+    env = Environment("lopsided", parallelism=parallelism, checkpoint_dir=directory, checkpoint_interval="100 ms")
+    sink = CollectSink()
+    rows = env.read_files(files, format="parquet", rows_per_s=4_000).uid("rows")
+    rows.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts").sink(sink).uid("out")
+    return env, sink
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_source_of_which_one_subtask_had_finished_goes_on_with_the_rest(
+    running: list[Job], tmp_path: Path, parallelism: int
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, count in (("short", 7), ("long", 9_000)):
+        keys = pa.array([i % KEYS for i in range(count)], pa.int64())
+        pq.write_table(pa.table({"k": keys}), tmp_path / "in" / f"{name}.parquet")
+    env, before = lopsided(tmp_path / "state", tmp_path / "in", 2)
+    job = env.start(slots=ProcessSlots())
+    running.append(job)
+    until("one has finished", lambda: job.status().vertices[0].states.get("finished") == 1)
+    job.stop(savepoint=tmp_path / "saved", timeout_s=60)
+    report = read_report(str(tmp_path / "saved"))
+    assert [operator.finished_subtasks for operator in report.operators if operator.uid == "rows"] == [1]
+    env, after = lopsided(tmp_path / "next", tmp_path / "in", parallelism)
+    env.execute(slots=ProcessSlots(), restore_from=str(tmp_path / "saved"))
+    found = sorted((row["k"], row["nth"]) for row in [*before.rows(), *after.rows()])
+    assert found == sorted((k, nth) for k in range(KEYS) for nth in range(1, len(range(k, 9_000, KEYS)) + 2))
+
+
 # ---- what goes wrong -------------------------------------------------------
 
 
@@ -302,15 +332,16 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
         assert main([*arguments, "--json"]) == status
         return json.loads(capsys.readouterr().out)
 
-    assert said("savepoint", "numbers", "saved") == {"job_id": job.job_id, "savepoint": str(tmp_path / "saved")}
-    assert "the place is taken (it has _savepoint)" in said("savepoint", "numbers", "saved", status=1)["error"]
+    assert said("savepoint", job.job_id, "saved") == {"job_id": job.job_id, "savepoint": str(tmp_path / "saved")}
+    assert "the place is taken (it has _savepoint)" in said("savepoint", job.job_id, "saved", status=1)["error"]
     shown = said("inspect", "saved")
     assert shown["savepoint"] is True and shown["problems"] == []
     (counts,) = (op for op in shown["operators"] if op["uid"] == "counts")
     assert counts["settings"] == ["value state 'seen' int64", "the key int64"]
-    assert "has finished" in said("stop", "numbers", "--drain", "--savepoint", "more", status=1)["error"]
-    assert said("stop", "numbers", "--savepoint", "more")["savepoint"] == str(tmp_path / "more")
-    assert "no running job 'numbers'" in said("stop", "numbers", status=2)["error"]
+    assert "has finished" in said("stop", job.job_id, "--drain", "--savepoint", "more", status=1)["error"]
+    assert said("stop", job.job_id, "--savepoint", "more")["savepoint"] == str(tmp_path / "more")
+    job.wait(60)
+    assert "no running job" in said("stop", job.job_id, status=2)["error"]
     assert said("inspect", "more")["savepoint"] is True
 
 

@@ -187,6 +187,21 @@ def test_a_channel_that_cannot_be_captured_is_waited_for_and_then_the_others_are
     ]
 
 
+def test_a_channel_that_cannot_be_captured_is_not_waited_for_when_no_row_lies_before_its_barrier() -> None:
+    """Its task may read nothing while it may not emit: it would hold the checkpoint up."""
+    handler = BarrierHandler(3, [1])
+    assert run(handler, BarrierAnnounced(0, urgent(1), True), said(1, 1)) == [], "rows may wait in the third"
+    assert run(handler, BarrierAnnounced(2, urgent(1), True)) == [
+        TakeSnapshot(urgent(1), True, (0, 1, 2), (0, 1, 2)),
+        CaptureComplete(1),
+    ]
+    assert run(handler, said(0, 2), said(1, 2), BarrierAnnounced(2, urgent(2), True)) == [], "each has its own"
+    assert run(handler, EndAnnounced(0, True)) == [
+        TakeSnapshot(urgent(2), True, (0, 1, 2), (0, 1, 2)),
+        CaptureComplete(2),
+    ]
+
+
 def test_of_several_channels_that_cannot_be_captured_all_are_waited_for() -> None:
     handler = BarrierHandler(3, [0])
     assert run(handler, said(0, 1), said(1, 1), read(1, 1)) == [Block(1)]
@@ -295,16 +310,22 @@ class Task:
                 if mine:
                     self.handle(BarrierAnnounced(channel, item))
                     return
+            is_clear = self.is_clear(channel)
             self.queues[channel].append(item)
             if item.timeout_ms is not None:
-                self.handle(BarrierAnnounced(channel, item))
+                self.handle(BarrierAnnounced(channel, item, is_clear))
             return
+        is_clear = self.is_clear(channel)
         self.queues[channel].append(item)
         if item == "end":
             self.capture.pop(channel, None)
-            self.handle(EndAnnounced(channel))
+            self.handle(EndAnnounced(channel, is_clear))
         elif isinstance(item, int) and channel in self.capture:
             self.captured[self.capture[channel]][channel].append(item)
+
+    def is_clear(self, channel: int) -> bool:
+        """No row waits there."""
+        return not any(isinstance(item, int) for item in self.queues[channel])
 
     def readable(self) -> list[int]:
         return [c for c, queue in enumerate(self.queues) if queue and c not in self.blocked]
@@ -331,12 +352,14 @@ class Task:
                 case TakeSnapshot(barrier, overtaking, capture, overtaken):
                     assert barrier.checkpoint_id not in self.snapshots
                     assert overtaking or not capture
-                    assert all(self.capturable[c] for c in capture), "that cannot be given to others"
                     assert set(overtaken) <= set(capture)
                     self.snapshots[barrier.checkpoint_id] = [set(rows) for rows in self.read]
                     self.captured[barrier.checkpoint_id] = [[] for _ in self.read]
                     for channel in capture:
                         self._capture(barrier.checkpoint_id, channel)
+                        if not self.capturable[channel]:
+                            nothing = not self.captured[barrier.checkpoint_id][channel] and channel not in self.capture
+                            assert nothing, "that cannot be given to others"
                     if not capture:
                         self.complete.append(barrier.checkpoint_id)
                 case CaptureComplete(checkpoint_id):

@@ -1,8 +1,7 @@
-"""A database for tests that need one: one server for all of them, a database of its own for each."""
+"""A database for tests that need one: one server for all of them, an empty database for each."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -21,10 +20,17 @@ def postgres_server() -> Iterator[Server]:
 
 @pytest.fixture
 def database(postgres_server: Server) -> str:
-    """The connection string of a new, empty database."""
+    """The connection string of a database with nothing in it."""
     import psycopg
 
-    name = f"test_{secrets.token_hex(4)}"
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[arg-type]
-    return postgres_server.dsn(name)
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'test'")
+        if connection.execute("SELECT FROM pg_database WHERE datname = 'test'").fetchone() is None:
+            connection.execute("CREATE DATABASE test")
+        connection.execute("ALTER DATABASE test RESET ALL")
+    dsn = postgres_server.dsn("test")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS public, desk CASCADE")
+        connection.execute("CREATE SCHEMA public")
+        connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+    return dsn

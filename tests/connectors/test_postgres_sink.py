@@ -404,8 +404,7 @@ def test_rights_that_are_missing_are_named_before_anything_runs(database, postgr
         database,
         "CREATE ROLE intern LOGIN PASSWORD 'p'; CREATE TABLE numbers (n int8); CREATE SCHEMA desk AUTHORIZATION intern",
     )
-    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
-    intern = postgres_server.dsn(str(name), "intern", "p")
+    intern = postgres_server.dsn("test", "intern", "p")
     try:
         with pytest.raises(ConfigError, match="permission denied for schema public"):
             PostgresSink(intern, "absent").validate(SCHEMA, restoring=False)
@@ -423,9 +422,8 @@ def test_rights_that_are_missing_are_named_before_anything_runs(database, postgr
 
 
 def test_a_wrong_password_user_or_database_and_no_server_at_all_are_readable(database, postgres_server):
-    name = str(psycopg.conninfo.conninfo_to_dict(database)["dbname"])
     for dsn, said in (
-        (postgres_server.dsn(name, password="guess-7"), 'password authentication failed for user "midstream"'),
+        (postgres_server.dsn("test", password="guess-7"), 'password authentication failed for user "midstream"'),
         (postgres_server.dsn("nowhere"), 'database "nowhere" does not exist'),
         ("postgresql://midstream:guess-7@127.0.0.1:1/x", "Connection refused"),
     ):
@@ -459,9 +457,7 @@ def test_arguments_that_cannot_be_meant_are_refused(database):
 
 def test_a_server_that_crashes_loses_nothing_that_was_prepared(database, postgres_server: Server):
     sink = new_sink(database)
-    ask(
-        database, f"ALTER DATABASE {psycopg.conninfo.conninfo_to_dict(database)['dbname']} SET synchronous_commit = off"
-    )
+    ask(database, "ALTER DATABASE test SET synchronous_commit = off")
     committables = written(sink, batch(1, 2))
     postgres_server.stop("immediate")
     with pytest.raises(StorageError, match="cannot connect"):

@@ -151,6 +151,26 @@ def test_new_tasks_that_cannot_be_deployed_lead_back_to_the_old_ones(parallelism
     assert bench.status.restored_from == f"memory://checkpoints/chk-{checkpoint}"
 
 
+def test_it_goes_back_once_however_many_slots_say_that_the_new_tasks_cannot_be_deployed() -> None:
+    bench = Bench(restart=RestartStrategy(kind="none")).run()
+    client = rescale(bench, 3)
+    bench.connect()
+    bench.answers[m.Deploy] = bench.answers[m.Cancel] = False
+    acknowledged_by_all(bench)
+    for slot in bench.slots:
+        bench.feed_cancelled(slot)
+    for slot in (2, 0, 1):
+        bench.feed_from(slot, m.DeployFailed(1, f"pool_size: too small for slot {slot}", "", fatal=True))
+    assert "the job goes on at 2: pool_size: too small for slot 2" in bench.replies[client].error
+    assert bench.ended is None
+    bench.answers[m.Deploy] = bench.answers[m.Cancel] = True
+    for slot in (0, 1, 2):
+        bench.feed_cancelled(slot)
+    bench.advance(0.1)
+    assert bench.state == "running"
+    assert in_force(bench) == (2, 2, b"graph")
+
+
 def test_a_new_task_that_fails_before_all_run_leads_back_too() -> None:
     bench = Bench().run()
     client = rescale(bench, 3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from backpressured import Backpressured, check_exact, rows_in_flight, rows_out
+from midstream.api.restarts import fixed_restarts
 from midstream.core.errors import JobError
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
@@ -86,3 +89,28 @@ def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     running.append(job)
     job.wait(60)
     check_exact(first.rows, seen, second.frame())
+
+
+def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
+    running: list[Job], tmp_path: Path
+) -> None:
+    """What was in flight gets less from one failure to the next: checkpoints come during recovery, and no new rows."""
+    restart = fixed_restarts(20, "10 ms")
+    work = Backpressured(tmp_path, 15_000, row_us=400.0, retained_checkpoints=1000, restart=restart)
+    job = work.start(2, ProcessSlots())
+    running.append(job)
+    until("rows", lambda: rows_out(job, "slow") > 0)
+    restored: list[int] = []
+    path = job.checkpoint(60)
+    for kills in range(1, 5):
+        os.kill(job.status().slot_pids[kills % 2], signal.SIGKILL)
+        until("the restart", lambda kills=kills: job.status().restarts == kills and job.status().state == "running")
+        assert job.status().restored_from == path
+        restored.append(rows_in_flight(path))
+        path = job.checkpoint(60)
+        while rows_in_flight(path) >= restored[-1]:
+            path = job.checkpoint(60)
+    assert restored[-1] > 0, "it was to fail before it had recovered"
+    assert restored == sorted(set(restored), reverse=True)
+    assert job.wait(60).restarts == 4
+    check_exact(work.rows, work.frame())

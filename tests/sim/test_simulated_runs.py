@@ -14,6 +14,7 @@ import pytest
 from midstream.sim.run import run
 from midstream.sim.scenario import FAULTS, Fault, draw
 from midstream.sim.topologies import SHAPES
+from midstream.worker.task import Task
 
 
 @pytest.mark.parametrize("topology", [*SHAPES, "random"])
@@ -51,16 +52,29 @@ def test_nothing_is_lost_or_doubled_through_all_faults_at_once() -> None:
     assert finished > 0
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        311782,  # checkpoints without a pause: their mails went before rows without end
-        311256,  # the same, with rows in flight
-    ],
-)
-def test_a_seed_that_has_once_failed(seed: int) -> None:
-    outcome = run(draw(seed))
+@pytest.mark.parametrize("aligned_timeout_s", [None, 0.0])
+def test_rows_get_on_although_tasks_are_never_out_of_mail(
+    monkeypatch: pytest.MonkeyPatch, aligned_timeout_s: float | None
+) -> None:
+    """As with checkpoints that follow each other faster than their mails can be handled."""
+    original = Task.step
+
+    def step(self: Task, *arguments: float) -> bool:
+        if self.is_live:
+            self.mails.append(lambda: None)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Task, "step", step)
+    scenario = replace(
+        draw(1, topology="keyed", parallelism=2, faults=(), rows=20),
+        aligned_timeout_s=aligned_timeout_s,
+        batch_rows=10,
+        timeout_s=60.0,
+        interval_s=0.02,
+    )
+    outcome = run(scenario)
     assert not outcome.failures, outcome.failures[0]
+    assert outcome.rows == 20
 
 
 @pytest.mark.parametrize(("parallelism", "rescale_to"), [(1, 2), (2, 1), (2, 3), (3, 2), (7, 2)])

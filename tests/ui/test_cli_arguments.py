@@ -10,7 +10,7 @@ import pytest
 
 from midstream.ui.cli import main
 
-COMMANDS = ("run", "list", "status", "checkpoint", "stop", "inspect", "bench", "simulate")
+COMMANDS = ("run", "list", "status", "checkpoint", "savepoint", "stop", "inspect", "bench", "simulate")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,16 @@ def test_people_see_operators_sources_and_committables(checkpoint, capsys):
     assert "verified: every checksum" in out
 
 
+def test_a_savepoint_is_called_one_and_one_that_was_never_completed_too(checkpoint, capsys):
+    root = checkpoint.parent
+    (root / "_savepoint").write_text("{}")
+    assert main(["inspect", str(root)]) == 0
+    assert "savepoint 1 of job flights" in " ".join(capsys.readouterr().out.split())
+    (checkpoint / "_metadata").unlink()
+    assert main(["inspect", str(root)]) == 2
+    assert "a savepoint was begun here and never completed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", ["", "/", "/_metadata", "/.."])
 def test_machines_get_the_same_for_every_way_to_name_it(checkpoint, suffix, capsys):
     assert main(["inspect", f"{checkpoint}{suffix}", "--json"]) == 0

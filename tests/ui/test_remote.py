@@ -1,4 +1,4 @@
-"""`list`, `status`, `checkpoint`, `rescale` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
+"""`list`, `status`, `checkpoint`, `savepoint`, `rescale` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, JobStatus, Reply
+from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, JobStatus, Reply
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
@@ -54,6 +54,16 @@ class Answering:
                 return [ReplyTo(event.client, Reply(error=why))]
             case DoRescale(parallelism):
                 return [ReplyTo(event.client, Reply(checkpoint="/data/chk-6" if parallelism != 2 else None))]
+            case DoSavepoint() | DoStop(savepoint=str()) if self.refuses:
+                why = "no savepoint was made: /data/saved: the place is taken (it has notes.txt)"
+                return [ReplyTo(event.client, Reply(error=why))]
+            case DoSavepoint(place):
+                return [ReplyTo(event.client, Reply(checkpoint=place or "/data/savepoints/1"))]
+            case DoStop(savepoint=str() as place):
+                return [
+                    ReplyTo(event.client, Reply(checkpoint=place)),
+                    JobEnded("stopped", None, self.status(now_ms), place),
+                ]
             case DoStop():
                 ended = JobEnded("stopped", None, self.status(now_ms), "/data/chk-5")
                 return [ReplyTo(event.client, Reply(checkpoint="/data/chk-5")), ended]
@@ -138,6 +148,50 @@ def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
     assert says in out
     assert "/data/chk-5" in out
     assert coordinator.asked == [DoStop(bool(drain))]
+
+
+def test_a_savepoint_answers_with_its_path_wherever_the_command_was_given(start, capsys, tmp_path, monkeypatch):
+    coordinator = start("aaaa1111", "flights")
+    monkeypatch.chdir(tmp_path)
+    assert said(["savepoint", "flights"], capsys) == "/data/savepoints/1"
+    assert main(["savepoint", "flights", "saved", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"job_id": "aaaa1111", "savepoint": f"{tmp_path}/saved"}
+    main(["savepoint", "flights", "s3://bucket/saved"])
+    assert coordinator.asked == [
+        DoSavepoint(None),
+        DoSavepoint(f"{tmp_path}/saved"),
+        DoSavepoint("s3://bucket/saved"),
+    ]
+
+
+def test_a_job_stops_with_a_savepoint(start, capsys):
+    coordinator = start("aaaa1111", "flights")
+    told = json.loads(said(["stop", "flights", "--savepoint", "/data/saved", "--json"], capsys))
+    assert told == {"job_id": "aaaa1111", "drained": False, "savepoint": "/data/saved"}
+    assert coordinator.asked == [DoStop(False, "/data/saved")]
+
+
+@pytest.mark.parametrize("command", [["savepoint", "flights", "/data/saved"], ["stop", "--savepoint", "/data/saved"]])
+def test_a_savepoint_that_cannot_be_made_is_a_failed_request_and_says_why(command, start, capsys):
+    start("aaaa1111", "flights").refuses = True
+    assert "no savepoint was made: /data/saved: the place is taken" in said(command, capsys, status=1)
+    assert main([*command, "--json"]) == 1
+    assert "the place is taken" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("command", [["savepoint", "flights", ""], ["stop", "--savepoint", " "]])
+def test_a_savepoint_needs_a_place_that_is_one(command, start, capsys):
+    start("aaaa1111", "flights")
+    assert "an empty path; give a directory or a storage URL" in said(command, capsys, status=2)
+
+
+def test_a_job_that_is_unknown_or_has_ended_cannot_be_stopped(start, capsys):
+    start("aaaa1111", "flights")
+    for command in (["stop", "clicks"], ["stop", "clicks", "--drain"], ["savepoint", "clicks"]):
+        assert "no running job 'clicks' on this machine; running: flights (aaaa1111)" in said(command, capsys, status=2)
+        assert main([*command, "--json"]) == 2
+        assert "no running job" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_a_job_is_rescaled_from_a_checkpoint_made_for_it(start, capsys):

@@ -11,7 +11,7 @@ import pytest
 from in_memory import MemoryStorage
 from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, TriggerReceived
 from midstream.checkpoint.channel_state import Captured, read_segment
-from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition
+from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from midstream.exchange.channel import LocalChannel
 from midstream.exchange.gate import RECOVERED, InputGate
 from midstream.exchange.partition import ResultPartition
@@ -247,6 +247,21 @@ def test_what_a_gate_still_has_to_recover_is_referred_to() -> None:
     (only,) = world.snapshots.stored[1].channels
     assert (only.segments[0].file, only.skip) == ("old", 1)
     assert world.snapshots.stored[1].files == (), "it costs no bytes"
+    world.close()
+
+
+def test_over_an_edge_that_cannot_be_overtaken_a_barrier_with_no_row_before_it_does_not_wait_to_be_read() -> None:
+    world = World(kind="forward")
+    world.put(0, world.barrier())
+    assert not world.taken
+    world.inputs[1].broadcast(Watermark(5))
+    world.put(1, world.barrier())
+    assert world.taken == [1] and world.gate.poll(1) == (1, Watermark(5)), "what it overtakes is said again by others"
+    world.run_io()
+    assert world.snapshots.stored[1].channels == ()
+    world.put(0, 7, world.barrier(2))
+    world.put(1, world.barrier(2))
+    assert world.taken == [1], "a row is before it"
     world.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.protocol.messages import JobStatus
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.storage import FileStorage
 
 PARALLELISM: Final = 4
 ROW_BYTES: Final = 1024
@@ -38,6 +40,8 @@ FILLED: Final = 0.7
 """Share of the backlog asked for that must be in flight before it is measured."""
 FILL_S_MAX: Final = 30.0
 POLL_S: Final = 0.05
+WRITES: Final = 9
+SEGMENT_BYTES: Final = 2**19
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.large_binary())])
 
@@ -55,6 +59,15 @@ class ModeFigures(msgspec.Struct, frozen=True, kw_only=True):
     """In the last one."""
 
 
+class BacklogFigures(ModeFigures, frozen=True, kw_only=True):
+    """What a backlog costs is the time that its bytes need to become durable; the rest shall not grow with it."""
+
+    write_ms: float
+    """As many bytes, one file per slot at once, through the same storage: the median."""
+    rest_ms: float
+    """The median checkpoint without that."""
+
+
 class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
     benchmark: str = "checkpoint"
     parallelism: int = PARALLELISM
@@ -68,9 +81,9 @@ class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
     unaligned: ModeFigures
     unaligned_1: ModeFigures
     """May overtake after 1 ms."""
-    backlog_1_mib: ModeFigures
-    backlog_10_mib: ModeFigures
-    backlog_100_mib: ModeFigures
+    backlog_1_mib: BacklogFigures
+    backlog_10_mib: BacklogFigures
+    backlog_100_mib: BacklogFigures
     """Unaligned, with about that much in flight, in buffers of 4, 16 and 128 KiB."""
 
 
@@ -115,9 +128,9 @@ def run(checkpoints: int | None, slots: Slots) -> CheckpointResult:
     )
 
 
-def _with_backlog(slots: Slots, mib: int, count: int, *, buffer_bytes: int, pool_bytes: int) -> ModeFigures:
+def _with_backlog(slots: Slots, mib: int, count: int, *, buffer_bytes: int, pool_bytes: int) -> BacklogFigures:
     """The credit windows of all channels, counted in buffers, decide how much can be in flight."""
-    return _measured(
+    found = _measured(
         slots,
         0,
         count,
@@ -127,6 +140,25 @@ def _with_backlog(slots: Slots, mib: int, count: int, *, buffer_bytes: int, pool
         batch_rows=buffer_bytes // ROW_BYTES,
         pool_bytes=pool_bytes,
     )
+    write_ms = _write_ms(int(found.in_flight_mib * 2**20) // PARALLELISM)
+    rest_ms = round(found.p50_ms - write_ms, 1)
+    return BacklogFigures(**msgspec.structs.asdict(found), write_ms=write_ms, rest_ms=rest_ms)
+
+
+def _write_ms(file_bytes: int) -> float:
+    """How long it takes until one file of each slot is durable."""
+    pieces = [bytes(SEGMENT_BYTES)] * (file_bytes // SEGMENT_BYTES) + [bytes(file_bytes % SEGMENT_BYTES)]
+    took_ms = []
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory, ThreadPoolExecutor(PARALLELISM) as pool:
+        storage = FileStorage(directory)
+        for number in range(WRITES):
+            began_s = time.perf_counter()
+            for _ in pool.map(lambda slot, n=number: storage.write(f"{n}-{slot}", pieces), range(PARALLELISM)):
+                pass
+            took_ms.append((time.perf_counter() - began_s) * 1000)
+            for slot in range(PARALLELISM):
+                storage.delete(f"{number - 2}-{slot}")  # as old checkpoints are: disks are slower on new ground
+    return round(float(np.median(took_ms)), 1)
 
 
 def _measured(

@@ -335,10 +335,13 @@ class _DeltaCommitter(Committer):
 
     def _make_durable(self, table: DeltaTable) -> None:
         """deltalake leaves it to the system when a local log reaches the disk."""
-        filesystem, log = self._sink.filesystem, f"{self._sink.directory}/_delta_log"
+        filesystem, directory = self._sink.filesystem, self._sink.directory
+        before = table.version()
         table.update_incremental()
-        make_durable(filesystem, f"{log}/{table.version():020d}.json")
-        make_durable(filesystem, log)
+        for version in range(before + 1, table.version() + 1):
+            make_durable(filesystem, f"{directory}/_delta_log/{version:020d}.json")
+        make_durable(filesystem, f"{directory}/_delta_log")
+        make_durable(filesystem, directory)
 
 
 def _folders_above(name: str) -> Iterator[str]:

@@ -15,5 +15,5 @@ def require(module: str, extra: str, who: str) -> None:
     except ImportError as error:
         raise ConfigError(
             f"{who} needs the package {module!r}, which {sys.executable} cannot import ({error}); "
-            f"install it there, and wherever slots run: pip install 'midstream[{extra}]'"
+            f"install it there: pip install 'midstream[{extra}]'"
         ) from error

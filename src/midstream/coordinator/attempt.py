@@ -24,6 +24,7 @@ class TaskPhase(Enum):
     FINISHED = "finished"
 
 
+_FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
 _BEFORE = {
     TaskPhase.RUNNING: (TaskPhase.DEPLOYING,),
     TaskPhase.FINISHING: (TaskPhase.RUNNING,),
@@ -77,17 +78,17 @@ class Attempt:
 
     @property
     def all_finished(self) -> bool:
-        return all(phase is TaskPhase.FINISHED for phase in self.phases.values())
+        return all(phase is _FINISHED for phase in self.phases.values())
 
     @property
     def at_end_of_data(self) -> bool:
         """Some tasks live, and all of those have processed all their data."""
-        live = [phase for phase in self.phases.values() if phase is not TaskPhase.FINISHED]
-        return bool(live) and all(phase is TaskPhase.FINISHING for phase in live)
+        live = [phase for phase in self.phases.values() if phase is not _FINISHED]
+        return bool(live) and all(phase is _FINISHING for phase in live)
 
     def plan_checkpoint(self) -> CheckpointPlan:
         """Tasks none of whose producers lives begin it; every task that lives takes part."""
-        live = {ref for ref, phase in self.phases.items() if phase is not TaskPhase.FINISHED}
+        live = {ref for ref, phase in self.phases.items() if phase is not _FINISHED}
         trigger = tuple(ref for ref in self.phases if ref in live and not any(p in live for p in self._producers(ref)))
         return CheckpointPlan(trigger, frozenset(live), frozenset(self.phases) - live)
 

@@ -251,8 +251,8 @@ class Coordinator:
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled() if cancelling:
                 attempt.awaited.discard(slot)
-            case m.TaskFailed() if cancelling and self.rescaling.stage is Stage.SWITCHING:
-                return  # what is left of the old tasks, above all that others have gone before them
+            case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
+                return  # what is left of them, above all that others have gone before
             case m.TaskFailed(_, ref, summary, details, fatal, symptom):
                 self._check_owner(slot, ref)
                 self._task_failed(failure_of_user_code(summary, details, fatal), symptom)
@@ -290,14 +290,14 @@ class Coordinator:
     def _step(self) -> bool:
         """Look whether the job can go on; True if it did, and may again."""
         match self.phase:
+            case Phase.RUNNING:  # first, because it is so nearly always
+                return self._run_on()
             case Phase.GATHERING:
                 return self._try_deploy()
             case Phase.DEPLOYING:
                 return self._try_start()
             case Phase.STARTING:
                 return self._try_run()
-            case Phase.RUNNING:
-                return self._run_on()
             case Phase.CANCELLING:
                 return self._try_gather()
             case Phase.ENDING:
@@ -529,10 +529,9 @@ class Coordinator:
             self._go_on_with(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        if before is not None:
-            delay_s: float | None = 0.0  # not the job has failed, but what was to become of it
-        else:
-            delay_s = None if failure.fatal or self._commit_is_final() else self.restarts.after_failure(now_ms)
+        final = failure.fatal or self._commit_is_final()
+        # With a plan to go back to, not the job has failed, but what was to become of it.
+        delay_s = 0.0 if before is not None else None if final else self.restarts.after_failure(now_ms)
         if delay_s is None:
             self._end("failed", self.restarts.last_word(failure), failure.summary)
             return

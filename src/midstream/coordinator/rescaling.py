@@ -53,6 +53,8 @@ class Rescaling:
         self._effects = effects
         self._slots = slots
         self._current: _Rescale | None = None
+        self._goes_back = False
+        """The new plan has been left again; the tasks of the one before do not run yet."""
 
     @property
     def stage(self) -> Stage | None:
@@ -61,6 +63,11 @@ class Rescaling:
     @property
     def wants_checkpoint(self) -> bool:
         return self.stage is Stage.STORING
+
+    @property
+    def leaves_tasks(self) -> bool:
+        """The tasks that are being cancelled are not those of the plan to go on with: their failures mean nothing."""
+        return self._goes_back or self.stage is Stage.SWITCHING
 
     @property
     def plan(self) -> JobPlan:
@@ -134,6 +141,7 @@ class Rescaling:
 
     def running(self) -> None:
         """All tasks run: if these are the new ones, it is done."""
+        self._goes_back = False
         if self._current is not None and self._current.stage is Stage.SWITCHING:
             self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
             self._current = None
@@ -148,6 +156,7 @@ class Rescaling:
             rescale.client, f"not rescaled to parallelism {rescale.parallelism}, the job goes on at {had}: {reason}"
         )
         if rescale.stage is Stage.SWITCHING:
+            self._goes_back = True
             return rescale.before
         self._slots.resize(rescale.before.graph.slots)
         return None

@@ -199,6 +199,7 @@ class ResultPartition:
         """Called with the checkpoint's id when a barrier that waited its turn has left for a remote consumer."""
         self._next = producer % max(1, self._consumers)
         self.bytes_out = 0
+        self._route = self._router()
 
     def is_available(self) -> bool:
         """Whether a step may start that emits here: all consumers want rows, the pool is whole, and none is too far behind."""
@@ -225,16 +226,18 @@ class ResultPartition:
         if batch.num_rows == 0:
             return
         self.bytes_out += batch_bytes(batch)
+        self._route(batch)
+
+    def _router(self) -> Callable[[Batch], None]:
         match self.edge.partitioning:
             case Partitioning.FORWARD | Partitioning.GLOBAL:
-                self.subpartitions[0].add(batch)
+                return self.subpartitions[0].add
             case Partitioning.BROADCAST:
-                for sub in self.subpartitions:
-                    sub.add(batch)
+                return self._emit_to_all
             case Partitioning.REBALANCE:
-                self._emit_in_turn(batch)
+                return self._emit_in_turn
             case Partitioning.KEYED:
-                self._emit_by_key(batch)
+                return self._emit_by_key
 
     def broadcast(self, event: Event) -> None:
         for sub in self.subpartitions:
@@ -264,6 +267,10 @@ class ResultPartition:
     def _barrier_sent(self, checkpoint_id: int) -> None:
         if self.on_barrier_sent is not None:
             self.on_barrier_sent(checkpoint_id)
+
+    def _emit_to_all(self, batch: Batch) -> None:
+        for sub in self.subpartitions:
+            sub.add(batch)
 
     def _emit_in_turn(self, batch: Batch) -> None:
         parts = min(self._consumers, max(1, batch.num_rows // REBALANCE_SPLIT_ROWS))

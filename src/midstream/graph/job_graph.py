@@ -35,7 +35,10 @@ class Partitioning(Enum):
     @property
     def redistributable(self) -> bool:
         """Whether in-flight rows of such an edge can be moved to other consumers (else it always aligns)."""
-        return self in (Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL)
+        return self in _REDISTRIBUTABLE
+
+
+_REDISTRIBUTABLE = (Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,8 @@ def every_decline_counts() -> Replacements:
     """That a task is not ready for a checkpoint counts as a failure."""
     original = TaskSnapshots.decline
 
-    def decline(self: Any, checkpoint_id: int, reason: str, counts: bool) -> None:
-        original(self, checkpoint_id, reason, True)
+    def decline(self: Any, checkpoint_id: int, reason: str, counts: bool, *files: Any) -> None:
+        original(self, checkpoint_id, reason, True, *files)
 
     return [(TaskSnapshots, "decline", decline)]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias, get_args
 from unittest.mock import patch
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import msgspec
 
@@ -30,6 +30,7 @@ from midstream.core.seams import Failed
 from midstream.exchange.channel import LocalChannel, RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.protocol import messages as m
+from midstream.worker.inputs import TaskInput
 from midstream.worker.slot import SlotMachine, SlotState
 from midstream.worker.task import Task, TaskState
 
@@ -193,15 +194,23 @@ _ELEMENTS: Final = ("rows", *_classes(elements.Event))
 
 
 def _watch_tasks() -> Sequence[Watched]:
-    def of_element(task: Any, *arguments: Any) -> tuple[str, str]:
-        element = arguments[-1]
-        name = type(element).__name__
+    tasks: WeakKeyDictionary[Any, ReferenceType[Task]] = WeakKeyDictionary()
+    """By their inputs."""
+
+    def of_element(task_input: Any, *arguments: Any) -> tuple[str, str]:
+        task = tasks[task_input]()
+        assert task is not None
+        name = type(arguments[-1]).__name__
         return task.state.name, name if name in _ELEMENTS else "rows"
 
     def of_mail(mail: str) -> Callable[..., tuple[str, str]]:
-        return lambda task, *_, **__: (task.state.name, mail)
+        def of_call(task: Any, *_: Any, **__: Any) -> tuple[str, str]:
+            tasks[task._input] = ref(task)
+            return task.state.name, mail
 
-    return [(Task, "_on_element", of_element), *((Task, mail, of_mail(mail)) for mail in _TASK_MAILS)]
+        return of_call
+
+    return [(TaskInput, "_on_element", of_element), *((Task, mail, of_mail(mail)) for mail in _TASK_MAILS)]
 
 
 def _watch_slots() -> Sequence[Watched]:
@@ -218,8 +227,14 @@ _COORDINATOR_EVENTS: Final = (
     "CancelRequested",
     *(f"timer {name}" for name in ("wake", "checkpoint", "commit", "symptom", "restart", "cancel", "end", "slots")),
     *(f"timer {name}" for name in ("slot-retry", "discover")),
-    *(f"{name} done" for name in ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled")),
-    *(f"{name} failed" for name in ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled")),
+    *(
+        f"{name} done"
+        for name in ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled", "rescale")
+    ),
+    *(
+        f"{name} failed"
+        for name in ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled", "rescale")
+    ),
     "close done",
 )
 
@@ -402,7 +417,8 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("GATHERING|DEPLOYING|STARTING|CANCELLING", "timer checkpoint", "no checkpoint outlives its attempt"),
             ("GATHERING|DEPLOYING|CANCELLING", "timer symptom", "of an attempt that runs"),
             ("GATHERING|DEPLOYING|STARTING|RUNNING", "timer cancel", "of an attempt that is being cancelled"),
-            ("DEPLOYING|STARTING|RUNNING", "timer restart|timer slots", "deploying waits for it, or ends it"),
+            ("DEPLOYING|STARTING|RUNNING", "timer restart", "deploying waits for it, or ends it"),
+            ("DEPLOYING|STARTING", "timer slots", "deploying waits for it, or ends it"),
             ("DEPLOYING|STARTING", f"timer commit|{_SETTLED_BEFORE}", "deploying waits for their outcome"),
             ("GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "close done", "sources are closed at the end"),
         ),

@@ -82,16 +82,6 @@ def forget_recovered() -> Replacements:
     return [(GateRecovery, "remaining", lambda self: ())]
 
 
-def recovered_counts_as_output() -> Replacements:
-    """What was recovered is put behind what has arrived since."""
-    original = GateRecovery.remaining
-
-    def remaining(self: Any) -> Any:
-        return tuple(msgspec.structs.replace(state, is_output=True) for state in original(self))
-
-    return [(GateRecovery, "remaining", remaining)]
-
-
 def ignore_skip() -> Replacements:
     original = GateRecovery.__init__
 

@@ -21,6 +21,9 @@ SIM: Final = "[sim]"
 """In every reason that the simulator gives: what fails because of it is no bug."""
 HANDSHAKE_S: Final = 30.0
 _LENGTH: Final = struct.Struct("<I")
+_CONTROL: Final = Kind.CONTROL
+_PUMP: Final = Kind.PUMP
+_FRAMES: Final = Kind.FRAMES
 
 
 class Pipe:
@@ -39,7 +42,7 @@ class Pipe:
         world = self._world
         delay = world.delay(world.tempo.control_us) if delay_us is None else delay_us
         delay = max(delay, self._last_at_us - world.now_us)
-        self._last_at_us = world.schedule(delay, self._receiver, Kind.CONTROL, partial(self._arrive, message), message)
+        self._last_at_us = world.schedule(delay, self._receiver, _CONTROL, partial(self._arrive, message), message)
 
     def hold(self, delay_us: int) -> None:
         """Whatever is sent from now on arrives no sooner than in `delay_us`."""
@@ -168,7 +171,7 @@ class SimLink:
             self._pump_is_due = True
             world = self._world
             delay = 1 + int(world.chance() * self.process.mail_us)
-            world.schedule(delay, self.process, Kind.PUMP, self._pump, self.name)
+            world.schedule(delay, self.process, _PUMP, self._pump, self.name)
 
     def close(self) -> None:
         self.drop(f"{SIM} the other side has closed the connection")
@@ -242,7 +245,7 @@ class SimLink:
         assert peer is not None
         delay = max(world.delay(world.tempo.data_us), self._last_at_us - world.now_us)
         shown = None if world.trace is None else [bytes(frame) for frame in frames]
-        self._last_at_us = world.schedule(delay, peer.process, Kind.FRAMES, peer._arrive, shown)
+        self._last_at_us = world.schedule(delay, peer.process, _FRAMES, peer._arrive, shown)
         self._pump_soon()
 
     def _arrive(self) -> None:

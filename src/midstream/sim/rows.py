@@ -330,12 +330,12 @@ class Count(Operator):
         if unknown:
             for group in self._groups(sorted(unknown)):
                 self._check_owner(group)
-        counted = []
+        counts, counted = self._counts, []
         self._chunks.pop("keys", None)
         self._chunks.pop("order", None)
         for row, key in zip(ids, keys, strict=True):
-            count, total = self._counts.get(key, (0, 0))
-            self._counts[key] = (count + 1, total + row)
+            count, total = counts.get(key, (0, 0))
+            counts[key] = (count + 1, total + row)
             counted.append(count + 1)
         if self._is_ordered:
             self._check_order(ids, keys, batch.column("sequence").to_pylist())

@@ -23,6 +23,7 @@ from midstream.sim.oracle import Oracle
 from midstream.sim.report import who_waits
 from midstream.sim.rows import LedgerSink, Outside, SimSource
 from midstream.sim.scenario import REQUESTS, Scenario
+from midstream.sim.tally import ToldSource
 from midstream.sim.topologies import Shape, at, job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
@@ -119,7 +120,8 @@ class Run:
             if node.chain[0] == "source":
                 rows = max(1, int(s.rows * node.rows_share))
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
-                sources[uid_of(index, 0, "source")] = SimSource(
+                kind = ToldSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
+                sources[uid_of(index, 0, "source")] = kind(
                     self.outside,
                     index,
                     splits,

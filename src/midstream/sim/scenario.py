@@ -143,7 +143,7 @@ def draw(
     drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
     if rescaled is not None and (faults is None or rescale_to is not None):
         kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
-        drawn = tuple(sorted((*drawn, Fault(random.randrange(150, 1000), kind, 0)), key=lambda fault: fault.step))
+        drawn = tuple(sorted((*drawn, Fault(random.randrange(120, 600), kind, 0)), key=lambda fault: fault.step))
     scenario = Scenario(
         seed=seed,
         topology=topology,

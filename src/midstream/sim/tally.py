@@ -1,14 +1,18 @@
-"""An operator with state that has no key: a list that is dealt out, and numbers that everybody gets to see."""
+"""What only some jobs have: an operator with state that has no key (a list that is dealt out, and numbers that
+everybody gets to see), and a source that is told what has been completed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from midstream.core.errors import StorageError
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.sim.rows import Outside
+from midstream.operators.source import Split
+from midstream.sim.network import SIM
+from midstream.sim.rows import Outside, SimSource
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 LIST: Final = "list"
@@ -64,3 +68,21 @@ class Tally(Operator):
         counts = Chunk(new_id(), pa.table([[self._count]], schema=_UNION_STATE))
         parts[UNION] = StatePart(Redistribute.UNION, (counts,))
         return Snapshot(SnapshotResult(parts))
+
+
+class ToldSource(SimSource):
+    """Wants to know what is safe: what is unfinished then has been discovered."""
+
+    def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
+        world = self.outside.world
+        world.io_point()
+        if self.outside.read_failures:
+            self.outside.read_failures -= 1
+            raise StorageError(f"the system behind the source does not answer {SIM}")
+        found = int(position) if position else 0
+        for split in unfinished or ():
+            number = int(split.id.split("-")[1])
+            if number >= found or split.offset > self.rows[number]:
+                world.bug(
+                    f"split {split.id} is unfinished at row {split.offset}, in a checkpoint that knows {found} splits"
+                )

@@ -59,6 +59,9 @@ class SlotState(Enum):
     RUNNING = auto()
 
 
+_RUNNING = SlotState.RUNNING
+
+
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """What is read and unpickled for one task before it is built."""
@@ -432,7 +435,7 @@ class SlotMachine:
             self._schedule(task)
 
     def _schedule(self, task: Task) -> None:
-        if task not in self._scheduled and self.state is SlotState.RUNNING:
+        if task not in self._scheduled and self.state is _RUNNING:
             self._scheduled.add(task)
             self._ready.append(task)
             if not self._run_posted:
@@ -441,7 +444,7 @@ class SlotMachine:
 
     def _run(self, attempt: int) -> None:
         """A few steps, then back to the loop: sockets and completions must not wait for long."""
-        if attempt != self.attempt or self.state is not SlotState.RUNNING:
+        if attempt != self.attempt or self.state is not _RUNNING:
             return
         clock, ready = self._clock, self._ready
         now_s = clock.monotonic_s()

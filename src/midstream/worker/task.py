@@ -43,7 +43,7 @@ from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Ti
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
-from midstream.operators.base import OperatorContext, Snapshot, SnapshotResult
+from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
@@ -66,6 +66,10 @@ class TaskState(Enum):
     FINISHING = "finishing"
     FINISHED = "finished"
     CLOSED = "closed"
+
+
+_RUNNING, _FINISHING = TaskState.RUNNING, TaskState.FINISHING
+"""For each step: looking a member up in its class takes ten times as long as a global."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,7 @@ class Task:
             inline_bytes_max=seams.inline_bytes_max,
         )
         self._uids = [spec.uid for spec in vertex.operators]
+        self._may_be_busy = [op for op in self._chain.operators if type(op).ready is not Operator.ready]
         self._source: SourceDriver | None = None
         self._holds_for: int | None = None
         """The checkpoint that the job is to stop with: behind its barrier the source is not read."""
@@ -305,7 +310,7 @@ class Task:
 
     @property
     def is_live(self) -> bool:
-        return self.state in (TaskState.RUNNING, TaskState.FINISHING)
+        return self.state is _RUNNING or self.state is _FINISHING
 
     # ---- mails from the slot -------------------------------------------------
 
@@ -405,7 +410,7 @@ class Task:
         if self._chain.is_firing:
             self._chain.pump()
             return True
-        if self.state is TaskState.FINISHING:
+        if self.state is _FINISHING:
             return self._input.work() and self._may_go_on()
         if self._input.has_ended:
             self._finish()
@@ -418,7 +423,7 @@ class Task:
         """Whether another step may find something to do; if not, `wake` will be called."""
         if self._due or self._chain.is_firing or self._input.may_go_on:
             return True
-        return self.state is TaskState.RUNNING and (self._source is not None or self._input.has_ended)
+        return self.state is _RUNNING and (self._source is not None or self._input.has_ended)
 
     def _output_available(self) -> bool:
         if self._restored_as_finished:
@@ -427,7 +432,7 @@ class Task:
             if not partition.is_available():
                 partition.wake_when_available(self.wake)
                 return False
-        return all(spec.operator.ready(self.wake) for spec in self.vertex.operators)
+        return all(operator.ready(self.wake) for operator in self._may_be_busy)
 
     # ---- source ----
 

@@ -1,0 +1,106 @@
+"""What channel state costs one core, off the loop: to write, compressed or not; to read, check and filter by key group.
+
+python benchmarks/channel_state.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.checkpoint.channel_state import Captured, read_segment, rows_of, store_channels
+from midstream.graph.job_graph import Edge, Partitioning
+from midstream.runtime.storage import FileStorage
+from midstream.runtime.threads import limit_threads
+
+TOTAL_BYTES = 64 * 2**20
+BUFFER_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10)
+ROUNDS = 3
+SEGMENT_BUFFERS = 16
+MAX_PARALLELISM = 128
+SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.int64()), ("value", pa.float64()), ("text", pa.large_string())])
+EDGE = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",))
+ROW_BYTES = 3 * 8 + 8 + 40
+
+
+def rows(count: int, seed: int) -> pa.RecordBatch:
+    """Events as they are: keys at random, times that grow, values with a few digits, words."""
+    random = np.random.default_rng(seed)
+    words = np.array(["GET /index.html", "POST /api/v1/orders", "timeout after 30 s", "user-agent Mozilla/5.0"])
+    text = [
+        f"{word} {n:020}" for word, n in zip(random.choice(words, count), random.integers(0, 2**40, count), strict=True)
+    ]
+    columns = [
+        pa.array(random.integers(0, 10_000, count)),
+        pa.array(1_700_000_000_000_000 + np.cumsum(random.integers(0, 1000, count))),
+        pa.array(random.integers(0, 100_000, count) / 100),
+        pa.array(text, pa.large_string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def best_s(work: Callable[[], object], cpu: bool = True) -> float:
+    clock = time.thread_time if cpu else time.perf_counter
+    took = []
+    for _ in range(ROUNDS):
+        began = clock()
+        work()
+        took.append(clock() - began)
+    return min(took)
+
+
+def measure(storage: FileStorage, buffer_bytes: int) -> None:
+    per_batch = buffer_bytes // ROW_BYTES
+    some = [rows(per_batch, seed) for seed in range(64)]
+    count = TOTAL_BYTES // some[0].nbytes
+    captured = [Captured(0, 0, 0, False, tuple(some[i % len(some)] for i in range(count)))]
+    number = iter(range(1000))
+    segment_bytes = SEGMENT_BUFFERS * buffer_bytes
+
+    def write() -> object:
+        return store_channels(storage, captured, f"{next(number)}", segment_bytes)
+
+    (state,), written = write()
+    mib = written.stored_bytes / 2**20
+    print(f"buffers of {buffer_bytes >> 10} KiB: {count} batches of {per_batch} rows, {len(state.segments)} segments")
+    print(
+        f"  encode and write: {mib / best_s(write):.0f} MiB/s of CPU, {mib / best_s(write, cpu=False):.0f} MiB/s with fsync"
+    )
+    own = range(MAX_PARALLELISM // 2)
+
+    def read(groups: range | None) -> None:
+        for segment in state.segments:
+            rows_of(read_segment(storage, segment, SCHEMA, "here"), EDGE, groups, MAX_PARALLELISM)
+
+    segments = [read_segment(storage, segment, SCHEMA, "here") for segment in state.segments]
+    print(f"  read and check: {mib / best_s(lambda: read(None)):.0f} MiB/s")
+    filtered = best_s(lambda: [rows_of(batches, EDGE, own, MAX_PARALLELISM) for batches in segments])
+    print(
+        f"  filter by key group, half is ours: {mib / filtered:.0f} MiB/s; with reading {mib / best_s(lambda: read(own)):.0f}"
+    )
+    data = [storage.read_range(s.file, s.offset, s.length) for s in state.segments]
+    for codec in ("lz4", "zstd"):
+        small = [pa.compress(piece, codec, asbytes=True) for piece in data]
+        took = best_s(lambda codec=codec: [pa.compress(piece, codec) for piece in data])
+        back = best_s(
+            lambda codec=codec, small=small: [
+                pa.decompress(s, len(piece), codec) for s, piece in zip(small, data, strict=True)
+            ]
+        )
+        share = sum(map(len, small)) / sum(map(len, data))
+        print(f"  {codec}: to {share:.0%}, {mib / took:.0f} MiB/s, back {mib / back:.0f} MiB/s")
+
+
+def main() -> None:
+    limit_threads()
+    with tempfile.TemporaryDirectory() as directory:
+        for buffer_bytes in BUFFER_BYTES:
+            measure(FileStorage(directory), buffer_bytes)
+
+
+if __name__ == "__main__":
+    main()
