@@ -34,7 +34,9 @@ from permissions import unprivileged
 from waiting import until
 
 KEYS = 7
-ROWS = 20_000
+SLOWLY = 4_000
+"""Rows per second of a job that is to be stopped: it has 10 s left to be so."""
+ROWS = 40_000
 
 
 class Counts(KeyedProcessFunction):
@@ -73,12 +75,13 @@ class Program:
         function: KeyedProcessFunction | None = None,
         uid: str = "counts",
         second: bool = False,
+        rows_per_s: float | None = None,
         **settings: Any,
     ) -> None:
         self.env = Environment(
             "numbers", parallelism=parallelism, checkpoint_dir=directory, checkpoint_interval=None, **settings
         )
-        rows = self.env.generate(lambda i: {"k": i % KEYS, "n": i}, count=ROWS, rows_per_s=20_000).uid("rows")
+        rows = self.env.generate(lambda i: {"k": i % KEYS, "n": i}, count=ROWS, rows_per_s=rows_per_s).uid("rows")
         counted = rows.key_by("k").process(function or Counts(), {"k": int, "nth": int}).uid(uid)
         self.sink = CollectSink()
         counted.rebalance().sink(self.sink).uid("out")
@@ -117,7 +120,7 @@ def stopped(program: Program, running: list[Job], savepoint: Path) -> None:
 
 def test_a_changed_program_goes_on_exactly_where_a_savepoint_was_made(running: list[Job], tmp_path: Path) -> None:
     """At another parallelism, with an operator more, in another directory, and the savepoint moved to another place."""
-    before = Program(tmp_path / "before")
+    before = Program(tmp_path / "before", rows_per_s=SLOWLY)
     stopped(before, running, tmp_path / "saved")
     shutil.rmtree(tmp_path / "before")
     (tmp_path / "elsewhere").mkdir()
@@ -134,7 +137,7 @@ def test_a_changed_program_goes_on_exactly_where_a_savepoint_was_made(running: l
 def test_state_that_a_program_has_no_use_for_is_named_with_its_size_and_dropped_only_if_allowed(
     running: list[Job], tmp_path: Path
 ) -> None:
-    before = Program(tmp_path / "state", second=True)
+    before = Program(tmp_path / "state", second=True, rows_per_s=SLOWLY)
     stopped(before, running, tmp_path / "saved")
     after = Program(tmp_path / "state")
     with pytest.raises(
@@ -152,7 +155,7 @@ def test_state_that_a_program_has_no_use_for_is_named_with_its_size_and_dropped_
 def test_state_that_a_program_would_read_wrongly_is_refused_before_anything_runs(
     running: list[Job], tmp_path: Path
 ) -> None:
-    stopped(Program(tmp_path / "state"), running, tmp_path / "saved")
+    stopped(Program(tmp_path / "state", rows_per_s=SLOWLY), running, tmp_path / "saved")
     saved = str(tmp_path / "saved")
     with pytest.raises(
         ConfigError, match=r"operator 'process' \(uid 'counts'\).* value state 'seen' was int64, now it is"
@@ -203,7 +206,14 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
 # ---- finished operators ----------------------------------------------------
 
 
-def with_lookup(directory: Path, files: Path, *, new_source: bool = False, sum_too: bool = False) -> tuple[Any, Any]:
+def with_lookup(
+    directory: Path,
+    files: Path,
+    *,
+    new_source: bool = False,
+    sum_too: bool = False,
+    rows_per_s: float | None = None,
+) -> tuple[Environment, tuple[CollectSink, CollectSink]]:
     """A bounded side that is read to its end while the other goes on, both into one keyed function's stream."""
     env = Environment("lookup", parallelism=2, checkpoint_dir=directory, checkpoint_interval="200 ms")
     small = env.read_files(files, format="parquet").uid("new-small" if new_source else "small")
@@ -214,7 +224,7 @@ def with_lookup(directory: Path, files: Path, *, new_source: bool = False, sum_t
         env.from_collection([{"k": 1}]).uid("more").key_by("k").process(Counts(), {"k": int, "nth": int}).uid(
             "more-counts"
         ).sink(CollectSink()).uid("more-out")
-    big = env.generate(lambda i: {"k": i % KEYS, "n": i}, count=ROWS, rows_per_s=10_000).uid("big")
+    big = env.generate(lambda i: {"k": i % KEYS, "n": i}, count=ROWS, rows_per_s=rows_per_s).uid("big")
     big.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts").sink(sink).uid("out")
     return env, (sink, lookups)
 
@@ -223,7 +233,7 @@ def with_lookup(directory: Path, files: Path, *, new_source: bool = False, sum_t
 def half_finished(running: list[Job], tmp_path: Path) -> Callable[[], list[int]]:
     """Stopped once the bounded side had finished; says how many rows it had given out."""
     pq.write_table(pa.table({"k": pa.array([1, 2, 1], pa.int64())}), tmp_path / "small.parquet")
-    env, (sink, lookups) = with_lookup(tmp_path / "state", tmp_path / "small.parquet")
+    env, (sink, lookups) = with_lookup(tmp_path / "state", tmp_path / "small.parquet", rows_per_s=SLOWLY)
     job = env.start(slots=ProcessSlots())
     running.append(job)
     until("the bounded side has finished", lambda: any(v.states.get("finished") == 2 for v in job.status().vertices))
@@ -286,7 +296,7 @@ def test_a_source_of_which_one_subtask_had_finished_goes_on_with_the_rest(
 
 
 def test_a_place_that_cannot_be_had_leaves_the_job_running(running: list[Job], tmp_path: Path, open_path: Path) -> None:
-    program = Program(tmp_path / "state")
+    program = Program(tmp_path / "state", rows_per_s=2 * SLOWLY)
     job = program.start(running)
     ran_for_a_while(job, 1)
     with pytest.raises(JobError, match=r"the place is taken \(it has "):
@@ -308,7 +318,7 @@ def test_a_savepoint_that_fails_half_way_leaves_the_job_running_and_its_sources_
     def full(*_: object) -> None:
         raise StorageError("cannot write chk-1/_metadata: the disk is full")
 
-    program = Program(tmp_path / "state")
+    program = Program(tmp_path / "state", rows_per_s=2 * SLOWLY)
     job = program.start(running)
     ran_for_a_while(job, 1)
     monkeypatch.setattr(savepoints, "write_savepoint", full)
@@ -324,7 +334,7 @@ def test_a_savepoint_that_fails_half_way_leaves_the_job_running_and_its_sources_
 def test_the_command_line_makes_one_shows_it_and_stops_with_one(
     running: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Program(tmp_path / "state").start(running)
+    job = Program(tmp_path / "state", rows_per_s=SLOWLY).start(running)
     ran_for_a_while(job, 1)
     monkeypatch.chdir(tmp_path)
 
@@ -346,7 +356,7 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
 
 
 def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job], tmp_path: Path) -> None:
-    stopped(Program(tmp_path / "state"), running, tmp_path / "saved")
+    stopped(Program(tmp_path / "state", rows_per_s=SLOWLY), running, tmp_path / "saved")
     with pytest.raises(MidstreamError, match="holds a savepoint, which a job must not change"):
         Program(tmp_path / "saved").start(running, "latest").wait(60)
     with pytest.raises(MidstreamError, match="there is no such directory, or nothing is in it"):

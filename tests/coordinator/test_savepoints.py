@@ -279,6 +279,17 @@ def test_a_bounded_job_finishes_its_savepoint_before_it_finishes() -> None:
     assert bench.replies[client].checkpoint == SAVED
 
 
+def test_a_job_that_finishes_before_it_can_stop_with_a_savepoint_says_that_there_is_none() -> None:
+    bench = Bench().run()
+    bench.end_of_data(*ALL)
+    bench.ack(1, *ALL, finished=True)
+    client = bench.ask(m.DoStop(savepoint=SAVED))
+    bench.finish(*ALL)
+    assert bench.ended is not None and bench.ended.state == "finished"
+    assert bench.replies[client].error == "no savepoint was made: the job has finished"
+    assert bench.elsewhere[SAVED].files == {}
+
+
 # ---- and back --------------------------------------------------------------
 
 

@@ -110,9 +110,9 @@ class _Damaged(Run):
 
 
 def test_damaged_rows_in_flight_are_refused_before_a_task_runs() -> None:
-    scenario = draw(4, topology="keyed", parallelism=3, rescale_to=2, faults=(), rows=100)
-    scenario = replace(scenario, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, steps_max=30_000)
-    scenario = replace(scenario, faults=(Fault(300, "stop", 0),))
+    scenario = draw(4, topology="keyed", parallelism=3, rescale_to=2, faults=(), rows=200)
+    scenario = replace(scenario, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.01, batch_rows=3, text_bytes=2000)
+    scenario = replace(scenario, faults=(Fault(300, "stop", 0),), steps_max=30_000)
     damaged = _Damaged(scenario, False, Coordinator)
     outcome = damaged.go()
     assert outcome.launches == 2

@@ -25,7 +25,7 @@ def deep(seed: int, topology: str, parallelism: int, rescale_to: int, *, struck:
 
 @pytest.mark.parametrize(
     ("topology", "parallelism", "rescale_to"),
-    [("keyed_broadcast", 7, 2), ("keyed", 2, 5), ("pipeline", 3, 2), ("mixed", 3, 2), ("multi_input", 2, 3)],
+    [("keyed_broadcast", 7, 2), ("keyed", 2, 5), ("pipeline", 3, 2), ("multi_input", 2, 3)],
 )
 def test_nothing_is_lost_when_a_job_fails_and_is_rescaled_in_the_midst_of_recovery(
     topology: str, parallelism: int, rescale_to: int

@@ -95,6 +95,8 @@ class Requests:
     def job_ended(self, reply_to_stop: Reply, reason: str) -> None:
         """Answer all that is left. `reason`: why there is no checkpoint any more."""
         if self.stop is not None:
+            if self.stop.with_savepoint and reply_to_stop == Reply():  # it came to its own end before that
+                reply_to_stop = Reply(error=f"no savepoint was made: {reason}")
             for client in self.stop.clients:
                 self._effects.reply(client, reply_to_stop)
         self.refuse(self.take_checkpoint(), reason)

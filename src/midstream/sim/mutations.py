@@ -498,7 +498,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "forget_recovered": _in_flight(
         "a checkpoint during recovery forgets what is not consumed", in_flight.forget_recovered
     ),
-    "ignore_skip": _in_flight("6: what was consumed before a checkpoint is recovered again", in_flight.ignore_skip),
+    "ignore_skip": _in_flight("9: what was consumed before a checkpoint is recovered again", in_flight.ignore_skip),
     "live_before_recovered": _in_flight("8: live data is read before recovered data", in_flight.live_before_recovered),
     "output_before_input": _in_flight("3: what had arrived is read behind what had not", in_flight.output_before_input),
     "old_ranges": _in_flight("5: rows in flight are dealt by the key groups of before", in_flight.old_ranges),

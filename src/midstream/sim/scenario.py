@@ -183,7 +183,8 @@ def draw(
     )
     deep = Random(f"deep {seed}")
     if rescale_to is not None and deep.random() < 0.6:
-        return with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
+        scenario = with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
+        return scenario if rows is None else replace(scenario, rows=rows)
     return scenario
 
 
@@ -192,10 +193,9 @@ def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> 
 
     `struck`: and with failures, stops and rescales in the middle of recovery, some of them in that of the next one.
     """
-    found = tuple(
-        fault for fault in scenario.faults if not fault.kind.startswith(("cancel", "drain")) and random.random() < 0.2
-    )
+    found = scenario.faults
     if struck:
+        found = tuple(f for f in found if not f.kind.startswith(("cancel", "drain")) and random.random() < 0.2)
         kinds = (BACKLOGGED, *(RECOVERING,) * random.choice((1, 2, 4)))
         found += tuple(Fault(100 * i, kind, random.randrange(1 << 20)) for i, kind in enumerate(kinds, 1))
     return replace(
