@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from midstream.coordinator import Coordinator
+from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.run import Run, run
-from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.sim.scenario import BACKLOGGED, Fault, Scenario, draw
 from midstream.sim.topologies import FORWARD, KEYED, Input, Node, Shape
 from midstream.worker.checkpoints import TaskCheckpoints
 
@@ -96,6 +97,9 @@ def test_a_checkpoint_does_not_wait_for_the_buffers_that_it_holds_itself() -> No
     assert checkpoints > 0
 
 
+STOPPED = IN_RECOVERY.index("stop") + 6 * len(IN_RECOVERY)
+
+
 class _Damaged(Run):
     """Before the job goes on, a byte of every file of rows in flight is changed."""
 
@@ -112,7 +116,7 @@ class _Damaged(Run):
 def test_damaged_rows_in_flight_are_refused_before_a_task_runs() -> None:
     scenario = draw(4, topology="keyed", parallelism=3, rescale_to=2, faults=(), rows=200)
     scenario = replace(scenario, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.01, batch_rows=3, text_bytes=2000)
-    scenario = replace(scenario, faults=(Fault(300, "stop", 0),), steps_max=30_000)
+    scenario = replace(scenario, faults=(Fault(50, BACKLOGGED, STOPPED),), steps_max=30_000)
     damaged = _Damaged(scenario, False, Coordinator)
     outcome = damaged.go()
     assert outcome.launches == 2

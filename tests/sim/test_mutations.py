@@ -10,9 +10,11 @@ from midstream.sim.scenario import draw
 
 SEEDS_MAX = 400
 FIRST_SEEDS = {
+    "partition_ends_early": 3,
+    "grant_nothing_back": 1,
+    "zombie_goes_on": 12,
     "commit_before_completion": 36,
     "leak_credit": 15,
-    "old_parallelism": 55,
     "remaining_behind_the_queue": 35,
     "forget_partly_sent": 40,
     "output_before_input": 18,

@@ -132,7 +132,7 @@ def _check_columns(metadata: CheckpointMetadata, old: EdgeLayout, edge: Edge) ->
     raise ConfigError(
         f"checkpoint {metadata.checkpoint_id} holds rows in flight from {source!r} to {target!r} with the columns "
         f"{then}; now they are {', '.join(f'{name} {kind}' for name, kind in now)}. Go on with the columns as they "
-        "were, or stop at an aligned checkpoint first"
+        "were, or stop it with a savepoint first, which has no rows in flight"
     )
 
 
@@ -151,6 +151,6 @@ def _nowhere(
     why = "they are not connected like this any more" if edge is None else "that edge is a broadcast now"
     return ConfigError(
         f"checkpoint {metadata.checkpoint_id} holds up to {rows} rows in flight from {source!r} to {target!r}, but {why} "
-        "(or run in one task at this parallelism). Go on with the graph as it was, stop at an aligned checkpoint first, "
-        "or give the rows up (--allow-dropped-state)"
+        "(or run in one task at this parallelism). Go on with the graph as it was, stop it with a savepoint "
+        "(which has no rows in flight), or give the rows up (--allow-dropped-state)"
     )

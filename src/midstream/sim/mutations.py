@@ -479,7 +479,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "shared_chunks_by_checkpoint": Mutation(
         "28: shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint
     ),
-    "old_parallelism": Mutation("5: keyed state is not filtered", _old_parallelism),
+    "old_parallelism": Mutation("5: keyed state is not filtered", _old_parallelism, _backpressured),
     "failure_discards": Mutation("a failed task drops channels that peers still use", _failure_discards),
     "early_split": Mutation("a split that comes after the trigger is in the snapshot", _early_split),
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
