@@ -353,6 +353,19 @@ def test_over_an_all_to_all_edge_one_live_producer_is_enough() -> None:
     assert bench.triggered_tasks(2) == {READ1}
 
 
+def test_checkpoints_go_on_while_tasks_that_are_final_have_rows_that_nobody_has_taken() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    bench.end_of_data(READ0, READ1)
+    bench.ask(m.DoCheckpoint())
+    bench.ack(1, READ0, READ1, finished=True)
+    bench.ack(1, WRITE0, WRITE1)
+    bench.ask(m.DoCheckpoint())
+    assert bench.triggered_tasks(2) == {READ0, READ1}
+    bench.ack(2, READ0, READ1, finished=True)
+    bench.ack(2, WRITE0, WRITE1)
+    assert metadata(bench, 2).finished_vertices == (0,)
+
+
 def test_a_task_that_finishes_while_its_trigger_is_on_the_way_aborts_that_checkpoint_only() -> None:
     bench = Bench(two_vertices(ScriptedSource(()), Ledger(), keyed=False), tolerable_failures=0).run()
     client = bench.ask(m.DoCheckpoint())

@@ -176,8 +176,7 @@ def test_a_drain_gives_nobody_another_split_and_keeps_the_rest_in_the_checkpoint
     bench.advance(60)
     assert len(bench.triggers) == before  # until all tasks are at their end, some would be finished and others not
     bench.end_of_data(*bench.job.attempt.phases)
-    bench.checkpoint(finished=True)
-    held = sources_of(bench, bench.triggers[-1])
+    held = sources_of(bench, bench.checkpoint(finished=True))
     assert ids(held.pending) == ["a", "b"]
     assert held.position == b"1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from midstream.coordinator import Coordinator
 from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, Fault, Scenario, draw
-from midstream.sim.topologies import FORWARD, KEYED, Input, Node, Shape
+from midstream.sim.topologies import FORWARD, KEYED, SHAPES, Input, Node, Shape, with_parallelism
 from midstream.worker.checkpoints import TaskCheckpoints
 
 
@@ -122,3 +123,24 @@ def test_damaged_rows_in_flight_are_refused_before_a_task_runs() -> None:
     assert outcome.launches == 2
     assert "channels (bytes" in outcome.failures[0] and "its checksum is wrong" in outcome.failures[0]
     assert "--from" in outcome.failures[0]
+
+
+def test_what_finished_tasks_have_left_behind_is_overtaken_too() -> None:
+    """With a sink that takes minutes for it, and a minute for a checkpoint."""
+    drawn = draw(1, topology="pipeline", parallelism=2, faults=(), rows=100)
+    outcome = run(
+        replace(
+            drawn,
+            shape=with_parallelism(SHAPES["pipeline"], 2, Random(1), same=True),
+            aligned_timeout_s=0.0,
+            timeout_s=60.0,
+            interval_s=20.0,
+            sink_rows=1,
+            sink_pause_s=90.0,
+            key_groups=16,
+            text_bytes=2000,
+            batch_rows=10,
+        )
+    )
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.checkpoints > 10

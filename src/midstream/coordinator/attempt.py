@@ -52,7 +52,9 @@ class Attempt:
         self.awaited = set(slots)
         """Slots that have to answer `Deployed`, later `Cancelled`."""
         self.ending = {ref for ref in self.phases if ref.vertex in finished}
-        """Tasks that end by themselves now. A checkpoint triggered meanwhile would only meet that race."""
+        """Deployed as finished: they end by themselves, at once. A checkpoint would only meet that race."""
+        self.final: set[TaskId] = set()
+        """A completed checkpoint has them as finished: they end as soon as their rows are with their consumers."""
 
     def slot_of(self, ref: TaskId) -> int:
         return self.slots[ref.subtask]
@@ -85,6 +87,13 @@ class Attempt:
         """Some tasks live, and all of those have processed all their data."""
         live = [phase for phase in self.phases.values() if phase is not _FINISHED]
         return bool(live) and all(phase is _FINISHING for phase in live)
+
+    @property
+    def awaits_checkpoint(self) -> bool:
+        """All tasks that live are at the end of their data, and some cannot end without one more checkpoint."""
+        return self.at_end_of_data and any(
+            phase is _FINISHING and ref not in self.final for ref, phase in self.phases.items()
+        )
 
     def plan_checkpoint(self) -> CheckpointPlan:
         """Tasks none of whose producers lives begin it; every task that lives takes part."""

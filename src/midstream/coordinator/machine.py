@@ -402,7 +402,7 @@ class Coordinator:
         if self.requests.draining and not attempt.at_end_of_data:
             return  # it would hold some sources as ended in the middle of their input, while others could read on
         rescale, savepoint = self.rescaling.wants_checkpoint, self.savepoints.wants_checkpoint
-        wanted = self.requests.wants_checkpoint or rescale or savepoint or attempt.at_end_of_data
+        wanted = self.requests.wants_checkpoint or rescale or savepoint or attempt.awaits_checkpoint
         if self.checkpoints.is_due(wanted):
             clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
             align = savepoint or (rescale and self.rescaling.must_align)
@@ -417,7 +417,7 @@ class Coordinator:
         if not pending.attempt_is_over:
             for slot in pending.attempt.slots:
                 self._effects.send(slot, m.CheckpointCompleted(pending.attempt.number, checkpoint_id))
-            pending.attempt.ending |= {ref for ref, ack in pending.acks.items() if ack.finished}
+            pending.attempt.final |= {ref for ref, ack in pending.acks.items() if ack.finished}
             if pending.is_stop:
                 self.requests.stop_is_stored(path)
             if pending.attempt.number > 0 and not self._attempt_had_checkpoint:

@@ -52,6 +52,7 @@ class Subpartition:
         "channel",
         "closed",
         "is_local",
+        "on_empty",
         "queue",
         "queued_buffers",
         "sending",
@@ -82,6 +83,8 @@ class Subpartition:
         self.queued_buffers = 0
         self.is_local = False
         self.closed = False
+        self.on_empty: Callable[[], None] | None = None
+        """Called when the last element has been taken."""
 
     def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
         """`on_data` is called whenever an element is added, and once now if some already were."""
@@ -120,6 +123,8 @@ class Subpartition:
             self.sending = head[1]
             if isinstance(head[0], CheckpointBarrier) and not self.is_local:
                 self._on_sent(head[0].checkpoint_id)
+            if self.on_empty is not None and not len(self.queue):
+                self.on_empty()
         return head
 
     def done(self) -> None:
@@ -166,7 +171,7 @@ class Subpartition:
         self._urgent.clear()
         self.sending = ()
         self.queued_buffers = 0
-        self._on_data = None
+        self._on_data = self.on_empty = None
         self.closed = True
 
 
@@ -214,6 +219,16 @@ class ResultPartition:
             self._wake_when_asked = wake
             return
         self._pool.wake_when_available(self._quota, wake)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether everything is with the consumers, and theirs to store. What a local one has not read yet is, too."""
+        return all(sub.is_local or (sub.is_empty and not sub.sending) for sub in self.subpartitions)
+
+    def wake_when_sent(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from now on, whenever `is_sent` may have become true."""
+        for sub in self.subpartitions:
+            sub.on_empty = wake
 
     def _asked(self) -> None:
         self._unasked -= 1

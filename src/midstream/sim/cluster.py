@@ -175,8 +175,6 @@ class Driver:
         """How many of the next slots that are asked for come later than anybody waits for them."""
         self.failed_checkpoints: list[str] = []
         """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
-        self._some_have_finished = False
-        """What they have left behind cannot be overtaken: a checkpoint waits until it has arrived."""
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
         self._unanswered: dict[int, m.ClientRequest] = {}
@@ -306,7 +304,7 @@ class Driver:
 
     def _timer_fired(self, token: str) -> None:
         if self._timers.pop(token, None) is not None:
-            if token.startswith("checkpoint:") and not self._some_have_finished:
+            if token.startswith("checkpoint:"):
                 self.failed_checkpoints.append(f"{token} has expired")
             self._feed(TimerFired(token))
 
@@ -359,7 +357,6 @@ class Driver:
     def received(self, connection: Connection, message: m.FromSlot) -> None:
         if connection.is_open and self.outcome is None:
             connection.heard_us = self.cluster.world.now_us
-            self._some_have_finished |= isinstance(message, m.TaskFinished)
             if isinstance(message, m.CheckpointDecline) and message.counts:
                 self.failed_checkpoints.append(f"checkpoint {message.checkpoint_id} is declined: {message.reason}")
                 if SIM not in message.reason:

@@ -8,9 +8,10 @@ completed checkpoints, timers.
     CREATED -> RUNNING -> FINISHING -> FINISHED
        \\_________\\___________\\______-> CLOSED (cancelled or failed)
 
-FINISHING: all data is processed and `EndOfData` is sent on; the task still takes part in
-checkpoints, and waits until one that it joined after that point completes. Only then are its
-channels closed: whoever commits for it (the sinks' committer) is sure to have everything.
+FINISHING: all data is processed and `EndOfData` is on its way; the task still takes part in
+checkpoints, and waits until one that it joined after that point completes and all it has emitted
+is with its consumers. Only then are its channels closed: whoever commits for it (the sinks'
+committer) is sure to have everything, and what is still in flight is in every checkpoint.
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ class Task:
         """The checkpoint that the job is to stop with: behind its barrier the source is not read."""
         self._final_checkpoint: int | None = None
         """The first checkpoint that this task joined after its data had ended."""
+        self._is_final = False
+        """That one, or a later one, has completed."""
 
         self.busy_s = 0.0
         self.backpressured_s = 0.0
@@ -401,6 +404,9 @@ class Task:
             self.mails.popleft()()  # needs no buffer: barriers and bookkeeping
             return self._may_go_on()
         self._mails_in_a_row = 0
+        if self._is_final and self._is_sent():
+            self._end()
+            return False
         if not self._output_available():
             self._backpressured_since = started_s
             return False
@@ -473,6 +479,14 @@ class Task:
         )
         self._end(committables)
 
+    def _is_sent(self) -> bool:
+        """Whether all that was emitted is with the consumers; if not, `wake` will be called."""
+        for partition in self.partitions:
+            if not partition.is_sent:
+                partition.wake_when_sent(self.wake)
+                return False
+        return True
+
     def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
         self._edges.broadcast(EndOfPartition())
         self._become(TaskState.FINISHED, TaskState.FINISHING)
@@ -536,7 +550,8 @@ class Task:
             and self._final_checkpoint is not None
             and checkpoint_id >= self._final_checkpoint
         ):
-            self._end()
+            self._is_final = True
+            self.wake()
 
     def _on_aborted(self, checkpoint_id: int) -> None:
         self._checkpoints.handle(CancelReceived(checkpoint_id))
