@@ -84,7 +84,7 @@ class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
     backlog_1_mib: BacklogFigures
     backlog_10_mib: BacklogFigures
     backlog_100_mib: BacklogFigures
-    """Unaligned, with about that much in flight, in buffers of 4, 16 and 128 KiB."""
+    """Unaligned, with about that much in flight, in buffers of 4, 32 and 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def run(checkpoints: int | None, slots: Slots) -> CheckpointResult:
         unaligned=_measured(slots, 0, count, warm_up),
         unaligned_1=_measured(slots, 0.001, count, warm_up),
         backlog_1_mib=_with_backlog(slots, 1, few, buffer_bytes=4 * 1024, pool_bytes=2**20),
-        backlog_10_mib=_with_backlog(slots, 10, few, buffer_bytes=16 * 1024, pool_bytes=128 * 2**20),
+        backlog_10_mib=_with_backlog(slots, 10, few, buffer_bytes=32 * 1024, pool_bytes=128 * 2**20),
         backlog_100_mib=_with_backlog(slots, 100, few, buffer_bytes=128 * 1024, pool_bytes=256 * 2**20),
     )
 
