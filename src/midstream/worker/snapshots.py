@@ -177,6 +177,11 @@ class TaskSnapshots:
     def decline(self, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
         self._send(m.CheckpointDecline(self._attempt, checkpoint_id, self._task, reason, counts, files))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was taken is acknowledged or declined."""
+        return not self._taken
+
     def close(self) -> None:
         """Nothing more is sent."""
         self._closed = True

@@ -9,8 +9,8 @@ completed checkpoints, timers.
        \\_________\\___________\\______-> CLOSED (cancelled or failed)
 
 FINISHING: all data is processed and `EndOfData` is on its way; the task still takes part in
-checkpoints, and waits until one that it joined after that point completes and all it has emitted
-is with its consumers. Only then are its channels closed: whoever commits for it (the sinks'
+checkpoints, and waits until one that it joined after that point completes, all it has emitted
+is with its consumers, and it has answered for every checkpoint that it has joined. Only then are its channels closed: whoever commits for it (the sinks'
 committer) is sure to have everything, and what is still in flight is in every checkpoint.
 """
 
@@ -404,7 +404,7 @@ class Task:
             self.mails.popleft()()  # needs no buffer: barriers and bookkeeping
             return self._may_go_on()
         self._mails_in_a_row = 0
-        if self._is_final and self._is_sent():
+        if self._is_final and self._snapshots.is_idle and self._is_sent():
             self._end()
             return False
         if not self._output_available():
@@ -427,7 +427,7 @@ class Task:
 
     def _may_go_on(self) -> bool:
         """Whether another step may find something to do; if not, `wake` will be called."""
-        if self._due or self._chain.is_firing or self._input.may_go_on:
+        if self._due or self._chain.is_firing or self._input.may_go_on or self._is_final:
             return True
         return self.state is _RUNNING and (self._source is not None or self._input.has_ended)
 
@@ -551,7 +551,6 @@ class Task:
             and checkpoint_id >= self._final_checkpoint
         ):
             self._is_final = True
-            self.wake()
 
     def _on_aborted(self, checkpoint_id: int) -> None:
         self._checkpoints.handle(CancelReceived(checkpoint_id))
