@@ -377,7 +377,7 @@ class Coordinator:
             return False
         if self.attempt.all_finished:
             self._committing.commit_held()
-            if self._committing.idle and self.savepoints.idle:
+            if self._committing.idle and self.checkpoints.settled and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
