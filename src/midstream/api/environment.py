@@ -60,7 +60,7 @@ class Environment:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: Duration | None = "10 s",
         checkpoint_timeout: Duration = "10 min",
-        aligned_timeout: Duration | None = None,
+        aligned_timeout: Duration | None = "1 s",
         min_pause: Duration = 0,
         tolerable_failures: int = 3,
         retained_checkpoints: int = 2,
