@@ -30,7 +30,6 @@ ROOMS = (
     "spark",
     "api",
     "sim",
-    "testing",
     "bench",
     "ui",
 )

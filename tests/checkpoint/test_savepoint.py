@@ -97,6 +97,15 @@ def test_one_whose_metadata_was_not_written_was_never_completed() -> None:
         load(target, None, "latest")
 
 
+@pytest.mark.parametrize("place", ["/job", "/job/", "/job/chk-900", "/job/shared/x"])
+def test_a_place_where_the_job_cleans_up_is_refused(place: str) -> None:
+    target = MemoryStorage()
+    with pytest.raises(StorageError, match=r"in the job's checkpoint directory.* or below /job/savepoints"):
+        claim_place(lambda url: target, place, "/job", ABOUT)
+    assert not target.files
+    claim_place(lambda url: target, "/job/savepoints/before-the-upgrade", "/job", ABOUT)
+
+
 def test_a_place_that_is_taken_is_refused_and_left_alone() -> None:
     for there in ("notes.txt", "chk-7/_metadata", SAVEPOINT):
         storage = MemoryStorage()

@@ -320,6 +320,17 @@ def test_a_barrier_that_has_left_in_its_turn_is_told_and_overtakes_nothing() -> 
     assert world.partition.overtake_waiting(barrier(7)) == []
 
 
+def test_a_producer_hears_when_its_last_element_has_left_be_it_a_barrier_that_overtook() -> None:
+    world = Overtaking(window=8)
+    world.carry_all()
+    woken: list[bool] = []
+    world.partition.overtake(barrier(1))
+    assert not world.partition.is_sent
+    world.partition.wake_when_sent(lambda: woken.append(world.partition.is_sent))
+    world.carry_all()
+    assert woken == [True]
+
+
 def test_an_event_inside_an_element_must_be_a_barrier() -> None:
     world = Overtaking(window=2)
     with pytest.raises(InvariantError, match="CheckpointBarrier inside a batch"):

@@ -8,11 +8,13 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow.fs
 import pytest
 
 from midstream.core.errors import ConfigError, StorageError
-from midstream.runtime.storage import FileStorage, RemoteStorage
+from midstream.runtime.storage import TEMPORARY, FileStorage, RemoteStorage
 from permissions import unprivileged
 
 
@@ -199,3 +201,26 @@ def test_parts_that_fail_midway_upload_nothing(remote: RemoteStorage, tmp_path: 
     with pytest.raises(KeyError):
         remote.write("chk/x", pieces())  # type: ignore[arg-type]
     assert everything_below(tmp_path) == []
+
+
+class _Racing:
+    """A writer gives its file its name between the listing and the deletion."""
+
+    def __init__(self) -> None:
+        self._files = pyarrow.fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def delete_file(self, path: str) -> None:
+        os.rename(path, f"{path}-done")
+        self._files.delete_file(path)
+
+
+def test_what_is_gone_before_it_is_swept_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / f"{TEMPORARY}0011-state").write_bytes(b"x")
+    storage = RemoteStorage(f"file://{tmp_path}", "hdfs")
+    monkeypatch.setattr(storage, "_files", _Racing())
+    storage.sweep("shared", lambda name: True)
+    assert everything_below(tmp_path) == ["shared/.tmp-0011-state-done"]

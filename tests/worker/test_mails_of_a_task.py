@@ -8,11 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from in_memory import CountingIds, MemoryStorage
 from midstream.core.config import JobConfig
+from midstream.core.elements import CheckpointBarrier
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import SourceSpec, Vertex
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.protocol import messages as m
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 from recovering import Steps
 
@@ -23,11 +26,6 @@ class Clock:
 
     def monotonic_s(self) -> float:
         return 0.0
-
-
-class Ids:
-    def new_id(self) -> str:
-        raise AssertionError("nothing is stored here")
 
 
 class Silent(Source):
@@ -45,19 +43,20 @@ class Silent(Source):
 class Slot:
     """Runs the steps of one task for as long as it wants to be run."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage | None = None) -> None:
         self.is_scheduled = False
-        storage: Storage | None = None
+        self.io = Steps()
+        self.sent: list[m.FromSlot] = []
         seams = TaskSeams(
             job_id="job",
             attempt=0,
             epoch=1,
             clock=Clock(),
-            executor=Steps(),
-            ids=Ids(),
+            executor=self.io,
+            ids=CountingIds(),
             storage=storage,
-            inline_bytes_max=0,
-            send=lambda message: None,
+            inline_bytes_max=2**16,
+            send=self.sent.append,
             schedule=self.schedule,
         )
         vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), ())
@@ -94,3 +93,36 @@ def test_a_task_that_has_nothing_to_read_handles_every_mail(mails: int, at_once:
             slot.run()
     slot.run()
     assert handled == list(range(mails))
+
+
+def test_a_task_ends_behind_its_final_checkpoint_although_the_next_one_is_triggered_with_it() -> None:
+    """Where checkpoints take longer than their interval, each is triggered in the step in which the last one completes."""
+    slot = Slot(MemoryStorage())
+    slot.task.no_more_splits()
+    slot.run()
+    assert isinstance(slot.sent[-1], m.TaskEndOfData)
+    slot.task.trigger_checkpoint(CheckpointBarrier(1, 0))
+    slot.run()
+    slot.io.run_io()
+    assert isinstance(slot.sent[-1], m.CheckpointAck)
+    slot.task.checkpoint_completed(1)
+    slot.task.trigger_checkpoint(CheckpointBarrier(2, 0))
+    slot.run()
+    assert isinstance(slot.sent[-1], m.TaskFinished)
+
+
+def test_a_task_that_has_joined_the_next_checkpoint_before_it_hears_of_the_final_one_answers_and_ends() -> None:
+    slot = Slot(MemoryStorage())
+    slot.task.no_more_splits()
+    slot.task.trigger_checkpoint(CheckpointBarrier(1, 0))
+    slot.run()
+    slot.task.trigger_checkpoint(CheckpointBarrier(2, 0))
+    slot.run()
+    slot.task.checkpoint_completed(1)
+    slot.task.checkpoint_completed(2)
+    slot.run()
+    assert not any(isinstance(message, m.TaskFinished) for message in slot.sent)
+    while slot.io.run_io():
+        slot.run()
+    slot.run()
+    assert [type(message) for message in slot.sent[-3:]] == [m.CheckpointAck, m.CheckpointAck, m.TaskFinished]

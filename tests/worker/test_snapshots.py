@@ -21,7 +21,9 @@ class World:
         self.storage = MemoryStorage()
         self.steps = Steps()
         self.sent: list[m.FromSlot] = []
-        self.snapshots = TaskSnapshots(0, TaskId(1, 0), self.steps, self.sent.append, self.failed, inline_bytes_max)
+        self.snapshots = TaskSnapshots(
+            0, TaskId(1, 0), self.steps, self.sent.append, self.failed, lambda: None, inline_bytes_max
+        )
 
     def failed(self, error: BaseException) -> None:
         raise error

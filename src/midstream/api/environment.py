@@ -24,6 +24,7 @@ from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
 from midstream.operators.source import Source
 from midstream.protocol.messages import JobStatus
+from midstream.runtime.storage import absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
-from midstream.runtime.storage import absolute
 
 FILES_BEING_LOADED: list[str] = []
 """Paths of the job files that are being loaded, innermost last: what they make must not start by itself."""
@@ -290,9 +290,9 @@ class Environment:
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
         by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
-        path of a checkpoint, or the path of a savepoint; `allow_dropped_state`: also when that has state of operators that the job
-        no longer has. `slots`: for tests, `runtime.processes.ProcessSlots()` runs on plain processes
-        without Spark.
+        path of a checkpoint, or the path of a savepoint; `allow_dropped_state`: also when that has state of
+        operators that the job no longer has. `slots`: for tests, `runtime.processes.ProcessSlots()` runs
+        on plain processes without Spark.
 
         Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
         ClusterError when its surroundings do not allow it.

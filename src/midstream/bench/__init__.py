@@ -1,6 +1,7 @@
 """Benchmarks: real jobs on real slots, with results that are checked before they are reported.
 
-Owns the workloads and how they are measured. May import every room but `sim`, `testing` and `ui`.
+Owns the workloads and how they are measured. May import every room but `ui`; `sim` only to measure it.
 Runs on the main thread; what it does in slots (generators, a sink that adds up) runs there like any
-user's code. Reading order: `measuring`, `summing_sink`, then `window`, `exchange`, `latency`.
+user's code. Reading order: `measuring`, `events`, `summing_sink`, then `window`, `exchange`, `latency`;
+`checkpoint`, and `recovery` of the same job; `simulate`.
 """

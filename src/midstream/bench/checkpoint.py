@@ -16,13 +16,12 @@ import pyarrow as pa
 
 from midstream.api.environment import Environment
 from midstream.api.restarts import no_restart
-from midstream.bench.measuring import Slots
+from midstream.bench.measuring import Slots, start_on
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.errors import InvariantError, JobError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.protocol.messages import JobStatus
 from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.storage import FileStorage
 
 PARALLELISM: Final = 4
@@ -186,7 +185,7 @@ def _measured(
         )
         source = env.source(GeneratorSource(Rows(), None, schema=SCHEMA))
         source.rebalance().map(lambda row: row).rebalance().sink(SlowSink())
-        job = env.start(slots=ProcessSlots()) if slots == "process" else env.start(master=f"local[{PARALLELISM}]")
+        job = start_on(slots, env, PARALLELISM)
         try:
             await_running(job)
             if backlog_bytes:
@@ -248,5 +247,5 @@ def await_running(job: Job) -> None:
 
 
 def in_flight_bytes(status: JobStatus) -> int:
-    """Of the last checkpoint; this job has next to no other state."""
-    return status.last_checkpoint.state_bytes if status.last_checkpoint is not None else 0
+    """Of the last checkpoint, what it holds of earlier ones included."""
+    return status.last_checkpoint.in_flight_bytes if status.last_checkpoint is not None else 0

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import psutil
@@ -76,7 +76,7 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
 
-        def start(load: W, sub: str) -> Job:
+        def begin(load: W, sub: str) -> Job:
             env = Environment(
                 f"bench-{name}",
                 parallelism=parallelism,
@@ -85,12 +85,17 @@ def measure(
                 restart=no_restart(),
             )
             build(env, load)
-            if slots == "process":
-                return env.start(slots=ProcessSlots())
-            return env.start(master=f"local[{parallelism}]")
+            return start_on(slots, env, parallelism)
 
-        start(warm_up, "warm-up").wait()
-        return run_measured(lambda: start(workload, "run"))
+        begin(warm_up, "warm-up").wait()
+        return run_measured(lambda: begin(workload, "run"))
+
+
+def start_on(slots: Slots, env: Environment, cores: int, **options: Any) -> Job:
+    """`cores`: how many the embedded Spark session has. `options`: of `Environment.start`."""
+    if slots == "process":
+        return env.start(slots=ProcessSlots(), **options)
+    return env.start(master=f"local[{cores}]", **options)
 
 
 def run_measured(start: Callable[[], Job]) -> Run:

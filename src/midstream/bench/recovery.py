@@ -19,13 +19,12 @@ import pyarrow as pa
 from midstream.api.environment import Environment
 from midstream.api.restarts import fixed_restarts
 from midstream.bench import checkpoint
-from midstream.bench.checkpoint import ROW_BYTES, SCHEMA, ModeFigures, Rows, await_running, fill, take
-from midstream.bench.measuring import Slots
+from midstream.bench.checkpoint import ROW_BYTES, SCHEMA, ModeFigures, Rows, await_running, fill, in_flight_bytes, take
+from midstream.bench.measuring import Slots, start_on
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.errors import InvariantError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
 
 PARALLELISM: Final = 4
 RESCALED: Final = 2
@@ -125,20 +124,20 @@ def _with_backlog(directory: Path, mib: int, slots: Slots) -> tuple[RecoveryFigu
     env = _job(
         directory, ROW_S, buffer_bytes, batch_rows=max(1, buffer_bytes // ROW_BYTES), pool_bytes=2 * backlog_bytes
     )
-    job = _start(env, slots, PARALLELISM)
+    job = start_on(slots, env, PARALLELISM)
     try:
         await_running(job)
         fill(job, backlog_bytes)
-        in_flight = _in_flight_bytes(job)
+        in_flight = in_flight_bytes(job.status())
         began_s = time.time()
         _kill_a_slot(job)
         same = _recovered(job, directory, began_s, PARALLELISM, in_flight)
         fill(job, backlog_bytes)
-        in_flight = _in_flight_bytes(job)
+        in_flight = in_flight_bytes(job.status())
     finally:
         job.cancel("measured")
     began_s = time.time()
-    job = _start(env, slots, RESCALED, restore_from="latest")
+    job = start_on(slots, env, PARALLELISM, parallelism=RESCALED, restore_from="latest")
     try:
         rescaled = _recovered(job, directory, began_s, RESCALED, in_flight)
     finally:
@@ -147,15 +146,20 @@ def _with_backlog(directory: Path, mib: int, slots: Slots) -> tuple[RecoveryFigu
 
 
 def _around_a_recovery(directory: Path, slots: Slots) -> tuple[ModeFigures, ModeFigures]:
-    c = checkpoint
-    env = _job(directory, c.ROW_S, c.BUFFER_BYTES, batch_rows=c.BATCH_ROWS, pool_bytes=c.POOL_BYTES)
-    job = _start(env, slots, PARALLELISM)
+    env = _job(
+        directory,
+        checkpoint.ROW_S,
+        checkpoint.BUFFER_BYTES,
+        batch_rows=checkpoint.BATCH_ROWS,
+        pool_bytes=checkpoint.POOL_BYTES,
+    )
+    job = start_on(slots, env, PARALLELISM)
     try:
         await_running(job)
         before = _measured(job)
         began_s = time.time()
         _kill_a_slot(job)
-        _recovered(job, directory, began_s, PARALLELISM, _in_flight_bytes(job))
+        _recovered(job, directory, began_s, PARALLELISM, in_flight_bytes(job.status()))
         return before, _measured(job)
     finally:
         job.cancel("measured")
@@ -173,6 +177,7 @@ def _job(directory: Path, row_s: float, buffer_bytes: int, *, batch_rows: int, p
     marks.mkdir()
     env = Environment(
         "bench-recovery",
+        parallelism=PARALLELISM,
         checkpoint_dir=directory / "checkpoints",
         checkpoint_interval=None,
         aligned_timeout=0,
@@ -185,18 +190,6 @@ def _job(directory: Path, row_s: float, buffer_bytes: int, *, batch_rows: int, p
     mapped = source.rebalance().map(lambda row: row).uid("map")
     mapped.rebalance().sink(MarkingSink(str(marks), row_s)).uid("sink")
     return env
-
-
-def _start(env: Environment, slots: Slots, parallelism: int, restore_from: str | None = None) -> Job:
-    if slots == "process":
-        return env.start(parallelism=parallelism, restore_from=restore_from, slots=ProcessSlots())
-    return env.start(parallelism=parallelism, restore_from=restore_from, master=f"local[{PARALLELISM}]")
-
-
-def _in_flight_bytes(job: Job) -> int:
-    """Of the last checkpoint, what it holds of earlier ones included."""
-    last = job.status().last_checkpoint
-    return last.in_flight_bytes if last is not None else 0
 
 
 def _kill_a_slot(job: Job) -> None:

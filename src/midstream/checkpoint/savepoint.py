@@ -59,7 +59,14 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
     Raises StorageError when something is there already or it cannot be written.
     """
     content = msgspec.json.encode(about)
+    above = f"{root.rstrip('/')}/{FOLDER}"
     if url is not None:
+        place = f"{url.rstrip('/')}/"
+        if place.startswith(f"{root.rstrip('/')}/") and not place.startswith(f"{above}/"):
+            raise StorageError(
+                f"{url}: this is in the job's checkpoint directory, where the job deletes what it has no use for; "
+                f"give a place outside of it, or below {above}"
+            )
         storage = open_storage(url)
         there = storage.list("")
         if there or not storage.create(SAVEPOINT, content):
@@ -68,7 +75,6 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
                 f"{url}: the place is taken ({found}); give a directory that is empty or does not exist yet"
             )
         return Place(url, storage)
-    above = f"{root.rstrip('/')}/{FOLDER}"
     number = max((int(name) for name in open_storage(above).list("") if name.isdecimal()), default=0)
     while True:
         number += 1

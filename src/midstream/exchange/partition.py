@@ -116,15 +116,18 @@ class Subpartition:
 
     def take(self, rows_max: int) -> tuple[Element, Taken] | None:
         """The next element; when it is a batch, `done` must follow when all of it has been sent or worked off."""
+        head: tuple[Element, Taken] | None
         if self._urgent:
-            return self._urgent.popleft(), ()
-        head = self.queue.take(rows_max)
-        if head is not None:
+            head = self._urgent.popleft(), ()
+        else:
+            head = self.queue.take(rows_max)
+            if head is None:
+                return None
             self.sending = head[1]
             if isinstance(head[0], CheckpointBarrier) and not self.is_local:
                 self._on_sent(head[0].checkpoint_id)
-            if self.on_empty is not None and not len(self.queue):
-                self.on_empty()
+        if self.on_empty is not None and self.is_empty:
+            self.on_empty()
         return head
 
     def done(self) -> None:

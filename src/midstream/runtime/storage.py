@@ -118,7 +118,7 @@ class LocalStorage:
                 # under another name first: a directory that is half deleted must not look whole
                 doomed = _temporary(full)
                 os.rename(full, doomed)
-                shutil.rmtree(doomed)
+                _remove_tree(doomed)
             else:
                 _remove(full)
 
@@ -137,7 +137,7 @@ class LocalStorage:
                 if _is_left_of(name, unwanted):
                     doomed = os.path.join(full, name)
                     if os.path.isdir(doomed) and not os.path.islink(doomed):
-                        shutil.rmtree(doomed)
+                        _remove_tree(doomed)
                     else:
                         _remove(doomed)
 
@@ -231,7 +231,10 @@ class RemoteStorage:
         with self._explained("clean up", path, root_too=True) as full:
             for info in self._files.get_file_info(self._selector(full, allow_not_found=True)):
                 if _is_left_of(info.base_name, unwanted):
-                    self._files.delete_file(info.path)
+                    with contextlib.suppress(
+                        FileNotFoundError
+                    ):  # whoever was writing it has given it its name, or deleted it
+                        self._files.delete_file(info.path)
 
     def exists(self, path: str) -> bool:
         with self._explained("look for", path) as full:
@@ -321,6 +324,16 @@ def _sync_directory(directory: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _remove_tree(path: str) -> None:
+    """Also when somebody else is at it."""
+
+    def failed(_function: object, _path: str, caught: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(caught[1], FileNotFoundError):
+            raise caught[1]
+
+    shutil.rmtree(path, onerror=failed)
 
 
 def _remove(path: str) -> None:

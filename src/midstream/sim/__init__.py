@@ -5,8 +5,9 @@ slots on them, unchanged. May import everything but `spark` and `ui`; starts no 
 socket or file (`campaign` starts processes, one per core, each with worlds of its own). A run is a
 pure function of its scenario.
 
-Reading order: world (time and processes), network and disk (what is between and below them), rows
-and topologies (what is computed), scenario (what a seed draws), cluster (coordinator and slots bound
-to a world), faults, oracle (what must be true), run (one seed), campaign and command (many),
-mutations (known bugs).
+Reading order: `world` (time and processes, `trace` of what they do), `network` and `disk` (what is
+between and below them), `rows`, `tally`, `timed` and `topologies` (what is computed), `scenario` (what a
+seed draws), `cluster` (coordinator and slots bound to a world), `faults`, `oracle` (what must be true),
+`run` (one seed; `report` of one that is stuck), `coverage`, `campaign` and `command` (many), `mutations`
+(known bugs).
 """

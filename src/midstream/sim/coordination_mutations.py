@@ -11,7 +11,6 @@ from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import Slots
-from midstream.coordinator.sources import Sources
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.state.parts import Redistribute
 from midstream.worker.chain import Chain
@@ -39,11 +38,6 @@ def rescale_keeps_splits() -> Replacements:
 def rescale_keeps_layout() -> Replacements:
     """Checkpoints are described as of the graph that the job began with."""
     return [(Checkpoints, "rescale", lambda self, plan: None)]
-
-
-def rescale_keeps_source_vertices() -> Replacements:
-    """Nobody tells the sources at what parallelism they are read now."""
-    return [(Sources, "rescale", lambda self, graph: None)]
 
 
 def rescale_is_not_answered() -> Replacements:
@@ -76,17 +70,6 @@ def rescale_keeps_slots() -> Replacements:
             self.gathered()
 
     return [(Slots, "resize", resize), (Slots, "check", lambda self: None)]
-
-
-def rescale_and_stop() -> Replacements:
-    """A job that is asked to stop while it waits for slots goes on rescaling."""
-    original = machine.Coordinator._asked
-
-    def asked(self: Any, client: int, request: Any) -> None:
-        with patch.object(self.rescaling, "give_up", lambda reason: None):
-            original(self, client, request)
-
-    return [(machine.Coordinator, "_asked", asked)]
 
 
 def rescale_before_stored() -> Replacements:

@@ -1,7 +1,7 @@
 """Known bugs, put back on purpose: how good the simulator is at finding them.
 
-Each mutation replaces a piece of the engine while it is applied; numbers are those of the list of
-mutations that the project keeps. A mutation that survives is a hole in the simulator.
+Each mutation replaces a piece of the engine while it is applied. One that survives is a hole in the
+simulator.
 """
 
 from __future__ import annotations
@@ -460,93 +460,87 @@ def _in_flight(what: str, replacements: Callable[[], Replacements]) -> Mutation:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "skip_alignment": Mutation("snapshot at the first barrier", _skip_alignment),
-    "end_is_no_barrier": Mutation("16: the end of a channel does not complete an alignment", _end_is_no_barrier),
+    "end_is_no_barrier": Mutation("the end of a channel does not complete an alignment", _end_is_no_barrier),
     "resume_forgets": Mutation("a resumed channel is not read again", _barrier_after_snapshot_rows),
     "block_nothing": Mutation("a blocked channel is read on", _block_nothing),
-    "ack_before_write": Mutation("22: acknowledge without a file", _ack_before_write),
+    "ack_before_write": Mutation("acknowledge without a file", _ack_before_write),
     "metadata_before_acks": Mutation("publish while a task has not answered", _metadata_before_acks),
-    "commit_before_completion": Mutation("24: commit before the metadata is durable", _commit_before_completion),
-    "forget_committables_on_restore": Mutation("25: forget committables on restore", _forget_committables_on_restore),
+    "commit_before_completion": Mutation("commit before the metadata is durable", _commit_before_completion),
+    "forget_committables_on_restore": Mutation("forget committables on restore", _forget_committables_on_restore),
     "forget_earlier_committables": Mutation(
         "forget what was prepared for a checkpoint that failed", _forget_earlier_committables
     ),
     "partition_ends_early": Mutation(
-        "20: EndOfPartition before the final checkpoint", _partition_ends_before_final_checkpoint
+        "EndOfPartition before the final checkpoint", _partition_ends_before_final_checkpoint
     ),
-    "leak_credit": Mutation("26: a buffer of a large batch is never given back", _leak_credit),
-    "grant_nothing_back": Mutation("26: credit is granted once only", _grant_nothing_back),
+    "leak_credit": Mutation("a buffer of a large batch is never given back", _leak_credit),
+    "grant_nothing_back": Mutation("credit is granted once only", _grant_nothing_back),
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", _drop_an_element),
-    "shared_chunks_by_checkpoint": Mutation(
-        "28: shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint
-    ),
-    "old_parallelism": Mutation("5: keyed state is not filtered", _old_parallelism, _backpressured),
+    "shared_chunks_by_checkpoint": Mutation("shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint),
+    "old_parallelism": Mutation("keyed state is not filtered", _old_parallelism, _backpressured),
     "failure_discards": Mutation("a failed task drops channels that peers still use", _failure_discards),
     "early_split": Mutation("a split that comes after the trigger is in the snapshot", _early_split),
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
     "pending_splits_late": Mutation("pending splits are those at completion", _pending_splits_late),
     "no_fence": Mutation("a stale coordinator is not fenced", _no_fence),
     "remaining_behind_the_queue": Mutation(
-        "12: recovered data is stored from where it has been read to", _remaining_behind_the_queue
+        "recovered data is stored from where it has been read to", _remaining_behind_the_queue
     ),
     "zombie_goes_on": Mutation("a stale coordinator without files restarts for ever", _zombie_goes_on, _superseded),
     "end_overtakes": Mutation("the end of data overtakes rows", _finish_without_end_of_data),
-    "forget_rest": _in_flight("27: the rest of a sliced batch is not captured", in_flight.forget_rest),
-    "forget_partly_sent": _in_flight("1: a batch that is partly sent is not captured", in_flight.forget_partly_sent),
+    "forget_rest": _in_flight("the rest of a sliced batch is not captured", in_flight.forget_rest),
+    "forget_partly_sent": _in_flight("a batch that is partly sent is not captured", in_flight.forget_partly_sent),
     "forget_arrivals": _in_flight("what arrives before its barrier is not captured", in_flight.forget_arrivals),
-    "forget_output": _in_flight("2: queued output is not captured", in_flight.forget_output),
-    "no_filter": _in_flight("5: rows in flight are not filtered by key group", in_flight.no_filter),
+    "forget_output": _in_flight("queued output is not captured", in_flight.forget_output),
+    "no_filter": _in_flight("rows in flight are not filtered by key group", in_flight.no_filter),
     "forget_recovered": _in_flight(
         "a checkpoint during recovery forgets what is not consumed", in_flight.forget_recovered
     ),
-    "ignore_skip": _in_flight("9: what was consumed before a checkpoint is recovered again", in_flight.ignore_skip),
-    "live_before_recovered": _in_flight("8: live data is read before recovered data", in_flight.live_before_recovered),
-    "output_before_input": _in_flight("3: what had arrived is read behind what had not", in_flight.output_before_input),
-    "old_ranges": _in_flight("5: rows in flight are dealt by the key groups of before", in_flight.old_ranges),
+    "ignore_skip": _in_flight("what was consumed before a checkpoint is recovered again", in_flight.ignore_skip),
+    "live_before_recovered": _in_flight("live data is read before recovered data", in_flight.live_before_recovered),
+    "output_before_input": _in_flight("what had arrived is read behind what had not", in_flight.output_before_input),
+    "old_ranges": _in_flight("rows in flight are dealt by the key groups of before", in_flight.old_ranges),
     "unannounced_barrier": Mutation(
-        "6: a barrier that overtakes what waits for credit is not announced", in_flight.unannounced_barrier, _far_behind
+        "a barrier that overtakes what waits for credit is not announced", in_flight.unannounced_barrier, _far_behind
     ),
     "position_late": Mutation(
-        "9: the place in recovered data moves when a batch is done, not when it is taken",
+        "the place in recovered data moves when a batch is done, not when it is taken",
         in_flight.position_late,
         _sliced,
     ),
-    "barrier_later": _in_flight(
-        "10: what is in flight is captured one mail after the operators", in_flight.barrier_later
-    ),
-    "missing_barrier": _in_flight("11: one channel gets no barrier", in_flight.missing_barrier),
+    "barrier_later": _in_flight("what is in flight is captured one mail after the operators", in_flight.barrier_later),
+    "missing_barrier": _in_flight("one channel gets no barrier", in_flight.missing_barrier),
     "forgotten_channel_files": _in_flight(
-        "13: files of rows in flight are not kept with their checkpoint", in_flight.forgotten_channel_files
+        "files of rows in flight are not kept with their checkpoint", in_flight.forgotten_channel_files
     ),
     "recovery_waits_for_pool": Mutation(
-        "14: recovered rows wait for room in the pool", in_flight.recovery_waits_for_pool, _tight_pool
+        "recovered rows wait for room in the pool", in_flight.recovery_waits_for_pool, _tight_pool
     ),
-    "every_decline_counts": Mutation(
-        "15: that a task is not ready counts as a failure", coordination.every_decline_counts
-    ),
+    "every_decline_counts": Mutation("that a task is not ready counts as a failure", coordination.every_decline_counts),
     "watermark_of_the_fastest": Mutation(
-        "17: event time is restored as of the fastest subtask", coordination.watermark_of_the_fastest, _on_time
+        "event time is restored as of the fastest subtask", coordination.watermark_of_the_fastest, _on_time
     ),
     "broadcast_of_the_first": Mutation(
-        "18: broadcast state is taken from subtask 0, finished or not",
+        "broadcast state is taken from subtask 0, finished or not",
         coordination.broadcast_of_the_first,
         _ending("broadcast"),
     ),
     "union_with_finished": Mutation(
-        "19: union state is accepted when some subtasks have finished",
+        "union state is accepted when some subtasks have finished",
         coordination.union_with_finished,
         _ending("tally"),
     ),
     "swallow_read_error": Mutation(
-        "29: an error in recovering rows is swallowed", in_flight.swallow_read_error, _recovering
+        "an error in recovering rows is swallowed", in_flight.swallow_read_error, _recovering
     ),
     "finish_again": Mutation(
-        "30: a finished operator finishes again", coordination.finish_again, _of("kill_slot", topology="tally")
+        "a finished operator finishes again", coordination.finish_again, _of("kill_slot", topology="tally")
     ),
     "watermark_before_timers": Mutation(
-        "31: a watermark goes on before all its timers have fired", coordination.watermark_before_timers, _on_time
+        "a watermark goes on before all its timers have fired", coordination.watermark_before_timers, _on_time
     ),
     "output_aside": Mutation(
-        "32: output is kept beside the queues while the pool is empty", in_flight.output_aside, _tight_pool
+        "output is kept beside the queues while the pool is empty", in_flight.output_aside, _tight_pool
     ),
     "checkpoint_while_draining": Mutation(
         "a checkpoint while only some sources have drained",

@@ -20,6 +20,8 @@ from midstream.sim.world import Process, World
 SIM: Final = "[sim]"
 """In every reason that the simulator gives: what fails because of it is no bug."""
 HANDSHAKE_S: Final = 30.0
+TOGETHER: Final = 0.7
+"""How probably a message arrives together with the one before it, if both were sent in one step."""
 _LENGTH: Final = struct.Struct("<I")
 _CONTROL: Final = Kind.CONTROL
 _PUMP: Final = Kind.PUMP
@@ -27,21 +29,28 @@ _FRAMES: Final = Kind.FRAMES
 
 
 class Pipe:
-    """One direction of a connection: messages arrive in order, each after a time of its own."""
+    """One direction of a connection: messages arrive in order, together or each after a time of its own."""
 
     def __init__(self, world: World, receiver: Process, deliver: Callable[[Any], None]) -> None:
         self._world = world
         self._receiver = receiver
         self._deliver = deliver
         self._last_at_us = 0
+        self._last_step = -1
         self.is_cut = False
 
     def send(self, message: Any, delay_us: int | None = None) -> None:
         if self.is_cut:
             return
         world = self._world
-        delay = world.delay(world.tempo.control_us) if delay_us is None else delay_us
-        delay = max(delay, self._last_at_us - world.now_us)
+        behind_us = self._last_at_us - world.now_us
+        if delay_us is not None:
+            delay = max(delay_us, behind_us)
+        elif world.step_number == self._last_step and world.chance() < TOGETHER:
+            delay = behind_us
+        else:
+            delay = max(world.delay(world.tempo.control_us), behind_us)
+        self._last_step = world.step_number
         self._last_at_us = world.schedule(delay, self._receiver, _CONTROL, partial(self._arrive, message), message)
 
     def hold(self, delay_us: int) -> None:

@@ -77,7 +77,6 @@ class World:
         self._acting = ""
         """Whose step it is, for the trace."""
         self._ids = 0
-        self._alarms: dict[int, list[Callable[[], None]]] = {}
 
     # ---- chance
 
@@ -105,10 +104,6 @@ class World:
         heappush(self._queue, (at_us, self._scheduled, process, kind, call, detail, self.step_number))
         return at_us
 
-    def at_step(self, number: int, call: Callable[[], None]) -> None:
-        """`call` right before step `number`."""
-        self._alarms.setdefault(number, []).append(call)
-
     def step(self) -> bool:
         """The next thing happens. False when nothing is left."""
         queue = self._queue
@@ -125,12 +120,6 @@ class World:
                 continue
             self.now_us = max(self.now_us, at_us)
             self.step_number += 1
-            if self._alarms and self.step_number in self._alarms:
-                for alarm in self._alarms.pop(self.step_number):
-                    alarm()
-                if process is not None and not (process.alive and not process.paused):
-                    heappush(queue, entry)
-                    continue
             self.hash = (self.hash * 1_000_003 + number * 64 + kind + self.now_us) & _MASK
             if self.trace is not None:
                 name = process.name if process is not None else "world"
@@ -385,10 +374,6 @@ class Process:
         io = _Io(self, work, done)
         self.ios[io] = None
         self.world.schedule(self.world.delay(self.io_us), self, _IO, io.start, work)
-
-    @property
-    def mails_waiting(self) -> int:
-        return len(self._mails)
 
     def _turn(self) -> None:
         mail, _ = self._mails.popleft()

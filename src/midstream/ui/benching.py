@@ -14,8 +14,6 @@ from midstream.ui.answer import Answer, busy_with
 
 NAMES = ("window", "exchange", "latency", "checkpoint", "recovery", "simulate")
 SLOTS = ("spark", "process")
-
-
 BACKLOG_MIB_MAX = 4096
 
 

@@ -297,13 +297,14 @@ def report_view(report: CheckpointReport) -> RenderableType:
     parts += [Text(f"damaged: {text.printable(problem)}", style="bold red") for problem in report.problems]
     if not report.problems:
         parts.append(
-            Text(f"verified: every checksum of {text.size(report.verified_bytes)} in {_files(report.files)}", "green")
+            Text(f"verified: every checksum of {text.size(report.verified_bytes)} {_where(report.files)}", "green")
         )
     return Group(*parts)
 
 
-def _files(count: int) -> str:
-    return f"{count} file" if count == 1 else f"{count} files"
+def _where(files: int) -> str:
+    """Of small checkpoints everything is in the metadata."""
+    return f"in {files} {'file' if files == 1 else 'files'}" if files else "in the metadata"
 
 
 def _operators_table(report: CheckpointReport) -> Table:

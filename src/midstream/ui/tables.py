@@ -107,13 +107,14 @@ def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[Renderabl
 
 def _states(vertex: VertexStatus) -> str:
     """Said only when it is not the normal one: all subtasks running, with nothing left to recover."""
-    recovering = f"  recovering {_percent(vertex.recovered)}" if vertex.recovered is not None else ""
     states = {state: count for state, count in vertex.states.items() if count and state != "running"}
-    if not states:
-        return recovering
     if len(states) == 1 and sum(states.values()) == vertex.parallelism:
-        return f"  {next(iter(states))}{recovering}"
-    return "  " + ", ".join(f"{count} {state}" for state, count in sorted(states.items())) + recovering
+        said = list(states)
+    else:
+        said = [", ".join(f"{count} {state}" for state, count in sorted(states.items()))] if states else []
+    if vertex.recovered is not None:
+        said.append(f"recovering {_percent(vertex.recovered)}")
+    return "".join(f"  {what}" for what in said)
 
 
 def _percent(part: float) -> str:

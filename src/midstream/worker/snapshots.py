@@ -103,7 +103,7 @@ class _Taken:
 
 
 class TaskSnapshots:
-    """`send` acknowledgements; `fail` the task when what a sink has taken cannot be made durable."""
+    """`send` acknowledgements; `fail` the task when what a sink has taken cannot be made durable; see `is_idle`."""
 
     def __init__(
         self,
@@ -112,6 +112,7 @@ class TaskSnapshots:
         executor: Executor,
         send: Callable[[m.FromSlot], None],
         fail: Callable[[BaseException], None],
+        on_idle: Callable[[], None],
         inline_bytes_max: int,
     ) -> None:
         self._attempt = attempt
@@ -120,6 +121,7 @@ class TaskSnapshots:
         self._executor = executor
         self._send = send
         self._fail = fail
+        self._on_idle = on_idle
         self._closed = False
         self._stored: dict[str, m.ChunkHandle] = {}
         """Chunks that a completed checkpoint has in a file: they are not written again."""
@@ -193,6 +195,8 @@ class TaskSnapshots:
                 return
             del self._taken[oldest]
             self._acknowledge(oldest, taken, taken.stored, taken.in_flight)
+            if not self._taken:
+                self._on_idle()
 
     def _acknowledge(
         self, checkpoint_id: int, taken: _Taken, stored: StoredSnapshot, in_flight: StoredInFlight

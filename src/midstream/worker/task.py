@@ -154,7 +154,7 @@ class Task:
             is_finished=restored_as_finished,
         )
         self._snapshots = TaskSnapshots(
-            seams.attempt, self.ref, seams.executor, seams.send, self.fail, seams.inline_bytes_max
+            seams.attempt, self.ref, seams.executor, seams.send, self.fail, self.wake, seams.inline_bytes_max
         )
         self._checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
@@ -399,14 +399,14 @@ class Task:
             return False
 
     def _step(self, started_s: float) -> bool:
+        if self._is_final and self._snapshots.is_idle and self._is_sent():
+            self._end()  # before the mails: with checkpoints that follow at once there is always another trigger
+            return False
         if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
             self._mails_in_a_row += 1
             self.mails.popleft()()  # needs no buffer: barriers and bookkeeping
             return self._may_go_on()
         self._mails_in_a_row = 0
-        if self._is_final and self._snapshots.is_idle and self._is_sent():
-            self._end()
-            return False
         if not self._output_available():
             self._backpressured_since = started_s
             return False
