@@ -112,7 +112,7 @@ class _SlowWriter(SinkWriter):
 
 
 def run(checkpoints: int | None, slots: Slots) -> CheckpointResult:
-    """`checkpoints` per mode. Raises InvariantError when one fails or the backlog does not come about."""
+    """`checkpoints` per mode. Raises InvariantError when one fails, JobError when the backlog does not come about."""
     count, warm_up = (CHECKPOINTS, WARM_UP) if checkpoints is None else (checkpoints, checkpoints // 3)
     few = min(count, BACKLOG_CHECKPOINTS)
     return CheckpointResult(
@@ -235,7 +235,10 @@ def fill(job: Job, backlog_bytes: int) -> None:
         if found >= FILLED * backlog_bytes:
             return
         if time.perf_counter() > deadline_s:
-            raise InvariantError(f"only {found:,} of {backlog_bytes:,} bytes are in flight after {FILL_S_MAX:g} s")
+            raise JobError(
+                f"only {found:,} of {backlog_bytes:,} bytes are in flight after {FILL_S_MAX:g} s: the source is hardly "
+                "faster than the sink here; try a larger backlog, or a machine with less other work"
+            )
         time.sleep(POLL_S)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: barriers in a task, state files, metadata, the store, and who gets which state back.
 
-May import everything up to `protocol`. `barriers` runs on a slot's loop thread; `state_files` and
-`store` are I/O and run on I/O threads only; `metadata` and `assign` are pure functions.
+May import everything up to `protocol`. `barriers` runs on a slot's loop thread; `state_files`,
+`channel_state` (both with `extents`), `store` and `savepoint` are I/O and run on I/O threads only;
+`metadata`, `assign`, `assign_channels` and `compatible` are pure functions.
 """

@@ -25,7 +25,7 @@ import msgspec
 from midstream.checkpoint.extents import check_extent
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata, files_of
 from midstream.checkpoint.state_files import SHARED, StateFile
-from midstream.checkpoint.store import SAVEPOINT, checkpoint_path, metadata_path
+from midstream.checkpoint.store import SAVEPOINT, metadata_path
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
@@ -206,8 +206,3 @@ def _read(source: Storage, path: str, pieces: list[_Piece]) -> Iterator[bytes]:
             place = f"bytes {piece.offset} to {piece.offset + piece.length}"
             raise StorageError(f"state file {path} ({place}): {problem}; this checkpoint cannot be copied")
         yield data
-
-
-def where_from(url: str, metadata: CheckpointMetadata) -> str:
-    """The path of a checkpoint in the directory `url`, for people."""
-    return f"{url.rstrip('/')}/{checkpoint_path(metadata.checkpoint_id)}"

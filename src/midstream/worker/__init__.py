@@ -4,6 +4,7 @@ May import everything below it (`core` … `exchange`). Confined to the slot's l
 are reached through `Executor.submit`, peers through `exchange` links, the driver through `send`.
 
 Reading order: chain (rows and watermarks through operators), valve (watermarks of several
-channels), source (splits into batches), snapshots (state into files), failures (what is told of an
-exception), task (one subtask), slot (all tasks of a process).
+channels), inputs (what comes through the gates), source (splits into batches), snapshots (state
+into files), checkpoints (barriers, and what is in flight), recovery (what was in flight, read
+again), failures (what is told of an exception), task (one subtask), slot (all tasks of a process).
 """

@@ -146,7 +146,6 @@ class TaskInput:
         """As many rows of the batch as fit the budget, judged by the rows before them."""
         clock = self._clock
         rest = current.batch.num_rows - current.next_row
-        rows = rest
         if self._rows_per_s:
             budget = max(1, int(self._rows_per_s * SLICE_S))
             rows = rest if rest <= 2 * budget else budget

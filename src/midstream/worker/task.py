@@ -10,8 +10,9 @@ completed checkpoints, timers.
 
 FINISHING: all data is processed and `EndOfData` is on its way; the task still takes part in
 checkpoints, and waits until one that it joined after that point completes, all it has emitted
-is with its consumers, and it has answered for every checkpoint that it has joined. Only then are its channels closed: whoever commits for it (the sinks'
-committer) is sure to have everything, and what is still in flight is in every checkpoint.
+is with its consumers, and it has answered for every checkpoint that it has joined. Only then are
+its channels closed: whoever commits for it (the sinks' committer) is sure to have everything, and
+what is still in flight is in every checkpoint.
 """
 
 from __future__ import annotations
