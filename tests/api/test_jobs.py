@@ -515,13 +515,13 @@ def test_what_a_checkpoint_holds_must_fit_the_job_that_goes_on_from_it(tmp_path)
     env = program()
     counted(env, key=str)
     with pytest.raises(
-        JobError, match=r"operator 'process': the keys in the checkpoint are int64, .*give the operator a new uid"
+        ConfigError, match=r"operator 'process' \(uid 'sums'\): .* the key was int64, now it is .*a new uid"
     ):
         env.execute(restore_from="latest", slots=ProcessSlots())
 
     env = program()
     counted(env, uid="others")
-    with pytest.raises(ConfigError, match=r"has state of 'sums' \(process\), .*--allow-dropped-state"):
+    with pytest.raises(ConfigError, match=r"has state of 'sums' \(process: .*--allow-dropped-state"):
         env.execute(restore_from=number, slots=ProcessSlots())
     env = program()
     result = counted(env, uid="others")

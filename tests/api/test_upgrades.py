@@ -299,8 +299,12 @@ def test_a_place_that_cannot_be_had_leaves_the_job_running(running: list[Job], t
     program = Program(tmp_path / "state", rows_per_s=2 * SLOWLY)
     job = program.start(running)
     ran_for_a_while(job, 1)
-    with pytest.raises(JobError, match=r"the place is taken \(it has "):
+    with pytest.raises(JobError, match=r"this is in the job's checkpoint directory"):
         job.stop(savepoint=tmp_path / "state")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "something").touch()
+    with pytest.raises(JobError, match=r"the place is taken \(it has something\)"):
+        job.stop(savepoint=tmp_path / "taken")
     open_path.chmod(0o555)
     for make in (job.savepoint, lambda place: job.stop(savepoint=place)):
         with unprivileged(), pytest.raises(JobError, match=r"no savepoint was made: .*permission denied"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from in_memory import NeverRun
 from midstream.connectors.collection import from_rows
 from midstream.connectors.print_sink import PrintSink
 from midstream.core.config import JobConfig
@@ -13,14 +14,9 @@ from midstream.graph.build import assign_uids, build_job_graph
 from midstream.graph.describe import describe_text
 from midstream.graph.job_graph import JobGraph, Partitioning
 from midstream.graph.logical import Input, LogicalGraph, Node
-from midstream.operators.base import Operator
 
 SCHEMA = pa.schema({"k": pa.large_string(), "v": pa.int64()})
 CONFIG = JobConfig(parallelism=2)
-
-
-class Pass(Operator):
-    schema = SCHEMA
 
 
 def source(graph: LogicalGraph, **settings) -> Node:
@@ -29,12 +25,12 @@ def source(graph: LogicalGraph, **settings) -> Node:
 
 def step(graph: LogicalGraph, *origins: Node | Input, kind: str = "map", **settings) -> Node:
     inputs = [o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins]
-    return graph.add(kind, inputs=inputs, operator=Pass(), schema=SCHEMA, **settings)
+    return graph.add(kind, inputs=inputs, operator=NeverRun(), schema=SCHEMA, **settings)
 
 
 def end(graph: LogicalGraph, *origins: Node | Input, **settings) -> Node:
     inputs = [o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins]
-    return graph.add("print", inputs=inputs, operator=Pass(), sink=PrintSink(), **settings)
+    return graph.add("print", inputs=inputs, operator=NeverRun(), sink=PrintSink(), **settings)
 
 
 def keyed(node: Node, *keys: str, port: int = 0) -> Input:
@@ -157,8 +153,8 @@ def test_two_equal_uids_are_refused_with_both_places():
 def test_a_cycle_is_refused_naming_its_operators_in_the_direction_of_the_rows():
     graph = LogicalGraph()
     head = source(graph)
-    graph.add("map", name="a", inputs=[Input(head.id, SCHEMA), Input(2, SCHEMA)], operator=Pass(), schema=SCHEMA)
-    graph.add("map", name="b", inputs=[Input(1, SCHEMA)], operator=Pass(), schema=SCHEMA)
+    graph.add("map", name="a", inputs=[Input(head.id, SCHEMA), Input(2, SCHEMA)], operator=NeverRun(), schema=SCHEMA)
+    graph.add("map", name="b", inputs=[Input(1, SCHEMA)], operator=NeverRun(), schema=SCHEMA)
     end(graph, Input(2, SCHEMA))
     with pytest.raises(JobError, match=r"cycle: ('a' → 'b' → 'a'|'b' → 'a' → 'b')"):
         build_job_graph(graph, CONFIG)
@@ -198,7 +194,7 @@ def test_streams_of_one_port_with_different_schemas_and_keys_that_are_missing_ar
     graph.add(
         "map",
         inputs=[Input(first.id, SCHEMA), Input(second.id, pa.schema({"k": pa.int64()}))],
-        operator=Pass(),
+        operator=NeverRun(),
         schema=SCHEMA,
     )
     end(graph, Input(2, SCHEMA))
