@@ -114,7 +114,7 @@ class Driver:
     def start(self) -> None:
         """Raises StorageError when the job cannot be announced to the command line; all is closed then."""
         try:
-            registry.announce(
+            self._announced = registry.announce(
                 registry.entry_of_this_process(
                     self.plan.job_id, self.plan.config.name, self._lines.host, self._lines.port, self._secret
                 )
@@ -157,7 +157,7 @@ class Driver:
             self._lines.close,
             self._slots.close,
             self._loop.close,
-            partial(registry.withdraw, self.plan.job_id),
+            partial(registry.withdraw, self._announced),
         ):
             try:
                 step()

@@ -57,8 +57,8 @@ def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: 
     )
 
 
-def announce(entry: JobEntry) -> None:
-    """Raises StorageError when the directory cannot be written."""
+def announce(entry: JobEntry) -> Path:
+    """The file that says so, to be given to `withdraw`. Raises StorageError when the directory cannot be written."""
     directory = home() / "jobs"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,16 +67,17 @@ def announce(entry: JobEntry) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(entry))
-        temporary.rename(directory / f"{entry.job_id}.json")
+        return temporary.rename(directory / f"{entry.job_id}.json")
     except OSError as error:
         raise StorageError(
             f"cannot announce the job in {directory}: {error.strerror}; set MIDSTREAM_HOME to a directory of yours"
         ) from error
 
 
-def withdraw(job_id: str) -> None:
+def withdraw(announced: Path) -> None:
+    """What cannot be removed is, once the process has ended, by whoever lists the jobs."""
     with contextlib.suppress(OSError):
-        (home() / "jobs" / f"{job_id}.json").unlink(missing_ok=True)
+        announced.unlink(missing_ok=True)
 
 
 def list_jobs() -> list[JobEntry]:
