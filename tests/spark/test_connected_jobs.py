@@ -82,7 +82,9 @@ class CountingWriter(DataSourceStreamWriter):
         return Wrote(file)
 
     def commit(self, messages: list[Wrote], batchId: int) -> None:
-        (self.directory / f"{batchId}.json").write_text(json.dumps([message.file for message in messages]))
+        listed = self.directory / f"{batchId}.listed"
+        listed.write_text(json.dumps([message.file for message in messages]))
+        listed.rename(self.directory / f"{batchId}.json")  # whoever looks meanwhile sees all of it or nothing
 
     def abort(self, messages: list[Wrote], batchId: int) -> None:
         for message in messages:
