@@ -6,9 +6,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from midstream.runtime.job import Job
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -23,6 +26,15 @@ def spark() -> Iterator[Any]:
     session.conf.set("spark.sql.shuffle.partitions", "4")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def running() -> Iterator[list[Job]]:
+    """Jobs that the test starts: none is left when it ends."""
+    jobs: list[Job] = []
+    yield jobs
+    for job in jobs:
+        job.cancel("the test is over", 30)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,6 @@ class CountsAsText(KeyedProcessFunction):
 
     def process(self, row, ctx):
         raise AssertionError("it is never deployed")
-
-
-@pytest.fixture
-def running() -> Iterator[list[Job]]:
-    jobs: list[Job] = []
-    yield jobs
-    for job in jobs:
-        job.cancel("the test is over", 30)
 
 
 class Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,6 +73,16 @@ def open_writer(
 def prepared(writer: SinkWriter, checkpoint_id: int) -> list[bytes]:
     later = writer.prepare(checkpoint_id)
     return [] if later is None else list(later())
+
+
+def written(sink: Sink, rows: pa.RecordBatch, checkpoint_id: int = 1, **place: Any) -> list[bytes]:
+    """Committables of one subtask that has written these rows."""
+    loop = Loop()
+    writer = open_writer(pickle.loads(pickle.dumps(sink)), rows.schema, loop, **place)
+    writer.write(rows)
+    loop.run()
+    assert loop.failures == []
+    return prepared(writer, checkpoint_id)
 
 
 def batch(*values: int) -> pa.RecordBatch:

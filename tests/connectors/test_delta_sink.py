@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from deltalake import DeltaTable, write_deltalake
 
 from midstream.connectors.delta import DeltaSink
@@ -28,16 +28,6 @@ def new_sink(table: Path, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSi
     sink = DeltaSink(table, **options)
     sink.validate(schema, restoring=False)
     return sink
-
-
-def written(sink: DeltaSink, rows: pa.RecordBatch, checkpoint_id: int = 1, **place: Any) -> list[bytes]:
-    """Committables of one subtask that has written these rows."""
-    loop = Loop()
-    writer = open_writer(pickle.loads(pickle.dumps(sink)), rows.schema, loop, **place)
-    writer.write(rows)
-    loop.run()
-    assert loop.failures == []
-    return prepared(writer, checkpoint_id)
 
 
 def failure_of(sink: DeltaSink, rows: pa.RecordBatch) -> MidstreamError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from psycopg import sql
 
 from midstream.connectors.postgres import PostgresSink
@@ -40,16 +39,6 @@ def new_sink(database: str, schema: pa.Schema = SCHEMA, table: str = "numbers", 
     sink = PostgresSink(database, table, **options)
     sink.validate(schema, restoring=False)
     return sink
-
-
-def written(sink: PostgresSink, rows: pa.RecordBatch, checkpoint_id: int = 1, **place: Any) -> list[bytes]:
-    """Committables of one subtask that has written these rows."""
-    loop = Loop()
-    writer = open_writer(pickle.loads(pickle.dumps(sink)), rows.schema, loop, **place)
-    writer.write(rows)
-    loop.run()
-    assert loop.failures == []
-    return prepared(writer, checkpoint_id)
 
 
 def failure_of(sink: PostgresSink, rows: pa.RecordBatch) -> MidstreamError:
@@ -188,21 +177,12 @@ def test_the_commit_of_a_zombie_waits_for_that_of_its_successor_and_finds_nothin
     committables = written(sink, batch(1, 2, 3))
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE")
-        failures: list[BaseException] = []
-
-        def commit(job: str) -> None:
-            try:
-                sink.committer(job).commit(1, committables)
-            except BaseException as error:  # noqa: BLE001
-                failures.append(error)
-
-        threads = [threading.Thread(target=commit, args=(job,)) for job in ("job-a", "job-b", "job-a")]
-        for thread in threads:
-            thread.start()
+        pool = ThreadPoolExecutor(3)
+        commits = [pool.submit(sink.committer(job).commit, 1, committables) for job in ("job-a", "job-b", "job-a")]
         blocker.commit()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
+    for commit in commits:
+        commit.result(30)
+    pool.shutdown()
     assert numbers(database) == [1, 2, 3]
 
 

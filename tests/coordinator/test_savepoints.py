@@ -120,6 +120,29 @@ def test_one_that_cannot_be_written_gives_its_place_back_and_the_job_runs_on() -
     assert bench.storage.checkpoints() == [1] and bench.checkpoint() == 2
 
 
+def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_read_on_before() -> None:
+    small = MemoryStorage()
+    small.refuse = lambda path: path.startswith("chk-")
+    bench = Bench(elsewhere={SAVED: small}, held=("savepoint-discard",)).run()
+    client = bench.ask(m.DoStop(savepoint=SAVED))
+    acknowledge(bench, 1)
+    assert bench.messages(m.StopFailed) == [m.StopFailed(0, 1)] * 2 and bench.checkpoint() == 2
+    assert client not in bench.replies and set(small.files) != set()
+    bench.release("savepoint-discard")
+    assert bench.replies[client].error.endswith("the job runs on") and small.files == {}
+
+
+def test_the_end_of_the_job_does_not_wait_for_a_place_to_be_given_back_before_it_answers() -> None:
+    bench = Bench(held=("savepoint-discard",)).run()
+    client = bench.ask(m.DoSavepoint(SAVED))
+    bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
+    assert client not in bench.replies
+    bench.fail(READ0, fatal=True)
+    assert bench.replies[client].error == "no savepoint was made: checkpoint 1 failed: no space left"
+    bench.release("savepoint-discard")
+    assert bench.ended is not None and bench.elsewhere[SAVED].files == {}
+
+
 def test_a_checkpoint_that_fails_makes_no_savepoint() -> None:
     bench = Bench().run()
     client = bench.ask(m.DoSavepoint(SAVED))

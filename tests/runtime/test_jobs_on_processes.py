@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,6 @@ from midstream.core.errors import JobError
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.processes import ProcessSlots
 from waiting import alive, until
-
-
-@pytest.fixture
-def running() -> Iterator[list[Job]]:
-    jobs: list[Job] = []
-    yield jobs
-    for job in jobs:
-        job.cancel("the test is over", 30)
 
 
 def start(running: list[Job], numbers: NumbersJob, restore: str | None = None) -> Job:

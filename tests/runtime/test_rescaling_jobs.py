@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from midstream.core.errors import JobError
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from waiting import alive, until
-
-
-@pytest.fixture
-def running() -> Iterator[list[Job]]:
-    jobs: list[Job] = []
-    yield jobs
-    for job in jobs:
-        job.cancel("the test is over", 30)
 
 
 def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(

@@ -84,9 +84,12 @@ class Requests:
 
     def stop_failed(self, reason: str) -> None:
         """The stop with a checkpoint is off; the job runs on."""
+        self.refuse(self.withdraw_stop(), reason)
+
+    def withdraw_stop(self) -> list[int]:
+        """The stop, if there is one, is off; its clients are still to be told."""
         stop, self.stop = self.stop, None
-        if stop is not None:
-            self.refuse(stop.clients, reason)
+        return [] if stop is None else stop.clients
 
     def refuse(self, clients: list[int] | tuple[int, ...], reason: str) -> None:
         for client in clients:

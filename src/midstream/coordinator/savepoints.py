@@ -3,7 +3,8 @@
     CLAIMING --the place is ours--> WAITING --triggered--> STORING --completed--> COMMITTING
                                        ^                      |                       |
                                        +---- try again -------+         all committed |
-    (answered) <--written, or not and the place given back-- COPYING <----------------+
+    (answered) <----------------written------------------ COPYING <-------------------+
+    (answered) <--the place is given back-- DISCARDING <--whatever fails, in any of them
 
 The checkpoint is aligned: rows in flight could only be read by the same graph. It is kept for as long
 as it is copied, and the job runs on meanwhile. A stop is answered by `Requests`; for it the sources
@@ -13,7 +14,7 @@ hold still behind the checkpoint, and if the savepoint fails they read on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
@@ -34,6 +35,8 @@ class Stage(Enum):
     STORING = auto()
     COMMITTING = auto()
     COPYING = auto()
+    DISCARDING = auto()
+    """It is not to be. Who asked is told when its place is free again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +53,9 @@ class _Savepoint:
     """From COMMITTING on."""
     attempt: Attempt | None = None
     """In which its checkpoint was made."""
+    refused: list[int] = field(default_factory=list)
+    """Clients to tell `reason`, from DISCARDING on."""
+    reason: str = ""
 
 
 class Savepoints:
@@ -164,39 +170,48 @@ class Savepoints:
     # ---- its end ----
 
     def _fail(self, savepoint: _Savepoint, reason: str) -> None:
-        """Give the place back, and tell who asked."""
-        self._let_go(savepoint)
-        reason = f"no savepoint was made: {reason}"
+        """Let the job run on at once; give the place back, then tell who asked."""
+        savepoint.reason = f"no savepoint was made: {reason}"
         if self._has_ended:
-            return
-        if savepoint.stop is None:
-            self._requests.refuse([savepoint.client], reason)
+            pass
+        elif savepoint.stop is None:
+            savepoint.refused = [savepoint.client]
         elif self._requests.stop is savepoint.stop:
-            self._requests.stop_failed(f"{reason}; the job runs on")
+            savepoint.refused = self._requests.withdraw_stop()
+            savepoint.reason += "; the job runs on"
             if savepoint.attempt is not None:  # it still runs, else the stop would have failed with it
                 for slot in savepoint.attempt.slots:
                     self._effects.send(slot, StopFailed(savepoint.attempt.number, savepoint.checkpoint_id))
+        self._discard(savepoint)
 
-    def _let_go(self, savepoint: _Savepoint) -> None:
+    def _discard(self, savepoint: _Savepoint) -> None:
+        savepoint.stage = Stage.DISCARDING
+        if savepoint.place is None:
+            self._discarded(savepoint, Done(None))
+        else:
+            gone = partial(self._discarded, savepoint)
+            self._effects.run_io("savepoint-discard", partial(discard, savepoint.place), gone)
+
+    def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:
+        """If that failed: what is left of it cannot be restored, and says so."""
         self._all.remove(savepoint)
-        if savepoint.place is not None:
-            self._effects.run_io("savepoint-discard", partial(discard, savepoint.place), _discarded)
+        self._requests.refuse(savepoint.refused, savepoint.reason)
 
     def job_ended(self, reason: str) -> None:
         """Answer all but stops. What is at work on the I/O pool may come to its end, but nobody waits for it."""
+        self._has_ended = True
         for savepoint in list(self._all):
+            if savepoint.stage is Stage.DISCARDING:
+                self._requests.refuse(savepoint.refused, savepoint.reason)
+                savepoint.refused = []
+                continue
             if savepoint.stop is None:
                 self._requests.refuse([savepoint.client], f"no savepoint was made: {reason}")
             if savepoint.stage not in (Stage.CLAIMING, Stage.COPYING):
-                self._let_go(savepoint)
-        self._has_ended = True
+                self._discard(savepoint)
 
     def _at(self, *stages: Stage) -> list[_Savepoint]:
         return [savepoint for savepoint in self._all if savepoint.stage in stages]
 
     def _of(self, checkpoint_id: int) -> list[_Savepoint]:
         return [s for s in self._at(Stage.STORING) if s.checkpoint_id == checkpoint_id]
-
-
-def _discarded(outcome: Done[None] | Failed) -> None:
-    """What is left of it cannot be restored, and says so."""
