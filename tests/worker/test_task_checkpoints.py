@@ -93,7 +93,7 @@ class World:
             partitions=[self.output],
             snapshots=cast(TaskSnapshots, self.snapshots),
             take=lambda barrier, alignment_ms: self.taken.append(barrier.checkpoint_id),
-            rest=lambda: self.current,
+            rests=lambda: {} if self.current is None else {0: self.current},
             mail=self.mails.append,
             fail=self.failures.append,
             clock=self.clock,
@@ -175,7 +175,7 @@ def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_let_
     world.put(1, 3)
     polled = world.gate.poll(1)
     assert polled is not None and isinstance(polled[1], pa.RecordBatch)
-    world.current = Rest(0, polled[1], world.gate.taken(0))
+    world.current = Rest(polled[1], world.gate.taken(0))
     world.output.emit(batch([(0, 9)]))
     world.put(1, world.barrier())
     world.put(0, 4, world.barrier(), 5)
@@ -290,7 +290,7 @@ def test_an_end_at_any_moment_leaves_the_pool_whole(moment: str) -> None:
     world.gate.done(RECOVERED)
     polled = world.gate.poll(1)
     assert polled is not None and isinstance(polled[1], pa.RecordBatch)
-    world.current = Rest(0, polled[1], world.gate.taken(RECOVERED))
+    world.current = Rest(polled[1], world.gate.taken(RECOVERED))
     world.output.emit(batch([(0, 9)]))
     world.put(0, 1, world.barrier())
     if moment != "capturing":

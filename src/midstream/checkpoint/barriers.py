@@ -190,6 +190,14 @@ class BarrierHandler:
     def pending(self) -> CheckpointBarrier | None:
         return self._pending.barrier if self._pending else None
 
+    @property
+    def awaited(self) -> Collection[int]:
+        """Channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
+        pending = self._pending
+        if pending is None or pending.capturing or not pending.may_overtake:
+            return ()
+        return self._must_align - pending.received - pending.clear
+
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
         match event:
             case BarrierAnnounced(channel, barrier, is_clear):

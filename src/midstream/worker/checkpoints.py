@@ -57,7 +57,6 @@ FLUSH_S = 0.1
 class Rest:
     """What is left of the batch that is being worked on."""
 
-    gate: int
     batch: pa.RecordBatch
     taken: Taken
 
@@ -109,7 +108,7 @@ class _InFlightState:
 
 
 class TaskCheckpoints:
-    """`take(barrier)` snapshots the operators; `rest()` is the batch at work; `mail` runs a step between two slices."""
+    """`take(barrier)` snapshots the operators; `rests()`: the batches at work, by gate; `mail`: a step between slices."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class TaskCheckpoints:
         partitions: Sequence[ResultPartition],
         snapshots: TaskSnapshots,
         take: Callable[[CheckpointBarrier, float], None],
-        rest: Callable[[], Rest | None],
+        rests: Callable[[], dict[int, Rest]],
         mail: Callable[[Callable[[], None]], None],
         fail: Callable[[BaseException], None],
         clock: Clock,
@@ -133,7 +132,7 @@ class TaskCheckpoints:
         self._partitions = partitions
         self._snapshots = snapshots
         self._take = take
-        self._rest = rest
+        self._rests = rests
         self._mail = mail
         self._fail = fail
         self._clock = clock
@@ -150,6 +149,8 @@ class TaskCheckpoints:
             for index in range(len(gate.channels))
         ]
         self._handler = BarrierHandler(channels, overtakable)
+        self.awaited_gates: tuple[int, ...] = ()
+        """Those whose rows cannot be in flight in a checkpoint that only waits for their barriers."""
         self._in_flight: dict[int, _InFlightState] = {}
         """By checkpoint, until it is written or given up."""
         self._writing: set[_InFlightState] = set()
@@ -209,6 +210,8 @@ class TaskCheckpoints:
                         partition.broadcast(CancelCheckpointMarker(checkpoint_id))
                     self.drop(checkpoint_id)
                     self._snapshots.decline(checkpoint_id, reason, counts=False)
+        awaited = self._handler.awaited
+        self.awaited_gates = tuple(sorted({self._place(channel)[0] for channel in awaited})) if awaited else ()
         pending = self._handler.pending
         if pending is not None:
             self._see(pending)
@@ -268,9 +271,14 @@ class TaskCheckpoints:
         if timer is not None:
             timer.cancel()
 
-    def _locate(self, channel: int) -> tuple[InputGate, int]:
+    def _place(self, channel: int) -> tuple[int, int]:
+        """Its gate, and its number there."""
         gate = bisect_right(self._first_channel, channel) - 1
-        return self._gates[gate], channel - self._first_channel[gate]
+        return gate, channel - self._first_channel[gate]
+
+    def _locate(self, channel: int) -> tuple[InputGate, int]:
+        gate, index = self._place(channel)
+        return self._gates[gate], index
 
     # ---- the snapshot ----
 
@@ -294,13 +302,14 @@ class TaskCheckpoints:
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
         """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
-        rest = self._rest()
+        rests = self._rests()
         for number, gate in enumerate(self._gates):
             first = self._first_channel[number]
             mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
             if not mine:
                 continue
-            if rest is not None and rest.gate == number:
+            rest = rests.pop(number, None)
+            if rest is not None:
                 state.inputs.append((Captured(gate.edge.id, gate.consumer, gate.consumer, False, (rest.batch,)), []))
                 state.held += [item.hold() for item in rest.taken]
             if isinstance(gate.recovered, GateRecovery):
@@ -309,6 +318,7 @@ class TaskCheckpoints:
             for index in mine:
                 where = Captured(gate.edge.id, gate.channels[index].id.producer, gate.consumer, False)
                 state.inputs.append((where, gate.capture(index, state.barrier.checkpoint_id)))
+        assert not rests, (state.barrier, rests.keys())  # where nothing is captured, all before the barrier is done
 
     def _store_if_complete(self, checkpoint_id: int) -> None:
         """Write it once nothing can be added: every barrier has come, and every one sent has left or overtaken."""

@@ -1,7 +1,7 @@
 """What comes into one task through its gates: batches, worked off in slices; event time; the end.
 
-A batch is worked off in slices of about SLICE_S, so that mails never wait for long. What is left of
-it between two slices is in flight, see `rest`.
+A batch is worked off in slices of about SLICE_S, and between two of them mails and the other gates have
+their turn: nobody waits for the whole of a slow batch. What is left of it is in flight, see `rests`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,22 @@ from midstream.worker.valve import WatermarkValve
 SLICE_S = 0.01
 """How long a step may keep the loop, as far as that can be foreseen."""
 
+AWAITED_MAX = 64
+"""How many elements of gates that a checkpoint waits for are read before another gate has its turn."""
 
-@dataclass(slots=True)
-class _Current:
-    """The batch that is being worked off."""
 
-    gate: int
-    channel: int
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """What is being read of one gate, and how fast its rows have been worked off."""
+
+    gate: InputGate
     port: int
-    batch: pa.RecordBatch
-    next_row: int
+    rows_per_s: float = 0.0
+    channel: int = 0
+    """That `batch` is from."""
+    batch: pa.RecordBatch | None = None
+    """It is being worked off, from `next_row` on."""
+    next_row: int = 0
 
 
 class TaskInput:
@@ -60,7 +66,6 @@ class TaskInput:
         is_finished: bool,
     ) -> None:
         self._ref = ref
-        self._gates = gates
         self._chain = chain
         self._clock = clock
         self._handle = handle
@@ -75,9 +80,9 @@ class TaskInput:
             port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
             for port in {gate.edge.port for gate in gates}
         }
-        self._current: _Current | None = None
-        self._rows_per_s = 0.0
+        self._readers = [_Reader(gate, gate.edge.port) for gate in gates]
         self._next_gate = 0
+        self._awaited_in_a_row = 0
         self.rows_in = 0
         self.has_ended = False
         """All channels have ended, and so has what was read from them."""
@@ -88,43 +93,57 @@ class TaskInput:
         """Event time stood there."""
         self._valve.watermark_us = watermark_us
 
-    def work(self) -> bool:
-        """A slice of the present batch, or the next element. False: nothing can be read now."""
-        if self._current is not None:
-            self._process_slice(self._current)
-            return True
-        for _ in range(len(self._gates)):
+    def work(self, awaited: Sequence[int] = ()) -> bool:
+        """A slice of a batch, or the next element, of the next gate. False: nothing can be read now.
+
+        `awaited`: gates that a checkpoint waits for come first; the others get a turn now and then.
+        """
+        if self._awaited_in_a_row < AWAITED_MAX:
+            for index in awaited:
+                if self._read(index):
+                    self._awaited_in_a_row += 1
+                    return True
+        self._awaited_in_a_row = 0
+        for _ in range(len(self._readers)):
             index = self._next_gate
-            gate = self._gates[index]
-            self._next_gate = (index + 1) % len(self._gates)
-            polled = gate.poll(self._rows_max)
-            if polled is not None:
-                self._on_element(index, polled[0], polled[1])
+            self._next_gate = (index + 1) % len(self._readers)
+            if self._read(index):
                 return True
         return False
 
     @property
     def may_go_on(self) -> bool:
         """Whether `work` may find something now; if not, one of the gates will wake the task."""
-        return self._current is not None or any(gate.may_have_data for gate in self._gates)
+        return any(reader.batch is not None or reader.gate.may_have_data for reader in self._readers)
 
-    def rest(self) -> Rest | None:
-        """What is left of the present batch."""
-        current = self._current
-        if current is None:
-            return None
-        taken = self._gates[current.gate].taken(current.channel)
-        return Rest(current.gate, current.batch.slice(current.next_row), taken)
+    def rests(self) -> dict[int, Rest]:
+        """By gate: what is left of the batch that is being worked off."""
+        return {
+            number: Rest(reader.batch.slice(reader.next_row), reader.gate.taken(reader.channel))
+            for number, reader in enumerate(self._readers)
+            if reader.batch is not None
+        }
+
+    def _read(self, index: int) -> bool:
+        reader = self._readers[index]
+        if reader.batch is not None:
+            self._process_slice(reader, reader.batch)
+            return True
+        polled = reader.gate.poll(self._rows_max)
+        if polled is None:
+            return False
+        self._on_element(index, *polled)
+        return True
 
     def _on_element(self, gate: int, index: int, element: Element) -> None:
         channel = self._first_channel[gate] + index
-        port = self._gates[gate].edge.port
+        reader = self._readers[gate]
         if isinstance(element, pa.RecordBatch):
             if index != RECOVERED and self._ended_data[channel]:
-                raise InvariantError(f"{self._gates[gate].channels[index].id}: rows after the end of data")
+                raise InvariantError(f"{reader.gate.channels[index].id}: rows after the end of data")
             self.rows_in += element.num_rows
-            self._current = _Current(gate, index, port, element, 0)
-            self._process_slice(self._current)
+            reader.channel, reader.batch, reader.next_row = index, element, 0
+            self._process_slice(reader, element)
             return
         match element:
             case Watermark(timestamp_us):
@@ -136,30 +155,30 @@ class TaskInput:
             case CancelCheckpointMarker(checkpoint_id):
                 self._handle(CancelReceived(checkpoint_id))
             case EndOfData(drain):
-                self._end_of_data(channel, port, drain)
+                self._end_of_data(channel, reader.port, drain)
             case EndOfPartition():
                 if not self._ended_data[channel]:
-                    raise InvariantError(f"{self._gates[gate].channels[index].id}: closed before the end of data")
+                    raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
                 self._handle(ChannelEnded(channel))
 
-    def _process_slice(self, current: _Current) -> None:
-        """As many rows of the batch as fit the budget, judged by the rows before them."""
+    def _process_slice(self, reader: _Reader, batch: pa.RecordBatch) -> None:
+        """As many rows of the batch as fit the budget, judged by the rows of that gate before them."""
         clock = self._clock
-        rest = current.batch.num_rows - current.next_row
-        if self._rows_per_s:
-            budget = max(1, int(self._rows_per_s * SLICE_S))
+        rest = batch.num_rows - reader.next_row
+        if reader.rows_per_s:
+            budget = max(1, int(reader.rows_per_s * SLICE_S))
             rows = rest if rest <= 2 * budget else budget
         else:
             rows = min(rest, FIRST_ROWS)
-        part = current.batch if rows == current.batch.num_rows else current.batch.slice(current.next_row, rows)
+        part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.monotonic_s()
-        self._chain.process(part, current.port)
+        self._chain.process(part, reader.port)
         elapsed_s = clock.monotonic_s() - started_s
-        self._rows_per_s = rows / elapsed_s if elapsed_s > 0 else float(2**40)
-        current.next_row += rows
-        if current.next_row == current.batch.num_rows:
-            self._current = None
-            self._gates[current.gate].done(current.channel)
+        reader.rows_per_s = rows / elapsed_s if elapsed_s > 0 else float(2**40)
+        reader.next_row += rows
+        if reader.next_row == batch.num_rows:
+            reader.batch = None
+            reader.gate.done(reader.channel)
 
     def _advance(self, watermark_us: int | None) -> None:
         if watermark_us is not None:

@@ -163,7 +163,7 @@ class Task:
             partitions=partitions,
             snapshots=self._snapshots,
             take=self._snapshot,
-            rest=self._input.rest,
+            rests=self._input.rests,
             mail=self.mail,
             fail=self.fail,
             clock=seams.clock,
@@ -418,13 +418,13 @@ class Task:
             self._chain.pump()
             return True
         if self.state is _FINISHING:
-            return self._input.work() and self._may_go_on()
+            return self._input.work(self._checkpoints.awaited_gates) and self._may_go_on()
         if self._input.has_ended:
             self._finish()
             return True
         if self._source is not None:
             return self._read_source()
-        return self._input.work() and self._may_go_on()
+        return self._input.work(self._checkpoints.awaited_gates) and self._may_go_on()
 
     def _may_go_on(self) -> bool:
         """Whether another step may find something to do; if not, `wake` will be called."""

@@ -1,0 +1,123 @@
+"""Which gate a task reads next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, cast
+
+import pyarrow as pa
+
+from midstream.core.ids import TaskId
+from midstream.exchange.gate import InputGate
+from midstream.graph.job_graph import Edge, Partitioning
+from midstream.worker.chain import Chain
+from midstream.worker.inputs import AWAITED_MAX, SLICE_S, TaskInput
+from recovering import SCHEMA, batch, rows_in
+
+SLOW, RULES = 0, 1
+
+
+class Gate:
+    """One channel in which batches of so many rows lie."""
+
+    def __init__(self, port: int, *batches: int) -> None:
+        self.edge = Edge(port, port, 2, Partitioning.BROADCAST if port else Partitioning.REBALANCE, SCHEMA, port=port)
+        self.channels: Sequence[Any] = [object()]
+        numbers = count()
+        self.left = deque(batch([(0, next(numbers)) for _ in range(rows)]) for rows in batches)
+        self.at_work: tuple[pa.RecordBatch, ...] = ()
+
+    @property
+    def may_have_data(self) -> bool:
+        return bool(self.left)
+
+    def poll(self, rows_max: int) -> tuple[int, pa.RecordBatch] | None:
+        assert not self.at_work
+        if not self.left:
+            return None
+        self.at_work = (self.left.popleft(),)
+        return 0, self.at_work[0]
+
+    def taken(self, channel: int) -> tuple[pa.RecordBatch, ...]:
+        return self.at_work
+
+    def done(self, channel: int) -> None:
+        self.at_work = ()
+
+
+class Rows:
+    """A chain that notes at which port each row comes in; those of SLOW take a millisecond. It is the clock as well."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.slices: list[tuple[int, int]] = []
+        self.now_s = 0.0
+
+    def process(self, part: pa.RecordBatch, port: int) -> None:
+        self.slices.append((port, part.num_rows))
+        self.seen += [(port, n) for _, n in rows_in(part)]
+        self.now_s += part.num_rows * (1e-3 if port == SLOW else 1e-7)
+
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+def task_input(slow: Sequence[int], rules: Sequence[int]) -> tuple[TaskInput, Rows]:
+    rows = Rows()
+    gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
+    chain = cast(Chain, rows)
+    return TaskInput(TaskId(2, 0), gates, chain, rows, lambda event: None, rows_max=10, is_finished=False), rows
+
+
+def test_gates_take_turns() -> None:
+    task, rows = task_input([1] * 3, [1] * 3)
+    while task.work():
+        pass
+    assert [port for port, _ in rows.seen] == [SLOW, RULES] * 3
+
+
+def test_a_gate_that_a_checkpoint_waits_for_comes_first_as_long_as_it_has_rows() -> None:
+    task, rows = task_input([1] * 3, [1] * 3)
+    assert task.work()
+    while task.work([RULES]):
+        pass
+    assert rows.seen == [(SLOW, 0), (RULES, 0), (RULES, 1), (RULES, 2), (SLOW, 1), (SLOW, 2)]
+
+
+def test_the_others_are_not_starved_by_it() -> None:
+    task, rows = task_input([1] * 2, [1] * 3 * AWAITED_MAX)
+    while task.work([RULES]):
+        pass
+    assert len(rows.seen) == 3 * AWAITED_MAX + 2
+    turns = [at for at, (port, _) in enumerate(rows.seen) if port == SLOW]
+    assert all(later - earlier <= 2 * (AWAITED_MAX + 1) for earlier, later in zip([0, *turns], turns, strict=False))
+
+
+def test_a_slow_batch_gives_the_other_gate_a_turn_between_its_slices() -> None:
+    task, rows = task_input([1000], [1] * 20)
+    while task.may_go_on:
+        assert task.work()
+    assert [n for port, n in rows.seen if port == SLOW] == list(range(1000))
+    assert [port for port, _ in rows.slices[:40]] == [SLOW, RULES] * 20
+
+
+def test_how_fast_the_rows_of_one_gate_are_says_nothing_of_those_of_another() -> None:
+    task, rows = task_input([1000, 1000], [5000] * 4)
+    while task.work():
+        pass
+    assert max([size for port, size in rows.slices if port == SLOW][1:]) <= 2 * SLICE_S / 1e-3, "the first is a guess"
+    assert (RULES, 5000) in rows.slices
+
+
+def test_what_is_left_of_each_batch_is_known_by_gate() -> None:
+    task, rows = task_input([1000], [5000])
+    assert task.rests() == {}
+    task.work()
+    task.work()
+    left = {gate: (rest.batch.num_rows, rest.taken[0].num_rows) for gate, rest in task.rests().items()}  # type: ignore[attr-defined]
+    assert left == {gate: (whole - dict(rows.slices)[gate], whole) for gate, whole in ((SLOW, 1000), (RULES, 5000))}
