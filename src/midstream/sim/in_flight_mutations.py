@@ -25,9 +25,9 @@ def forget_rest() -> Replacements:
     original = TaskCheckpoints._capture
 
     def capture(self: Any, state: Any, channels: Any) -> None:
-        rest, self._rest = self._rest, lambda: None
+        rests, self._rests = self._rests, dict
         original(self, state, channels)
-        self._rest = rest
+        self._rests = rests
 
     return [(TaskCheckpoints, "_capture", capture)]
 
