@@ -357,3 +357,19 @@ def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job],
         Program(tmp_path / "saved").start(running, "latest").wait(60)
     with pytest.raises(MidstreamError, match="there is no such directory, or nothing is in it"):
         Program(tmp_path / "state").start(running, str(tmp_path / "sived")).wait(60)
+
+
+def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstream.api.submit._spark_slots", lambda master: pytest.fail("Spark was to be started"))
+    env = Environment("visits", checkpoint_dir=tmp_path / "state")
+    env.generate(lambda i: {"n": i}, count=5).print()
+    for restore, reason in (
+        ("17", "there is no checkpoint 17 in the checkpoint directory; there are: none"),
+        (tmp_path / "nowhere", "nowhere: there is no such directory, or nothing is in it"),
+        (tmp_path / "state" / "chk-3", "there is no checkpoint 3"),
+    ):
+        with pytest.raises(StorageError, match=reason):
+            env.start(restore_from=str(restore))
+    assert not (tmp_path / "state").exists()

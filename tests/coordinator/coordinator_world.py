@@ -58,6 +58,8 @@ class ScriptedSource(Source):
         self.positions: list[bytes | None] = []
         self.settled: list[tuple[bytes | None, list[str]]] = []
         self.closed = 0
+        self.following: Sequence[str] = ()
+        """Ids of splits that follow the one before."""
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         self.positions.append(position)
@@ -65,7 +67,8 @@ class ScriptedSource(Source):
             raise self.error
         done = int(position or b"0")
         found = self.rounds[done] if done < len(self.rounds) else ()
-        return Discovery(tuple(Split(i, b"") for i in found), b"%d" % (done + 1), done + 1 >= len(self.rounds))
+        splits = tuple(Split(i, b"", follows=i in self.following) for i in found)
+        return Discovery(splits, b"%d" % (done + 1), done + 1 >= len(self.rounds))
 
     def open_split(self, split: Split) -> SplitReader:
         raise AssertionError("read on slots only")

@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed
+from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed, SlotsGone
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
 from midstream.core.ids import TaskId
@@ -107,6 +107,42 @@ def test_a_slot_that_fails_to_start_once_is_asked_for_again() -> None:
         bench.feed(SlotConnected(slot, m.Register("h", 1, 1, __import__("coordinator_world").PYTHON, request)))
     assert bench.state == "running"
     assert any("killed" in warning for warning in bench.status.warnings)
+
+
+@pytest.mark.parametrize("phase", ["created", "deploying", "running", "restarting", "rescaling"])
+def test_slots_that_are_gone_for_good_end_the_job_whatever_it_does_and_name_its_last_checkpoint(phase: str) -> None:
+    bench = Bench().start()
+    if phase == "deploying":
+        bench.answers[m.Deploy] = False
+    if phase != "created":
+        bench.connect()
+    if phase not in ("created", "deploying"):
+        bench.checkpoint()
+    if phase == "restarting":
+        bench.lose(0)
+    if phase == "rescaling":
+        bench.answers[m.Cancel] = False
+        rescaling = bench.ask(m.DoRescale(1))
+        bench.advance(0.2)
+        bench.ack(2, *bench.tasks)
+    assert bench.state == phase
+    client = bench.ask(m.DoStop(drain=True))
+    bench.feed(SlotsGone("Spark has ended"))
+    assert bench.ended is not None and bench.ended.state == "failed"
+    last = "it has no checkpoint" if phase in ("created", "deploying") else "its last checkpoint is "
+    assert "Spark has ended, and all slots of the job with it" in bench.error and last in bench.error
+    assert "Spark has ended" in bench.replies[client].error
+    assert phase != "rescaling" or "Spark has ended" in bench.replies[rescaling].error
+    assert not [token for token in bench.timers if token.startswith(("slots", "slot-retry", "restart"))]
+
+
+def test_slots_that_are_gone_when_all_is_done_but_to_commit_it_change_nothing() -> None:
+    bench = Bench(checkpoint_dir=None, held=("commit",)).run()
+    bench.finish(*bench.tasks, committables=(("write", (b"one",)),))
+    bench.feed(SlotsGone("Spark has ended"))
+    bench.release("commit")
+    assert bench.ended is not None and bench.ended.state == "finished"
+    assert "Spark has ended" in bench.ended.status.warnings
 
 
 def test_a_slot_that_nobody_asked_for_is_sent_away() -> None:
@@ -387,6 +423,14 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     assert read.watermark_us == 5_000
     assert bench.status.slot_memory_bytes == (1000, 1001)
     assert bench.status.edges == ((0, 1, "keyed"),)
+    bench.fail(READ1)
+    bench.advance(1)
+    assert bench.attempt == 1
+    assert bench.status.vertices[0].operators[0].rows_out == 60, "totals are those of the job"
+    ref = bench.tasks_on(0)[0]
+    tasks = (m.TaskMetrics(ref, 5, 5, 0, 0, 0, 5_000, (("read", 5, 5),)),)
+    bench.feed(SlotMessage(0, m.SlotStatus(1, tasks)))
+    assert bench.status.vertices[0].operators[0].rows_out == 65
 
 
 def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None:
@@ -395,7 +439,9 @@ def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None
     def beat(first: int, second: int) -> tuple[m.RecoveryStatus, ...]:
         for slot, recovered in enumerate((first, second)):
             tasks = tuple(
-                m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, (), 300 if ref.vertex else 0, recovered if ref.vertex else 0)
+                m.TaskMetrics(
+                    ref, 0, 0, 0, 0, 0, 0, to_recover_bytes=300 * ref.vertex, recovered_bytes=recovered * ref.vertex
+                )
                 for ref in bench.tasks_on(slot)
             )
             bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks)))

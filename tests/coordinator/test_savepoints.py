@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
 import xxhash
 from coordinator_world import ROOT, SCHEMA, Bench, Ledger, ScriptedSource, two_vertices
 
@@ -69,6 +70,19 @@ def test_a_savepoint_asked_for_during_a_checkpoint_is_made_of_the_next() -> None
     assert client not in bench.replies and bench.triggers == [1, 2]
     acknowledge(bench, 2)
     assert bench.replies[client].checkpoint == SAVED
+
+
+def test_a_savepoint_asked_for_during_a_restart_is_made_once_the_job_runs_again() -> None:
+    bench = Bench().run()
+    bench.checkpoint()
+    bench.lose(0)
+    assert bench.state == "restarting"
+    client = bench.ask(m.DoSavepoint(SAVED))
+    assert client not in bench.replies
+    bench.connect()
+    bench.advance(1)
+    acknowledge(bench, 2)
+    assert bench.replies[client] == m.Reply(checkpoint=SAVED)
 
 
 def test_it_waits_until_what_it_covers_is_committed_and_refers_to_none_of_it() -> None:
@@ -219,11 +233,48 @@ def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_fr
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
     bench.fail(READ0)
-    assert "it goes on and does not stop" in bench.replies[client].error
+    assert client not in bench.replies
     bench.release("savepoint:")
+    answer = bench.replies[client].error
+    assert answer.startswith("no savepoint was made: ") and answer.endswith("it goes on and does not stop")
     assert bench.elsewhere[SAVED].files == {}
     bench.advance(1)
     assert bench.state == "running" and bench.status.restored_from == f"{ROOT}/chk-1"
+
+
+def test_who_stops_with_a_savepoint_is_told_of_a_failure_when_the_place_is_free_again() -> None:
+    bench = Bench(held=("savepoint-discard",)).run()
+    client = bench.ask(m.DoStop(savepoint=SAVED))
+    bench.fail(READ0)
+    assert client not in bench.replies and bench.elsewhere[SAVED].files != {}
+    bench.release("savepoint-discard")
+    assert bench.replies[client].error.endswith("it goes on and does not stop") and bench.elsewhere[SAVED].files == {}
+
+
+def test_a_failure_while_another_savepoint_is_copied_takes_back_that_of_the_stop() -> None:
+    bench = Bench(held=("savepoint:1",)).run()
+    saving = bench.ask(m.DoSavepoint("memory://other"))
+    acknowledge(bench, 1)
+    stopping = bench.ask(m.DoStop(savepoint=SAVED))
+    acknowledge(bench, 2)
+    assert bench.elsewhere[SAVED].checkpoints() == [2] and bench.ended is None
+    bench.fail(READ0)
+    assert "it goes on and does not stop" in bench.replies[stopping].error and bench.elsewhere[SAVED].files == {}
+    bench.release("savepoint:1")
+    assert bench.replies[saving].checkpoint == "memory://other"
+    bench.advance(1)
+    assert bench.state == "running"
+
+
+@pytest.mark.parametrize("request_", [m.DoSavepoint(SAVED), m.DoStop(savepoint=SAVED)])
+def test_what_was_still_being_copied_when_the_job_failed_for_good_is_no_savepoint(request_: m.ClientRequest) -> None:
+    bench = Bench(held=("savepoint:",)).run()
+    client = bench.ask(request_)
+    acknowledge(bench, 1)
+    bench.fail(READ0, fatal=True)
+    bench.release("savepoint:")
+    assert bench.ended is not None and bench.ended.state == "failed"
+    assert "row 7 is bad" in bench.replies[client].error and bench.elsewhere[SAVED].files == {}
 
 
 def test_a_failure_before_its_checkpoint_is_triggered_only_delays_a_stop() -> None:

@@ -27,6 +27,14 @@ def assigned(bench: Bench) -> list[tuple[int, str]]:
     return [(x.task.subtask, ids((x.split,))[0]) for x in bench.messages(m.AssignSplit) if x.attempt == bench.attempt]
 
 
+def lasts(bench: Bench) -> list[tuple[str, bool]]:
+    return [(ids((x.split,))[0], x.is_last) for x in bench.messages(m.AssignSplit)]
+
+
+def told(bench: Bench) -> list[TaskId]:
+    return [x.task for x in bench.messages(m.SplitsAssigned)]
+
+
 def ask_split(bench: Bench, ref: TaskId) -> None:
     bench.say(ref, m.RequestSplit(bench.attempt, ref))
 
@@ -76,6 +84,78 @@ def test_discovery_goes_on_at_its_interval_from_its_position_until_it_is_exhaust
     assert source.positions == [None, b"1", b"2"]
 
 
+def test_nothing_more_is_discovered_while_splits_wait_to_be_handed_out() -> None:
+    bench, source = world(("a", "b"), ("c",))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.advance(10)
+    assert source.positions == [None]
+    ask_split(bench, READ1)
+    assert source.positions == [None, b"1"]
+
+
+def test_every_subtask_is_told_once_of_each_round_that_its_last_split_is_handed_out() -> None:
+    bench, _ = world(("a", "b"), ("c",), ("d", "e"))
+    bench.run()
+    ask_split(bench, READ0)
+    assert lasts(bench) == [("a", False)]
+    assert told(bench) == []
+    ask_split(bench, READ0)
+    assert lasts(bench) == [("a", False), ("b", True)]
+    assert told(bench) == [READ0, READ1]
+    ask_split(bench, READ0)
+    bench.advance(1)
+    assert lasts(bench)[2:] == [("c", True)]
+    assert told(bench) == [READ0, READ1]  # a round of one is at nobody's cost
+    ask_split(bench, READ1)
+    bench.advance(1)
+    ask_split(bench, READ1)
+    assert lasts(bench)[3:] == [("d", False), ("e", True)]
+    assert told(bench) == [READ0, READ1, READ0, READ1]
+
+
+def test_a_split_that_follows_another_is_not_waited_for() -> None:
+    bench, source = world(("a", "b", "c", "d"))
+    source.following = ("b", "d")
+    bench.run()
+    for _ in range(4):
+        ask_split(bench, READ0)
+    assert lasts(bench) == [("a", False), ("b", False), ("c", True), ("d", True)]
+    assert told(bench) == [READ0, READ1]
+
+
+def test_that_nothing_was_found_is_told_when_that_is_known() -> None:
+    bench, _ = world((), ("a",), held=("discover",))
+    bench.run()
+    assert told(bench) == []
+    bench.release()
+    assert told(bench) == [READ0, READ1]
+
+
+def test_after_a_restore_event_time_waits_for_what_the_checkpoint_had_pending() -> None:
+    bench, _ = world(("a", "b"))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.checkpoint()
+    ask_split(bench, READ1)
+    bench.checkpoint()
+    told_before = told(bench)
+    bench.fail(READ0)
+    bench.advance(1)
+    assert told(bench) == [*told_before, READ0, READ1]  # all were handed out in the checkpoint
+
+    bench, _ = world(("a", "b"))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.checkpoint()
+    bench.fail(READ0)
+    bench.advance(1)
+    assert told(bench) == []
+    ask_split(bench, READ1)
+    assert lasts(bench)[-1] == ("b", True)
+    assert told(bench) == [READ0, READ1]
+
+
 def test_a_checkpoint_holds_the_position_and_what_was_not_handed_out_before_the_trigger() -> None:
     bench, _ = world(("a", "b", "c"))
     bench.run()
@@ -122,6 +202,7 @@ def test_without_a_checkpoint_discovery_begins_anew_after_a_failure() -> None:
 def test_a_discovery_of_an_old_attempt_is_waited_for_and_not_used() -> None:
     bench, source = world(("a",), ("b",), held=())
     bench.run()
+    ask_split(bench, READ1)
     bench.held = ("discover",)
     bench.advance(1)  # the second discovery is under way
     bench.fail(READ0)
@@ -146,6 +227,7 @@ def test_a_discovery_that_fails_at_first_fails_the_job() -> None:
 def test_a_discovery_that_fails_later_restarts_the_job() -> None:
     bench, source = world(("a",), ("b",))
     bench.run()
+    ask_split(bench, READ1)
     source.error = OSError("network is down")
     bench.advance(1)
     assert "OSError: network is down" in bench.status.failures[0].summary
@@ -160,6 +242,7 @@ def test_a_discovery_that_fails_later_restarts_the_job() -> None:
 def test_a_schema_error_in_discovery_is_fatal() -> None:
     bench, source = world(("a",), ("b",))
     bench.run()
+    ask_split(bench, READ0)
     source.error = SchemaError("column x is missing")
     bench.advance(1)
     assert "column x is missing" in bench.error
@@ -184,6 +267,7 @@ def test_a_drain_gives_nobody_another_split_and_keeps_the_rest_in_the_checkpoint
 def test_a_discovery_that_fails_while_draining_does_no_harm() -> None:
     bench, source = world(("a",), ("b",))
     bench.run()
+    ask_split(bench, READ0)
     bench.held = ("discover",)
     bench.advance(1)
     source.error = OSError("gone")
@@ -230,6 +314,7 @@ def test_a_source_that_cannot_be_told_is_warned_about_and_told_again() -> None:
 def test_sources_are_not_called_side_by_side() -> None:
     bench, source = world(("a",), ("b",), held=("settled",))
     bench.run()
+    ask_split(bench, READ0)
     bench.checkpoint()
     bench.checkpoint()
     assert len(bench.waiting) == 1

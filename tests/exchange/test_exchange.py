@@ -270,7 +270,11 @@ def test_a_frame_that_no_honest_peer_sends_is_refused(frame: bytes, message: str
         world.right.receive(memoryview(frame))
 
 
-@given(rows=st.integers(1, 300), parallelism=st.integers(1, 9), max_parallelism=st.sampled_from([9, 16, 128]))
+@given(
+    rows=st.integers(1, 300) | st.integers(1000, 1050),
+    parallelism=st.integers(1, 9),
+    max_parallelism=st.sampled_from([9, 16, 128]),
+)
 @settings(max_examples=60, deadline=None)
 def test_every_row_goes_to_the_owner_of_its_key_in_order(rows: int, parallelism: int, max_parallelism: int) -> None:
     rng = np.random.default_rng(rows)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from in_memory import CountingIds
 from midstream.core.keys import key_group_range
-from midstream.operators.base import Operator, OperatorContext
+from midstream.operators.base import Operator, OperatorContext, Splits
 from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
 Parts = Mapping[str, StatePart]
@@ -86,6 +86,7 @@ class World:
         parts: Parts | None = None,
         clock: FakeClock | None = None,
         ids: CountingIds | None = None,
+        splits: Splits | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.ids = ids or CountingIds()
@@ -109,6 +110,7 @@ class World:
                 storage=None,
                 call_at=self._call_at,
                 fail=self.failures.append,
+                splits=splits,
             ),
             self.out,
         )

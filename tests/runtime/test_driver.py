@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from midstream.coordinator.events import ClientAsked, CloseSlot, CoordinatorEvent, Instruction, JobPlan, Started
+from midstream.coordinator.events import (
+    ClientAsked,
+    CloseSlot,
+    CoordinatorEvent,
+    Instruction,
+    JobPlan,
+    SlotsGone,
+    Started,
+)
 from midstream.core.errors import ClusterError, InvariantError, JobError
 from midstream.protocol.framing import MESSAGE, ProtocolViolation, frame
 from midstream.protocol.handshake import Dialer, Identity, Refused, Role
@@ -95,6 +103,33 @@ def test_a_process_that_cannot_be_a_slot_says_why(start: Start, monkeypatch: pyt
     _, coordinator = start(plan(slots=1))
     failed = until("the failure", lambda: coordinator.failed)[0]
     assert "ended with status 1" in failed.reason and "cannot find the driver's host" in failed.reason
+
+
+class Ending(ProcessSlots):
+    """Processes of something that can end."""
+
+    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+        if self.gone:
+            raise ClusterError(self.gone)
+        super().request(launch, on_failed)
+
+
+def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:
+    slots, made = Ending(), []
+
+    def make(plan: JobPlan, now_ms: int) -> Scripted:
+        made.append(Scripted(plan, now_ms))
+        return made[0]
+
+    driver = Driver(plan(slots=1), slots, make)
+    driver.start()
+    until("the slot", lambda: made[0].slots)
+    slots.gone = "what they ran on has ended"
+    os.kill(made[0].slots[0], signal.SIGKILL)
+    told = until("the news", lambda: made[0].of_type(SlotsGone))
+    assert told[0] == SlotsGone("what they ran on has ended")
+    driver.cancel("the test is over")
+    assert driver.ended.wait(20)
 
 
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backpressured import Backpressured, check_exact, rows_in_flight, rows_out
+from backpressured import Backpressured, check_exact, rows_in_flight, rows_out, until_more_rows
 from midstream.api.restarts import fixed_restarts
 from midstream.core.errors import JobError
 from midstream.runtime.job import Job
@@ -19,10 +19,10 @@ from waiting import alive, until
 def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
     running: list[Job], tmp_path: Path
 ) -> None:
-    work = Backpressured(tmp_path, 60_000)
+    work = Backpressured(tmp_path / "state", 60_000, row_us=400.0)
     job = work.start(2, ProcessSlots())
     running.append(job)
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     first = job.status().slot_pids
     path = job.rescale(3, 60)
     assert path is not None and rows_in_flight(path) > 100
@@ -30,23 +30,25 @@ def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
     assert status.state == "running" and status.restarts == 0 and not status.failures
     assert {v.parallelism for v in status.vertices} == {3}
     assert set(first) < set(status.slot_pids)  # those that there were are kept
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     path = job.rescale(1, 60)
     assert path is not None and rows_in_flight(path) > 100
     status = job.status()
     assert status.slots == 1 and status.slot_pids[0] in first
     until("the surplus slots to end", lambda: not any(map(alive, first[1:])))
     assert job.rescale(1, 60) is None
+    work.hurry()
     status = job.wait(60)
     assert status.state == "finished" and status.restarts == 0
+    assert rows_out(job, status.vertices[0].operators[0].uid) >= work.rows, "totals go on through rescales"
     check_exact(work.rows, work.frame())
 
 
 def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tmp_path: Path) -> None:
-    work = Backpressured(tmp_path, 10_000, row_us=400.0, max_parallelism=8)
+    work = Backpressured(tmp_path / "state", 60_000, row_us=400.0, max_parallelism=8)
     job = work.start(2, ProcessSlots(slots_max=3))
     running.append(job)
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     before = job.status()
     for parallelism, reason in (
         (0, "parallelism 0 is not a positive whole number"),
@@ -56,6 +58,7 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
         with pytest.raises(JobError, match=f"the job goes on at 2: .*{reason}"):
             job.rescale(parallelism, 60)
     after = job.status()
+    work.hurry()
     assert after.state == "running" and after.attempt == before.attempt and after.slot_pids == before.slot_pids
     assert job.wait(60).restarts == 0
     check_exact(work.rows, work.frame())
@@ -67,15 +70,15 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
 def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     before: int, after: int, running: list[Job], tmp_path: Path
 ) -> None:
-    first = Backpressured(tmp_path, 20_000, row_us=400.0)
+    first = Backpressured(tmp_path, 60_000, row_us=400.0)
     job = first.start(before, ProcessSlots())
     running.append(job)
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     path = job.stop(timeout_s=60)
     assert path is not None and rows_in_flight(path) > 100
     seen = first.frame()
     assert len(seen) < first.rows
-    second = Backpressured(tmp_path, 20_000, row_us=5.0)
+    second = Backpressured(tmp_path, 60_000, row_us=0.0)
     job = second.start(after, ProcessSlots(), restore_from=path)
     running.append(job)
     job.wait(60)
@@ -87,10 +90,10 @@ def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
 ) -> None:
     """What was in flight gets less from one failure to the next: checkpoints come during recovery, and no new rows."""
     restart = fixed_restarts(20, "10 ms")
-    work = Backpressured(tmp_path, 15_000, row_us=400.0, retained_checkpoints=1000, restart=restart)
+    work = Backpressured(tmp_path / "state", 40_000, row_us=400.0, retained_checkpoints=1000, restart=restart)
     job = work.start(2, ProcessSlots())
     running.append(job)
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     restored: list[int] = []
     path = job.checkpoint(60)
     for kills in range(1, 5):
@@ -101,6 +104,7 @@ def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
         path = job.checkpoint(60)
         while rows_in_flight(path) >= restored[-1]:
             path = job.checkpoint(60)
+    work.hurry()
     assert restored[-1] > 0, "it was to fail before it had recovered"
     assert restored == sorted(set(restored), reverse=True)
     assert job.wait(60).restarts == 4

@@ -70,8 +70,8 @@ class _FailsEvery(Run):
         self._since_us = None
         self.kills += strike(self, Fault(0, "kill_slot", self.kills))
 
-    def _on_write(self, path: str, data: bytes) -> None:
-        super()._on_write(path, data)
+    def _on_write(self, root: str, path: str, data: bytes) -> None:
+        super()._on_write(root, path, data)
         if path.endswith("/_metadata"):
             metadata = decode_metadata(data, path)
             with self.world.looking():

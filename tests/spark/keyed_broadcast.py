@@ -18,7 +18,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 import backpressured
-from backpressured import KEYS, PADDING, check_exact, rows_in_flight, rows_out
+from backpressured import KEYS, PADDING, check_exact, rows_in_flight, until_more_rows
 from midstream import BroadcastProcessFunction, BroadcastState, CollectSink, Environment, ValueState
 from midstream.runtime.job import Job
 from midstream.spark.session import get_session
@@ -74,7 +74,7 @@ def go(session: SparkSession, directory: Path, is_struck: bool) -> None:
         env, first = job_of(directory, 0.003)
         job = env.start(parallelism=7, slots=SparkSlots(session))
         jobs.append(job)
-        until("rows", lambda: rows_out(job, "ruled") > 0, 60)
+        until_more_rows(job, "ruled")
         path = job.stop(timeout_s=60)
         assert path is not None and rows_in_flight(path) > 100, path
         env, second = job_of(directory, 0.0002)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backpressured import Backpressured, check_exact, rows_in_flight, rows_out
+from backpressured import Backpressured, check_exact, rows_in_flight, until_more_rows
 from midstream.runtime.job import Job
 from midstream.spark.slots import SparkSlots
 from waiting import alive, until
@@ -39,7 +39,7 @@ def start(spark: Any) -> Iterator[Callable[..., Job]]:
 
 def die_with_rows_in_flight(job: Job) -> str:
     """Its checkpoint; then a slot is killed, and there is nobody to start the job again."""
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     path = job.checkpoint(60)
     assert rows_in_flight(path) > 100
     os.kill(job.status().slot_pids[-1], signal.SIGKILL)
@@ -82,19 +82,19 @@ def test_rows_in_flight_survive_a_killed_slot_a_rescale_and_a_restart(
 ) -> None:
     first = Backpressured(tmp_path, 30_000, row_us=400.0)
     job = start(first, 2)
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     path = job.checkpoint(60)
     assert rows_in_flight(path) > 100
     before = job.status().slot_pids
     os.kill(before[1], signal.SIGKILL)
     until("the restart", lambda: job.status().restarts == 1 and job.status().state == "running")
     assert job.status().restored_from == path
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     path = job.rescale(3, 60)
     assert path is not None and rows_in_flight(path) > 100
     status = job.status()
     assert status.slots == 3 and status.restarts == 1 and before[0] in status.slot_pids
-    until("rows", lambda: rows_out(job, "slow") > 0)
+    until_more_rows(job, "slow")
     path = job.stop(timeout_s=60)
     assert path is not None and rows_in_flight(path) > 100
     seen = first.frame()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -129,6 +133,32 @@ def test_a_value_that_cannot_be_pickled_is_named() -> None:
     state.value = (i for i in range(3))
     with pytest.raises(JobError, match="a value of state 'n' cannot be pickled"):
         state_table(state, state.freeze(), FORM, "operator 'x'")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"id": 1, "at": datetime(2024, 5, 1, tzinfo=timezone.utc), "price": Decimal("1.50")},
+        [(b"x", 2.5, True, None), {1, 2}, timedelta(hours=1)],
+        OrderedDict(a=1),
+    ],
+)
+def test_a_pickled_value_comes_back_as_it_was(value: Any) -> None:
+    state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
+    state.value = value
+    table = state_table(state, state.freeze(), FORM, "operator 'x'")
+    ((_, _, found),) = state_rows(state, table, FORM, "operator 'x'")
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("wrapped", [lambda value: value, lambda value: [{"price": value}], type])
+def test_a_class_of_the_users_script_travels_by_value(wrapped: Callable[[Any], Any]) -> None:
+    price = type("Price", (), {"__module__": "__main__"})  # by reference it could not be read: `__main__` has none
+    state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
+    state.value = wrapped(price())
+    table = state_table(state, state.freeze(), FORM, "operator 'x'")
+    ((_, _, found),) = state_rows(state, table, FORM, "operator 'x'")
+    assert "Price" in repr(found)
 
 
 # ---- timers ----

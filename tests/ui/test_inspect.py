@@ -17,6 +17,8 @@ from midstream.checkpoint.metadata import (
     OperatorState,
     SourcePosition,
     VertexLayout,
+    decode_metadata,
+    encode_metadata,
 )
 from midstream.checkpoint.state_files import channel_file, state_file, store_parts
 from midstream.checkpoint.store import claim_directory, publish, take_epoch
@@ -102,6 +104,32 @@ def test_people_see_operators_sources_and_committables(checkpoint, capsys):
     assert "0 → 0 consumer 5" in out
     assert "0 → 1 producer 2" in out
     assert "verified: every checksum" in out
+
+
+def test_a_channel_is_listed_once_whoever_has_stored_it_and_however_its_key_groups_were_dealt_out(tmp_path, capsys):
+    checkpoint = make_checkpoint(tmp_path / "job")
+    metadata = decode_metadata((checkpoint / "_metadata").read_bytes(), "")
+    arrived, sent = metadata.channels
+    parts = [msgspec.structs.replace(arrived, key_groups=groups) for groups in ((0, 64), (64, 128))]
+    again = (*parts, msgspec.structs.replace(sent, consumer=0), sent)
+    (checkpoint / "_metadata").write_bytes(encode_metadata(msgspec.structs.replace(metadata, channels=again)))
+    assert main(["inspect", str(checkpoint), "--json"]) == 0
+    (edge,) = json.loads(capsys.readouterr().out)["in_flight"]
+    assert [(c["producer"], c["consumer"], c["stored_by"], c["rows"], c["partial"]) for c in edge["channels"]] == [
+        (0, 0, "both", 7, True),
+        (0, 1, "producer", 2, False),
+    ]
+    assert edge["rows"] == 9
+
+
+def test_a_savepoint_that_is_damaged_is_not_said_to_be_skipped(checkpoint, capsys):
+    root = checkpoint.parent
+    (root / "_savepoint").write_text("{}")
+    next(root.glob("shared/*")).unlink()
+    assert main(["inspect", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert "this savepoint cannot be used: chk-1: its state file shared/" in err
+    assert "skipped" not in err and "older" not in err
 
 
 def test_a_savepoint_is_called_one_and_one_that_was_never_completed_too(checkpoint, capsys):

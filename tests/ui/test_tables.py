@@ -10,10 +10,10 @@ from rich.console import Console, RenderableType
 from sample_status import NOW_MS, later
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.protocol.messages import CheckpointStatus, RecoveryStatus
+from midstream.protocol.messages import CheckpointStatus, OperatorStatus, RecoveryStatus
 from midstream.ui import text
 from midstream.ui.rates import Rates
-from midstream.ui.tables import job_view, jobs_table, progress_line
+from midstream.ui.tables import job_view, jobs_table, progress_line, recovered_share
 
 
 def render(view: RenderableType, width: int = 160) -> str:
@@ -66,13 +66,6 @@ def test_rates_are_rows_per_second_of_the_last_seconds(status):
     assert "13.0 k" in shown
 
 
-def test_rates_start_over_with_every_attempt(status):
-    rates = Rates()
-    rates.add(status)
-    rates.add(msgspec.structs.replace(later(status, 1, 0), attempt=2))
-    assert rates.rows_per_s("read") is None
-
-
 def test_a_progress_line_names_sources_and_sinks(status):
     rates = Rates()
     rates.add(status)
@@ -94,6 +87,22 @@ def test_the_list_has_one_row_per_job(status):
     assert "1,234,567" in shown
 
 
+def test_operators_of_the_same_name_are_told_apart(status):
+    read, write = status.vertices
+    twins = tuple(OperatorStatus(uid, "parquet", 1, 5, 0) for uid in ("parquet-1", "flights"))
+    twice = msgspec.structs.replace(status, vertices=(read, msgspec.structs.replace(write, operators=twins)))
+    shown = render(job_view(twice), width=140)
+    assert "parquet-1  " in shown and "parquet (flights)  " in shown and "read" in shown
+    assert "parquet (flights) 5 rows" in progress_line(twice, Rates())
+
+
+def test_a_checkpoint_that_takes_long_is_said_to_be_in_progress(status):
+    for took_ms, is_shown in ((1500, False), (12_000, True)):
+        slow = CheckpointStatus(4, "in_progress", NOW_MS - took_ms, took_ms, 0)
+        view = render(job_view(msgspec.structs.replace(status, checkpoints=(slow, *status.checkpoints))))
+        assert ("checkpoint 4 has been in progress for 12 s" in view) == is_shown
+
+
 def test_a_failed_checkpoint_says_why(status):
     failed = CheckpointStatus(4, "failed", NOW_MS - 1000, 0, 0, "timed out")
     assert "last: 4 failed: timed out" in render(job_view(msgspec.structs.replace(status, last_checkpoint=failed)))
@@ -103,7 +112,7 @@ def test_recovery_of_rows_in_flight_is_shown_while_it_lasts(status):
     read, write = status.vertices
     part = (RecoveryStatus(0, 600, 100), RecoveryStatus(1, 400, 275))
     recovering = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, recovering=part), write))
-    assert recovering.vertices[0].recovered == 0.375 and write.recovered is None
+    assert recovered_share(recovering.vertices) == 0.375 and recovered_share([write]) is None
     shown = render(job_view(recovering), width=140)
     assert "running  recovering 37 %" in shown.splitlines()[0]
     assert "read  recovering 37 %" in shown
@@ -147,3 +156,15 @@ def test_watermarks_are_moments_where_a_calendar_reaches(mark, expected):
 )
 def test_rates_are_short(number, expected):
     assert text.short(number) == expected
+
+
+def test_rows_dropped_as_late_are_seen_wherever_one_looks(status):
+    (read, write) = status.vertices
+    dropping = msgspec.structs.replace(write.operators[0], late_rows=1_234)
+    vertices = (read, msgspec.structs.replace(write, operators=(dropping,)))
+    late = msgspec.structs.replace(status, vertices=vertices, warnings=("operator 'write' has dropped 1234 rows",))
+    shown = render(job_view(late))
+    assert "write  1,234 late rows dropped" in shown
+    assert "warning: operator 'write' has dropped 1234 rows" in shown
+    assert "dropped 1,234 late rows" in progress_line(late, Rates())
+    assert "late" not in render(job_view(status)) + progress_line(status, Rates())

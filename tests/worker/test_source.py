@@ -212,3 +212,55 @@ def test_a_rate_is_kept_over_time() -> None:
             world.time_s = due
             mail()
     assert len(reader.rows) == pytest.approx(2000, rel=0.02)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_operators_know_the_split_of_every_batch_and_hear_of_changes_before_its_rows(blocking: bool) -> None:
+    world = World()
+    reader = Reader(Numbers(blocking, side_by_side=3), world)
+    driver = reader.driver
+    seen: list[tuple[list[int], bool]] = []
+    splits: dict[int, list[int]] = {}
+
+    def emitted(batch: pa.RecordBatch) -> None:
+        assert driver.current in seen[-1][0], "the listener knows it"
+        splits.setdefault(driver.current, []).extend(batch.column("n").to_pylist())
+
+    driver._emit = emitted
+    driver.on_change(lambda: seen.append((list(driver.open), driver.all_assigned)))
+    reader.run(1)
+    assert seen == [([], False)]
+    driver.add_split(msgspec.msgpack.encode(Split("0:20", b"")), is_last=False)
+    driver.add_split(msgspec.msgpack.encode(Split("20:30", b"")), is_last=False)
+    reader.run(4)
+    assert seen[-1] == ([0, 1], False)
+    driver.splits_assigned()
+    reader.run(40)
+    assert ([0, 1], True) in [(sorted(numbers), assigned) for numbers, assigned in seen]
+    assert seen[-1] == ([], True)
+    assert splits == {0: list(range(20)), 1: list(range(20, 30))}
+
+
+def test_splits_take_turns() -> None:
+    reader = Reader(Numbers(blocking=False, side_by_side=2), World())
+    reader.give("0:21", "100:121")
+    reader.run(5)
+    assert [row // 100 for row in reader.rows[::7]] == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_split_is_starved_while_rows_of_it_may_wait_and_not_while_it_is_waited_for(blocking: bool) -> None:
+    world = World()
+    driver = Reader(Numbers(blocking), world).driver
+    driver.add_split(msgspec.msgpack.encode(Split("0:100", b"")))
+    assert driver.is_starved(0, 0.0), "its turn has not come yet"
+    driver.step()
+    if blocking:
+        assert not driver.is_starved(0, 0.0), "it is being read"
+        world.run_io()
+        assert driver.is_starved(0, 0.0), "rows wait"
+        driver.step()
+    world.time_s = 5.0
+    world.run_io()
+    assert not driver.is_starved(0, 0.0)
+    assert driver.is_starved(0, 1.0)

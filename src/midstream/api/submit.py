@@ -12,6 +12,7 @@ import msgspec
 from midstream.api.shipping import register_modules_below
 from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.opening import check_restorable
 from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError, JobError
 from midstream.graph.build import build_job_graph
@@ -21,7 +22,7 @@ from midstream.operators.sink import Sink
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
-from midstream.runtime.storage import absolute
+from midstream.runtime.storage import FileStorage, absolute
 
 
 def submit(
@@ -49,6 +50,8 @@ def submit(
     _check_output_can_appear(graph, config)
     _check_sinks(graph, restoring=restore_from is not None)
     nodes = list(logical.nodes)
+    plan = JobPlan(RandomIds().new_id(), graph, b"", config, restore_from, allow_dropped_state)
+    check_restorable(plan, FileStorage)
     with ExitStack() as undo:
         if slots is None:
             slots = _spark_slots(master)
@@ -57,14 +60,9 @@ def submit(
             if vertex.source is not None:
                 undo.callback(vertex.source.source.close)
                 vertex.source.source.prepare(vertex.source.uid, config.checkpoint_dir, restore_from is not None)
-        graph_bytes = cloudpickle.dumps(graph)
-        plan = JobPlan(
-            job_id=RandomIds().new_id(),
-            graph=graph,
-            graph_bytes=graph_bytes,
-            config=config,
-            restore=restore_from,
-            allow_dropped_state=allow_dropped_state,
+        plan = replace(
+            plan,
+            graph_bytes=cloudpickle.dumps(graph),
             rescaled=lambda parallelism: rescaled(plan, LogicalGraph(nodes), slots, parallelism),
         )
         job = start_job(plan, slots)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from midstream.core.errors import InvariantError
-from midstream.sim.campaign import collecting_rarely
+from midstream.sim.campaign import collect, workers
 from midstream.sim.run import run as simulate
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.sim.world import Tempo
@@ -25,7 +25,7 @@ _FAULTS: Final = ("kill_slot", "user_error", "cut_link", "stop_driver")
 
 
 class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Each figure is of one process, by its processor time."""
+    """Each figure is of one process of `midstream simulate`, by its processor time."""
 
     benchmark: str = "simulate"
     small_runs: int
@@ -54,7 +54,7 @@ def small(number: int) -> Scenario:
         text_bytes=10,
         blocking=True,
         batch_rows=25,
-        interval_s=0.0005,
+        interval_s=0.001,
         timeout_s=60.0,
         min_pause_s=0.0,
         retained=1,
@@ -66,12 +66,16 @@ def small(number: int) -> Scenario:
     )
 
 
+def random(number: int) -> Scenario:
+    return draw(FIRST_SEED + number)
+
+
 def run() -> SimulateResult:
     """Raises InvariantError when a run fails: then the engine is wrong, and its speed means nothing."""
-    with collecting_rarely():
-        _measure(small, 10)
-        small_s, small_steps, small_checkpoints = _measure(small, SMALL_RUNS)
-        random_s, random_steps, random_checkpoints = _measure(lambda n: draw(FIRST_SEED + n), RANDOM_RUNS)
+    with workers(1) as pool:
+        pool.apply(_measure, (small, 10))
+        small_s, small_steps, small_checkpoints = pool.apply(_measure, (small, SMALL_RUNS))
+        random_s, random_steps, random_checkpoints = pool.apply(_measure, (random, RANDOM_RUNS))
     if small_checkpoints < CHECKPOINTS * SMALL_RUNS:
         raise InvariantError(f"the small runs have {small_checkpoints / SMALL_RUNS} checkpoints, not {CHECKPOINTS}")
     return SimulateResult(
@@ -93,6 +97,7 @@ def _measure(scenario: Callable[[int], Scenario], runs: int) -> tuple[float, int
     steps = checkpoints = 0
     for number in range(runs):
         outcome = simulate(scenario(number))
+        collect()
         if outcome.failures:
             raise InvariantError(f"run {outcome.scenario.seed} has failed: {outcome.failures[0]}")
         steps += outcome.steps

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from midstream.checkpoint.extents import Written, check_extent, write_extents
 from midstream.core.errors import InvariantError, StorageError
@@ -132,7 +131,8 @@ def store_parts(
 
 
 def _encode_table(table: pa.Table) -> memoryview:
-    compression = "lz4" if table.nbytes >= COMPRESS_FROM_BYTES else None
+    is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which looks at every offset
+    compression = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -144,11 +144,11 @@ def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
     """Its handle, without a place."""
     low, high = -1, -1
     if redistribute is Redistribute.KEYED:
-        if KEY_GROUP not in chunk.table.schema.names:
+        if chunk.table.schema.get_field_index(KEY_GROUP) < 0:
             raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
         if chunk.table.num_rows:
-            groups = pc.min_max(chunk.table.column(KEY_GROUP))
-            low, high = groups["min"].as_py(), groups["max"].as_py()
+            groups = chunk.table.column(KEY_GROUP).to_numpy()
+            low, high = int(groups.min()), int(groups.max())
     return ChunkHandle(chunk.id, "", 0, 0, 0, chunk.table.num_rows, low, high)
 
 

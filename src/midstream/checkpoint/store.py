@@ -242,17 +242,22 @@ def choose(
     """
     if which != "latest":
         return _by_name(listed, which, job_name, storage), ()
-    warnings: list[str] = []
+    problems: list[tuple[int, StorageError]] = []
     for entry in reversed(listed):
         try:
-            return _usable(entry, job_name, storage), tuple(warnings)
-        except StorageError as error:
-            warnings.append(
-                f"checkpoint {entry.checkpoint_id} cannot be used and is skipped: {error} "
+            return _usable(entry, job_name, storage), tuple(
+                f"checkpoint {checkpoint_id} cannot be used and is skipped: {error} "
                 "(what sinks committed after the older one that is used instead may appear twice)"
+                for checkpoint_id, error in problems
             )
-    if warnings:
-        raise StorageError("no checkpoint can be used: " + "; ".join(warnings))
+        except StorageError as error:
+            problems.append((entry.checkpoint_id, error))
+    if problems and storage.exists(SAVEPOINT):
+        raise StorageError(f"this savepoint cannot be used: {'; '.join(str(error) for _, error in problems)}")
+    if problems:
+        raise StorageError(
+            f"no checkpoint can be used: {'; '.join(f'checkpoint {i}: {error}' for i, error in problems)}"
+        )
     return None, ("no checkpoint has been completed here yet: starting from the beginning",)
 
 

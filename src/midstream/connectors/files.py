@@ -167,8 +167,9 @@ class FileSource(Source):
 
     def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
         for number, info in enumerate(files, files_before):
-            for part in self._parts(info):
-                yield Split(f"{number:08d}:{part.first:012d}:{info.path}", msgspec.msgpack.encode(part))
+            for index, part in enumerate(self._parts(info)):
+                split_id = f"{number:08d}:{part.first:012d}:{info.path}"
+                yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0)
 
     def _parts(self, info: Any) -> Iterator[FileSplit]:
         whole = FileSplit(info.path, info.size, _modified_ns(info))

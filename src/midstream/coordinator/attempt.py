@@ -49,6 +49,7 @@ class Attempt:
         self.slots = slots
         self._graph = graph
         self.phases = dict.fromkeys(tasks_of(graph), TaskPhase.DEPLOYING)
+        self._unfinished = len(self.phases)
         self.awaited = set(slots)
         """Slots that have to answer `Deployed`, later `Cancelled`."""
         self.ending = {ref for ref in self.phases if ref.vertex in finished}
@@ -71,7 +72,8 @@ class Attempt:
         if before not in _BEFORE[phase]:
             raise InvariantError(f"attempt {self.number}: task {ref} is {before.value}, cannot become {phase.value}")
         self.phases[ref] = phase
-        if phase is TaskPhase.FINISHED:
+        if phase is _FINISHED:
+            self._unfinished -= 1
             self.ending.discard(ref)
 
     @property
@@ -80,11 +82,13 @@ class Attempt:
 
     @property
     def all_finished(self) -> bool:
-        return all(phase is _FINISHED for phase in self.phases.values())
+        return self._unfinished == 0
 
     @property
     def at_end_of_data(self) -> bool:
         """Some tasks live, and all of those have processed all their data."""
+        if TaskPhase.RUNNING in self.phases.values():
+            return False
         live = [phase for phase in self.phases.values() if phase is not _FINISHED]
         return bool(live) and all(phase is _FINISHING for phase in live)
 

@@ -23,6 +23,7 @@ from midstream.checkpoint.store import (
     Opened,
     Retained,
     UnknownOutcomeError,
+    checkpoint_path,
     publish,
     split_retained,
 )
@@ -153,6 +154,15 @@ class Checkpoints:
         self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
         self._cleaning.storage, self._cleaning.epoch = storage, opened.epoch
 
+    def path_of(self, checkpoint_id: int) -> str:
+        assert self._plan.config.checkpoint_dir is not None
+        return f"{self._plan.config.checkpoint_dir.rstrip('/')}/{checkpoint_path(checkpoint_id)}"
+
+    @property
+    def newest_path(self) -> str | None:
+        """Of what a restart would go on from; None: from the beginning."""
+        return None if self.newest is None else self.path_of(self.newest.checkpoint_id)
+
     def rescale(self, plan: JobPlan) -> None:
         """Between two attempts: the same job in another graph."""
         assert self.settled
@@ -253,7 +263,7 @@ class Checkpoints:
         if ack.task not in pending.plan.expected:
             raise InvariantError(f"{ack.task} had finished before checkpoint {ack.checkpoint_id}, and acknowledges it")
         pending.acks[ack.task] = ack
-        if not pending.missing:
+        if len(pending.acks) == len(pending.plan.expected):
             self._publish(pending)
 
     def decline(self, message: CheckpointDecline) -> None:
@@ -413,19 +423,20 @@ class Checkpoints:
         self._listener.completed(Completed(pending, metadata, committables))
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
-        """It fails. `counts`: against the tolerable failures; `retry`: take it again soon."""
+        """It fails. `counts`: against the tolerable failures; `retry`: nothing is wrong, it is taken again soon."""
         self.pending = None
         self._effects.cancel_timer(pending.timer)
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
-        self.failed_count += 1
         self._ended(now_ms)
         self._not_before_ms = now_ms + RETRY_MS
-        status = CheckpointStatus(
-            pending.checkpoint_id, "failed", pending.created_ms, now_ms - pending.created_ms, 0, reason
-        )
-        self.history.appendleft(status)
+        if not retry:
+            self.failed_count += 1
+            took_ms = now_ms - pending.created_ms
+            self.history.appendleft(
+                CheckpointStatus(pending.checkpoint_id, "failed", pending.created_ms, took_ms, 0, reason)
+            )
         if pending.attempt_is_over:
             self._listener.aborted(Aborted(pending, reason, retry=False))
             return
@@ -451,7 +462,7 @@ class Checkpoints:
         pending = self.pending
         if pending is not None:
             assert pending.acks.keys() <= pending.plan.expected, pending
-            assert pending.publishing == (not pending.missing), pending
+            assert pending.publishing == (len(pending.acks) == len(pending.plan.expected)), pending
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids

@@ -83,6 +83,13 @@ class SlotRequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsGone:
+    """No slot can be had any more, and those that there were end: what they ran on has ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClientAsked:
     """`client` names whom to answer; each question gets exactly one `ReplyTo`."""
 
@@ -118,6 +125,7 @@ CoordinatorEvent: TypeAlias = (
     | SlotMessage
     | SlotLost
     | SlotRequestFailed
+    | SlotsGone
     | ClientAsked
     | CancelRequested
     | TimerFired

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 from midstream.core.config import RestartStrategy
-from midstream.core.errors import ConfigError, InvariantError, JobError, MidstreamError, SchemaError
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, MidstreamError, SchemaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ def failure_of(error: BaseException, where: str) -> Failure:
         shown = JobError(f"{summary}\n\n{details}")
     shown.__cause__ = error
     return Failure(summary, details, shown, fatal=isinstance(error, (ConfigError, SchemaError, InvariantError)))
+
+
+def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
+    """What the slots ran on has ended: the job can only be started again."""
+    last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to go on from"
+    error = ClusterError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
+    return Failure(str(error), "", error, fatal=True)
 
 
 class Restarts:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.store import FencedError, check_epoch, checkpoint_path
+from midstream.checkpoint.store import FencedError, check_epoch
 from midstream.coordinator import events as ev
 from midstream.coordinator import status as shown
 from midstream.coordinator.attempt import Attempt, TaskPhase
@@ -30,13 +30,13 @@ from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.deploying import deployments
 from midstream.coordinator.effects import Effects, brief
-from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code
+from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
 from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.savepoints import Savepoints
-from midstream.coordinator.slots import PYTHON, Slots
+from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
 from midstream.core.ids import TaskId
@@ -72,7 +72,7 @@ class Coordinator:
         """Why the job ends."""
 
         self._effects = Effects()
-        self.slots = Slots(self._effects, plan.graph.slots, plan.config.slot_timeout_s, self._slots_failed, self._warn)
+        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, self._slots_failed, self._warn)
         self.restarts = Restarts(plan.config.restart)
         self.requests = Requests(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots)
@@ -149,6 +149,8 @@ class Coordinator:
                 self._slot_lost(slot, reason)
             case ev.SlotRequestFailed(request, reason):
                 self.slots.request_failed(request, reason)
+            case ev.SlotsGone(reason):
+                self._slots_gone(reason)
             case ev.ClientAsked(client, request):
                 self._asked(client, request)
             case ev.CancelRequested(reason):
@@ -201,17 +203,12 @@ class Coordinator:
         if self.phase is Phase.ENDING or not self.slots.connected(slot, register):
             self._effects.close_slot(slot, "this slot is not needed")
         elif register.python != PYTHON:
-            error = ClusterError(
-                f"slot {slot} on {register.host} runs Python {register.python}, the driver Python {PYTHON}: functions "
-                "sent from one cannot be read by the other. Point PYSPARK_PYTHON to the same version everywhere"
-            )
-            self._slots_failed(Failure(str(error), "", error, fatal=True))
+            self._slots_failed(other_python(slot, register))
 
     def _slot_lost(self, slot: int, reason: str) -> None:
-        lost = self.slots.live.get(slot)
+        lost = self.slots.lost(slot)
         if lost is None:
             return
-        self.slots.lost(slot)
         if self.attempt is not None:
             self.attempt.awaited.discard(slot)
         text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {reason}"
@@ -233,6 +230,14 @@ class Coordinator:
             self.rescaling.give_up(failure.summary)
         else:
             self._fail_attempt(failure)
+
+    def _slots_gone(self, reason: str) -> None:
+        """To try again cannot help. What only waits to be committed needs no slot."""
+        if self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
+            self._warn(reason)
+            return
+        self.rescaling.give_up(reason)
+        self._fail_attempt(slots_gone(reason, self.checkpoints.newest_path))
 
     # ---- what slots say ----
 
@@ -325,11 +330,11 @@ class Coordinator:
             self._reset_sources()
         state = assign_state(restore, graph, self.plan.allow_dropped_state) if restore else None
         finished = state.finished if state else ()
-        self.restored_from = self._path(restore.checkpoint_id) if restore else None
+        self.restored_from = self.checkpoints.newest_path
         attempt = self.attempt = Attempt(self._attempts, graph, self.slots.ids(), finished)
         self._attempts += 1
         self._attempt_had_checkpoint = False
-        self.slots.rates.clear()
+        self.slots.begin_attempt()
         for slot, deploy in deployments(self.plan, attempt, state, self.checkpoints.epoch):
             self._effects.send(slot, deploy)
         self.phase = Phase.DEPLOYING
@@ -413,7 +418,7 @@ class Coordinator:
 
     def _checkpoint_completed(self, completed: Completed) -> None:
         pending, checkpoint_id = completed.pending, completed.metadata.checkpoint_id
-        path = self._path(checkpoint_id)
+        path = self.checkpoints.path_of(checkpoint_id)
         if not pending.attempt_is_over:
             for slot in pending.attempt.slots:
                 self._effects.send(slot, m.CheckpointCompleted(pending.attempt.number, checkpoint_id))
@@ -461,10 +466,6 @@ class Coordinator:
         self._cleaning.stop()
         self._committing.abandon()
         self._end("failed", error, str(error))
-
-    def _path(self, checkpoint_id: int) -> str:
-        assert self.plan.config.checkpoint_dir is not None
-        return f"{self.plan.config.checkpoint_dir.rstrip('/')}/{checkpoint_path(checkpoint_id)}"
 
     # ---- questions ----
 
@@ -529,7 +530,8 @@ class Coordinator:
             self._go_on_with(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        final = failure.fatal or self._commit_is_final()
+        # a job without checkpoints that has committed in part must not begin again
+        final = failure.fatal or (self._committing.stalled and self.checkpoints.storage is None)
         # With a plan to go back to, not the job has failed, but what was to become of it.
         delay_s = 0.0 if before is not None else None if final else self.restarts.after_failure(now_ms)
         if delay_s is None:
@@ -553,10 +555,6 @@ class Coordinator:
 
     def _delay_is_over(self) -> None:
         self._delay = None
-
-    def _commit_is_final(self) -> bool:
-        """A job without checkpoints that has committed in part must not begin again."""
-        return self._committing.stalled and self.checkpoints.storage is None
 
     def _cancel_attempt(self, why: str) -> None:
         attempt = self.attempt
@@ -612,9 +610,9 @@ class Coordinator:
         self.outcome = state, error
         self._why = why
         self._effects.cancel_all_timers()
+        self.savepoints.job_ended(why, stopped=state == "stopped")
         self.checkpoints.attempt_over(why)
         self.rescaling.job_ended(why)
-        self.savepoints.job_ended(why)
         self._sources.pause()
         self._sources.stop()
         self._committing.give_up()

@@ -6,8 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import copy_in
-from midstream.checkpoint.store import Opened, Retained, load, open_store, publish, split_restore
+from midstream.checkpoint.store import (
+    Opened,
+    Retained,
+    choose,
+    list_checkpoints,
+    load,
+    open_store,
+    publish,
+    split_restore,
+)
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
@@ -51,15 +61,42 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     return OpenedStorage(storage, opened, dropped)
 
 
+def check_restorable(plan: JobPlan, open_storage: Callable[[str], Storage]) -> None:
+    """See that the plan can go on from its checkpoint, without changing anything. Raises as `open_checkpoints` does.
+
+    In time: to say so after the cluster has been started would be late.
+    """
+    root = plan.config.checkpoint_dir
+    if plan.restore is None or root is None:
+        return
+    elsewhere, which = split_restore(plan.restore, root)
+    if elsewhere is None:
+        storage = open_storage(root)
+        metadata, _ = choose(list_checkpoints(storage), which, plan.config.name, storage)
+        if metadata is not None:
+            assign_state(metadata, plan.graph, plan.allow_dropped_state)
+        return
+    try:
+        _fitting(plan, open_storage(elsewhere), which)
+    except StorageError as error:
+        raise StorageError(f"{elsewhere}: {error}") from error
+
+
+def _fitting(plan: JobPlan, elsewhere: Storage, which: str) -> tuple[CheckpointMetadata, tuple[str, ...]]:
+    """The checkpoint elsewhere, and warnings."""
+    if not elsewhere.list(""):
+        raise StorageError(
+            "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
+            "path of a checkpoint or a savepoint"
+        )
+    metadata, warnings = load(elsewhere, plan.config.name, which)
+    assign_state(metadata, plan.graph, plan.allow_dropped_state)
+    return metadata, warnings
+
+
 def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage: Storage, opened: Opened) -> Opened:
     try:
-        if not elsewhere.list(""):
-            raise StorageError(
-                "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
-                "path of a checkpoint or a savepoint"
-            )
-        metadata, warnings = load(elsewhere, plan.config.name, which)
-        assign_state(metadata, plan.graph, plan.allow_dropped_state)  # before anything is copied
+        metadata, warnings = _fitting(plan, elsewhere, which)  # before anything is copied
         copied = copy_in(elsewhere, metadata, storage, opened.epoch, opened.next_checkpoint_id)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from midstream.coordinator.effects import Effects
@@ -26,6 +27,8 @@ class Stop:
 class Requests:
     def __init__(self, effects: Effects) -> None:
         self.stop: Stop | None = None
+        self.savepoint_is_off: Callable[[Stop, str], None]
+        """Told that a stop with a savepoint is off and why: its clients are still to be told."""
         self._effects = effects
         self._checkpoint: list[int] = []
         """They wait for a checkpoint that is triggered after they have asked."""
@@ -83,13 +86,12 @@ class Requests:
         self._checkpoint[:0] = clients
 
     def stop_failed(self, reason: str) -> None:
-        """The stop with a checkpoint is off; the job runs on."""
-        self.refuse(self.withdraw_stop(), reason)
-
-    def withdraw_stop(self) -> list[int]:
-        """The stop, if there is one, is off; its clients are still to be told."""
+        """The stop with a checkpoint, if there is one, is off; the job runs on."""
         stop, self.stop = self.stop, None
-        return [] if stop is None else stop.clients
+        if stop is not None and stop.with_savepoint:
+            self.savepoint_is_off(stop, reason)
+        elif stop is not None:
+            self.refuse(stop.clients, reason)
 
     def refuse(self, clients: list[int] | tuple[int, ...], reason: str) -> None:
         for client in clients:

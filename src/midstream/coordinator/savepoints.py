@@ -3,12 +3,14 @@
     CLAIMING --the place is ours--> WAITING --triggered--> STORING --completed--> COMMITTING
                                        ^                      |                       |
                                        +---- try again -------+         all committed |
-    (answered) <----------------written------------------ COPYING <-------------------+
+    (answered) <--written-- COPYING <-------------------------------------------------+
+    (answered) <--the job has stopped-- COPIED <--written, for a stop-- COPYING
     (answered) <--the place is given back-- DISCARDING <--whatever fails, in any of them
 
 The checkpoint is aligned: rows in flight could only be read by the same graph. It is kept for as long
 as it is copied, and the job runs on meanwhile. A stop is answered by `Requests`; for it the sources
-hold still behind the checkpoint, and if the savepoint fails they read on.
+hold still behind the checkpoint, and if the savepoint fails they read on. Whoever is told that there
+is none finds its place free, except at the end of the job, which does not wait for that.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Stage(Enum):
     STORING = auto()
     COMMITTING = auto()
     COPYING = auto()
+    COPIED = auto()
+    """The job is still to stop with it."""
     DISCARDING = auto()
     """It is not to be. Who asked is told when its place is free again."""
 
@@ -54,7 +58,7 @@ class _Savepoint:
     attempt: Attempt | None = None
     """In which its checkpoint was made."""
     refused: list[int] = field(default_factory=list)
-    """Clients to tell `reason`, from DISCARDING on."""
+    """Clients to tell `reason` when its place is free again."""
     reason: str = ""
 
 
@@ -75,6 +79,7 @@ class Savepoints:
         self._root = plan.config.checkpoint_dir
         self._about = SavepointFile(plan.config.name, plan.job_id)
         self._stop_asked = stop_asked
+        requests.savepoint_is_off = self._stop_failed
         self._all: list[_Savepoint] = []
         self._has_ended = False
 
@@ -156,33 +161,41 @@ class Savepoints:
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
         assert savepoint.place is not None
-        if isinstance(outcome, Failed):
+        savepoint.stage = Stage.COPIED
+        if savepoint.refused or self._has_ended:
+            self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
+        elif isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
-        elif savepoint.is_stop and self._requests.stop is not savepoint.stop:
-            self._fail(savepoint, "")  # a failure came between, and whoever asked knows
+        elif savepoint.stop is not None:
+            savepoint.stop.checkpoint = savepoint.place.url
         else:
             self._all.remove(savepoint)
-            if savepoint.stop is not None:
-                savepoint.stop.checkpoint = savepoint.place.url
-            elif not self._has_ended:
-                self._effects.reply(savepoint.client, Reply(checkpoint=savepoint.place.url))
+            self._effects.reply(savepoint.client, Reply(checkpoint=savepoint.place.url))
 
     # ---- its end ----
 
     def _fail(self, savepoint: _Savepoint, reason: str) -> None:
         """Let the job run on at once; give the place back, then tell who asked."""
-        savepoint.reason = f"no savepoint was made: {reason}"
         if self._has_ended:
-            pass
+            self._discard(savepoint)
         elif savepoint.stop is None:
-            savepoint.refused = [savepoint.client]
-        elif self._requests.stop is savepoint.stop:
-            savepoint.refused = self._requests.withdraw_stop()
-            savepoint.reason += "; the job runs on"
+            self._refuse(savepoint, [savepoint.client], reason)
+        else:
+            assert self._requests.stop is savepoint.stop
+            self._requests.stop_failed(f"{reason}; the job runs on")
             if savepoint.attempt is not None:  # it still runs, else the stop would have failed with it
                 for slot in savepoint.attempt.slots:
                     self._effects.send(slot, StopFailed(savepoint.attempt.number, savepoint.checkpoint_id))
-        self._discard(savepoint)
+
+    def _stop_failed(self, stop: Stop, reason: str) -> None:
+        savepoint = next(savepoint for savepoint in self._all if savepoint.stop is stop)
+        self._refuse(savepoint, stop.clients, reason)
+
+    def _refuse(self, savepoint: _Savepoint, clients: list[int], reason: str) -> None:
+        """What is being copied can only be taken back when that is over."""
+        savepoint.refused, savepoint.reason = clients, f"no savepoint was made: {reason}"
+        if savepoint.stage is not Stage.COPYING:
+            self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
         savepoint.stage = Stage.DISCARDING
@@ -197,21 +210,24 @@ class Savepoints:
         self._all.remove(savepoint)
         self._requests.refuse(savepoint.refused, savepoint.reason)
 
-    def job_ended(self, reason: str) -> None:
-        """Answer all but stops. What is at work on the I/O pool may come to its end, but nobody waits for it."""
+    def job_ended(self, reason: str, *, stopped: bool) -> None:
+        """Answer all but stops. Only what is complete may stay, and only if the job has `stopped` with it.
+
+        What is at work on the I/O pool may come to its end, and is taken back then, but nobody waits for it.
+        """
         self._has_ended = True
         for savepoint in list(self._all):
-            if savepoint.stage is Stage.DISCARDING:
+            if savepoint.refused:
                 self._requests.refuse(savepoint.refused, savepoint.reason)
                 savepoint.refused = []
-                continue
-            if savepoint.stop is None:
+            elif savepoint.stop is None:
                 self._requests.refuse([savepoint.client], f"no savepoint was made: {reason}")
-            if savepoint.stage not in (Stage.CLAIMING, Stage.COPYING):
+            is_at_work = savepoint.stage in (Stage.CLAIMING, Stage.COPYING, Stage.DISCARDING)
+            if not is_at_work and not (stopped and savepoint.stage is Stage.COPIED):
                 self._discard(savepoint)
 
     def _at(self, *stages: Stage) -> list[_Savepoint]:
-        return [savepoint for savepoint in self._all if savepoint.stage in stages]
+        return [savepoint for savepoint in self._all if savepoint.stage in stages] if self._all else []
 
     def _of(self, checkpoint_id: int) -> list[_Savepoint]:
         return [s for s in self._at(Stage.STORING) if s.checkpoint_id == checkpoint_id]

@@ -9,8 +9,10 @@ from typing import Final
 
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure
+from midstream.coordinator.late import LateRows
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
+from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import Peer, Register, SlotStatus, TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -46,15 +48,18 @@ class Slots:
     def __init__(
         self,
         effects: Effects,
-        needed: int,
+        graph: JobGraph,
         timeout_s: float,
         fail: Callable[[Failure], None],
         warn: Callable[[str], None],
     ) -> None:
-        self.needed = needed
+        self.needed = graph.slots
         self.live: dict[int, Slot] = {}
         self.rates: dict[TaskId, Rate] = {}
         """Of the tasks of the current attempt."""
+        self._rows_before: dict[str, tuple[int, int]] = {}
+        """What `rows` was when the current attempt began."""
+        self.late = LateRows(graph)
         self.job_has_run = False
         """It had all its slots once: the cluster has room for it."""
         self._effects = effects
@@ -140,6 +145,21 @@ class Slots:
 
     # ---- having them ----
 
+    def begin_attempt(self) -> None:
+        """What tasks report from now on is of another attempt."""
+        self.late.attempt_over()
+        self._rows_before = self.rows()
+        self.rates.clear()
+
+    def rows(self) -> dict[str, tuple[int, int]]:
+        """Rows in and out by operator uid over all attempts, as of the last heartbeats of each."""
+        rows = dict(self._rows_before)
+        for rate in self.rates.values():
+            for uid, rows_in, rows_out in rate.metrics.operators:
+                before = rows.get(uid, (0, 0))
+                rows[uid] = before[0] + rows_in, before[1] + rows_out
+        return rows
+
     def connected(self, slot: int, register: Register) -> bool:
         """False: it was not asked for (any more)."""
         if register.request not in self._open or slot in self.live:
@@ -148,8 +168,8 @@ class Slots:
         self.live[slot] = Slot(slot, register)
         return True
 
-    def lost(self, slot: int) -> bool:
-        return self.live.pop(slot, None) is not None
+    def lost(self, slot: int) -> Slot | None:
+        return self.live.pop(slot, None)
 
     def ids(self) -> tuple[int, ...]:
         """Slot ids; the i-th of them runs subtask i of every vertex."""
@@ -166,6 +186,7 @@ class Slots:
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
+            self.late.heard(metrics)
             before = self.rates.get(metrics.task)
             rate = Rate(now_ms, metrics)
             if before is not None:
@@ -179,6 +200,15 @@ class Slots:
 
     def check(self) -> None:
         assert len(self.live) + len(self._open) <= self.needed, (self.live, self._open, self.needed)
+
+
+def other_python(slot: int, register: Register) -> Failure:
+    """The slot's minor version is not the driver's."""
+    error = ClusterError(
+        f"slot {slot} on {register.host} runs Python {register.python}, the driver Python {PYTHON}: functions "
+        "sent from one cannot be read by the other. Point PYSPARK_PYTHON to the same version everywhere"
+    )
+    return Failure(str(error), "", error, fatal=True)
 
 
 def _share(part_ms: int, whole_ms: int) -> float:

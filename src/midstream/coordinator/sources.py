@@ -4,13 +4,17 @@ What a checkpoint holds is taken in the step that triggers it: a split that was 
 the trigger is in its reader's state, one that was not is in `pending`, and control messages to a
 slot stay in order, so no split is in both or in none.
 
+Nothing more is discovered while splits wait to be handed out. So all that wait were found together,
+and no subtask reads a split that was found after them: while event time stands for those that wait
+(see `operators.watermarks`), no newer ones come to prolong that.
+
 Per source at most one call runs at a time, so that a source needs no locks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,11 +29,8 @@ from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import JobGraph, SourceSpec
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
-from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle
+from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, SplitsAssigned
 from midstream.worker.source import SPLITS, splits_of
-
-PENDING_MAX = 10_000
-"""Splits that wait to be handed out; above this nothing more is discovered."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -52,6 +53,10 @@ class _State:
     position: bytes | None = None
     exhausted: bool = False
     pending: deque[bytes] = field(default_factory=deque)
+    beginnings: int = 0
+    """How many of those pending do not follow another split."""
+    told_assigned: bool = False
+    """All subtasks know that there are none."""
     waiting: deque[TaskId] = field(default_factory=deque)
     """Subtasks that have asked and got no answer yet, at most once each."""
     generation: int = 0
@@ -105,12 +110,16 @@ class Sources:
             state.position = old.position if old else None
             state.exhausted = state.vertex in finished or (old.exhausted if old else False)
             state.pending = deque(old.pending if old else ())
+            state.beginnings = _beginnings(_decoder.decode(split) for split in state.pending)
             self._next_call(state)
 
     def deployed(self, attempt: Attempt) -> None:
         """Splits go to the tasks of this attempt from now on."""
         assert all(not state.waiting for state in self._states.values())
         self._attempt = attempt
+        for state in self._states.values():
+            state.told_assigned = False
+            self._tell_assigned(state)
 
     def pause(self) -> None:
         """The attempt is over; `reset` comes before the next one."""
@@ -150,14 +159,27 @@ class Sources:
             return
         while state.waiting:
             if state.pending and self._is_open:
-                ref = state.waiting.popleft()
-                split = AssignSplit(attempt.number, ref, state.pending.popleft())
-                self._effects.send(attempt.slot_of(ref), split)
+                ref, split = state.waiting.popleft(), state.pending.popleft()
+                state.beginnings -= _beginnings([_decoder.decode(split)])
+                is_last = state.beginnings == 0
+                self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
+                state.told_assigned = state.told_assigned and is_last
+                self._tell_assigned(state)
             elif state.exhausted or not self._is_open:
                 ref = state.waiting.popleft()
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
             else:
                 return
+
+    def _tell_assigned(self, state: _State) -> None:
+        """To all subtasks: which of them has rows that event time stands for, only they know."""
+        attempt = self._attempt
+        if attempt is None or state.told_assigned or state.position is None or state.beginnings:
+            return
+        state.told_assigned = True
+        for subtask in range(state.parallelism):
+            ref = TaskId(state.vertex, subtask)
+            self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
 
     # ---- checkpoints ----
 
@@ -190,7 +212,7 @@ class Sources:
             state.busy = True
             work = partial(_tell, state.spec, settled, self.storage)
             self._effects.run_io(f"settled:{state.spec.uid}", work, partial(self._told, state))
-        elif self._is_open and not state.exhausted and state.timer is None and len(state.pending) < PENDING_MAX:
+        elif self._is_open and not state.exhausted and state.timer is None and not state.pending:
             state.busy = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
             work_discover = partial(state.spec.source.discover, state.position, context)
@@ -215,13 +237,16 @@ class Sources:
             self._fail(failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed"))
             return
         found = outcome.value
+        assert not state.pending, state.spec.uid
         state.pending.extend(_encoder.encode(split) for split in found.splits)
+        state.beginnings = _beginnings(found.splits)
         state.position = found.position
         state.exhausted = found.exhausted
         if not state.exhausted:
             again = partial(self._timer_fired, state)
             interval_s = state.spec.source.discovery_interval_s
             state.timer = self._effects.set_timer(f"discover:{state.spec.uid}", interval_s, again)
+        self._tell_assigned(state)
         self._hand_out(state)
         self._next_call(state)
 
@@ -239,6 +264,10 @@ class Sources:
     def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
             self._warn(failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary)
+
+
+def _beginnings(splits: Iterable[Split]) -> int:
+    return sum(not split.follows for split in splits)
 
 
 def _tell(spec: SourceSpec, settled: _Settled, storage: Storage | None) -> None:

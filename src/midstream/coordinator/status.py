@@ -44,7 +44,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         checkpoint_dir=config.checkpoint_dir,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
-        warnings=tuple(job.warnings),
+        warnings=(*job.warnings, *job.slots.late.warnings()),
     )
 
 
@@ -74,11 +74,8 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
     refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
     phases = job.attempt.phases if job.attempt else {}
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
-    rows: dict[str, tuple[int, int]] = {}
-    for rate in rates:
-        for uid, rows_in, rows_out in rate.metrics.operators:
-            before = rows.get(uid, (0, 0))
-            rows[uid] = before[0] + rows_in, before[1] + rows_out
+    rows = job.slots.rows()
+    late = job.slots.late.rows()
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
@@ -86,7 +83,7 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         parallelism=vertex.parallelism,
         states=dict(Counter(phases[ref].value if ref in phases else "waiting" for ref in refs)),
         operators=tuple(
-            OperatorStatus(spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)))
+            OperatorStatus(spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)), late[spec.uid])
             for spec in vertex.specs
         ),
         watermark_us=watermark_us if watermark_us != MIN_WATERMARK_US and len(rates) == len(refs) else None,

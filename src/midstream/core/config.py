@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Literal, TypeAlias, TypeGuard
+from typing import Final, Literal, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -12,6 +12,9 @@ from midstream.core.errors import ConfigError
 
 Duration: TypeAlias = str | float | int | timedelta
 Size: TypeAlias = str | int
+
+MAX_PARALLELISM_MAX: Final = 32768
+"""Of key groups, and so of subtasks of an operator."""
 
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -109,8 +112,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ConfigError naming the first setting that cannot be."""
         if not self.name.strip():
             raise ConfigError("name: a job needs a name that is not empty")
-        if not 1 <= self.max_parallelism <= 32768:
-            raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and 32768")
+        if not 1 <= self.max_parallelism <= MAX_PARALLELISM_MAX:
+            raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and {MAX_PARALLELISM_MAX}")
         check_parallelism(self.parallelism, self.max_parallelism, "the job")
         if self.buffer_bytes < 4096:
             raise ConfigError(f"buffer_size: {self.buffer_bytes} bytes is below the smallest size, 4 KiB")

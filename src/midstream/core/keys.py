@@ -19,6 +19,7 @@ UInt64s = npt.NDArray[np.uint64]
 _C1 = np.uint64(0xBF58476D1CE4E5B9)
 _C2 = np.uint64(0x94D049BB133111EB)
 _COMBINE = np.uint64(0x9E3779B97F4A7C15)
+_27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def key_type_supported(kind: pa.DataType) -> bool:
@@ -42,26 +43,27 @@ def key_type_supported(kind: pa.DataType) -> bool:
 
 def _mix(x: UInt64s) -> UInt64s:
     """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): a bijection that mixes all bits."""
-    x = x ^ (x >> np.uint64(30))
+    x = x ^ (x >> _30)
     x *= _C1
-    x ^= x >> np.uint64(27)
+    x ^= x >> _27
     x *= _C2
-    x ^= x >> np.uint64(31)
+    x ^= x >> _31
     return x
 
 
 def hash_column(column: pa.Array) -> UInt64s:
     """A stable 64-bit hash per row. Raises JobError on a null key, SchemaError on a type that cannot be one."""
     kind = column.type
-    if not key_type_supported(kind):
+    is_integer = pa.types.is_integer(kind)
+    if not is_integer and not key_type_supported(kind):
         raise SchemaError(f"a column of type {kind} cannot be a key; cast it to an integer or a string first")
     row = first_null(column)
     if row is not None:
         raise JobError(f"null key at row {row} of the batch; filter out or fill null keys before key_by()")
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
-        kind = column.type
-    if pa.types.is_integer(kind):
+        is_integer = True
+    if is_integer:
         values = column.to_numpy(zero_copy_only=True)
         if values.dtype.itemsize == 8:
             return _mix(values.view(np.uint64) + _COMBINE)

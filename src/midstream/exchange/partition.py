@@ -31,6 +31,9 @@ from midstream.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
 """Batches with at least so many rows per consumer are dealt out in parts."""
+FEW_ROWS = 1024
+FEW_BYTES = 256 * 2**10
+"""Of batches up to this size the consumers' parts may share memory."""
 
 
 class Subpartition:
@@ -312,12 +315,28 @@ class ResultPartition:
             sub.discard()
 
 
+def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
+    counts: list[int] = np.bincount(owners, minlength=consumers).tolist()
+    if max(counts) < batch.num_rows:
+        batch = batch.take(pa.array(owners.argsort(kind="stable")))
+    parts = []
+    start = 0
+    for count in counts:
+        parts.append(batch if count == batch.num_rows else batch.slice(start, count))
+        start += count
+    return parts
+
+
 def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
     """The rows of each consumer, in their order: one pass over the owners and one gather per consumer.
+
+    Of few rows one gather for all, cut into slices: there a call costs more than what it moves.
 
     Measured on 128k rows of three columns, two consumers: 270 M rows/s, against 110 M with boolean
     masks and 70 M with one stable sort (benchmarks/split_rows.py).
     """
+    if batch.num_rows <= FEW_ROWS and batch.get_total_buffer_size() <= FEW_BYTES:
+        return _split_few(batch, owners, consumers)
     parts = []
     for consumer in range(consumers):
         rows = np.flatnonzero(owners == consumer)

@@ -98,7 +98,10 @@ class Quota:
         self._pool.returned()
 
     def _change(self, buffers: int) -> None:
-        before = max(0, self.in_use - self.reserved)
+        pool, beyond = self._pool, self.in_use - self.reserved
         self.in_use += buffers
-        self._pool.in_use += buffers
-        self._pool.shared_free -= max(0, self.in_use - self.reserved) - before
+        pool.in_use += buffers
+        if beyond > 0:
+            pool.shared_free += beyond
+        if beyond + buffers > 0:
+            pool.shared_free -= beyond + buffers

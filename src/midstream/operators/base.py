@@ -9,7 +9,7 @@ All calls come from the loop thread, one at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,33 @@ class Output(Protocol):
 
     def idle(self, idle: bool) -> None:
         """Only for operators with `makes_watermarks`."""
+        ...
+
+
+class Splits(Protocol):
+    """The splits that the source of this task reads, each by a number that means nothing outside of the task."""
+
+    @property
+    def current(self) -> int:
+        """The split that the rows in hand are of: each batch is of one."""
+        ...
+
+    @property
+    def open(self) -> Iterable[int]:
+        """Those that the task has, begun or not, and has not read to the end."""
+        ...
+
+    @property
+    def all_assigned(self) -> bool:
+        """Whether some task has each split that was found (and that does not follow another one)."""
+        ...
+
+    def is_starved(self, split: int, since_s: float) -> bool:
+        """Whether the split has not had its turn since then (monotonic), though there may be rows of it."""
+        ...
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called in a step of the task when `open` or `all_assigned` has changed."""
         ...
 
 
@@ -58,6 +85,8 @@ class OperatorContext:
     job_id: str = ""
     attempt: int = 0
     """Grows with every restart of the job (for sinks: see WriterContext)."""
+    splits: Splits | None = None
+    """Of the source in this task, if every operator in between keeps their rows apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +124,8 @@ class Operator(ABC):
 
     makes_watermarks: bool = False
     """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
+    keeps_splits: bool = False
+    """True: what it emits for a batch, it emits while it processes that batch."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         """What the operator's state depends on, before `open`: by part ("" for all of it), what it is and its value.

@@ -26,11 +26,14 @@ class Split(msgspec.Struct, frozen=True):
 
     `payload` says what it is, in the source's own encoding (no pickles). `offset` is where to go
     on: 0 for a new split, else whatever the reader returned with the last batch it emitted.
+    `follows`: it goes on where the split found before it ends (parts of one file), so its rows are in
+    order with those too; event time does not wait until it is handed out.
     """
 
     id: str
     payload: bytes
     offset: int = 0
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,9 @@ class Source(ABC):
         """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, never twice at once.
 
         Asked again from the same position it must find the same splits, or splits that stand for
-        the same rows: whatever was handed out after the last checkpoint is handed out again.
+        the same rows: whatever was handed out after the last checkpoint is handed out again. Splits that
+        are found together may be of any event times; those found later are taken to be later. Not asked
+        again before all that was found is handed out.
         """
 
     @abstractmethod
@@ -95,7 +100,11 @@ class Source(ABC):
         """Open a split at `split.offset`. Raises StorageError when it is not there (any more)."""
 
     def splits_per_reader(self, parallelism: int) -> int:
-        """How many splits a subtask reads side by side, in turns; more than 1 for splits that never end."""
+        """How many splits a subtask reads side by side, in turns; more than 1 for splits that never end.
+
+        All of these together must hold them all: splits that wait for one that never ends are never
+        read, and event time waits with them.
+        """
         return 1
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:

@@ -25,6 +25,8 @@ RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
 class Stateless(Operator):
     """`name` is the operator's display name: it is what errors say."""
 
+    keeps_splits = True
+
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self.schema = canonical_schema(schema)
         self._where = f"operator {name!r}"

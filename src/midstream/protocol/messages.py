@@ -171,11 +171,22 @@ class StopFailed(msgspec.Struct, frozen=True, tag="stop_failed"):
 
 
 class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
-    """`split` is an encoded operators.source.Split."""
+    """`split` is an encoded operators.source.Split.
+
+    `is_last`: of those that were found with it, only such as follow others are still to be handed out.
+    """
 
     attempt: int
     task: TaskId
     split: bytes
+    is_last: bool = True
+
+
+class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
+    """So it is now, whoever got the last one: event time need not wait for splits that nobody has."""
+
+    attempt: int
+    task: TaskId
 
 
 class NoMoreSplits(msgspec.Struct, frozen=True, tag="no_more_splits"):
@@ -220,6 +231,7 @@ ToSlot: TypeAlias = (
     | CheckpointAborted
     | StopFailed
     | AssignSplit
+    | SplitsAssigned
     | NoMoreSplits
     | StopSources
     | Cancel
@@ -258,6 +270,8 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """What the checkpoint held in flight for it, as it lies there: rows of other subtasks included."""
     recovered_bytes: int = 0
     """How much of that it has taken up."""
+    late: tuple[tuple[str, int], ...] = ()
+    """Per operator that has dropped rows as late: uid, rows."""
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
@@ -408,6 +422,9 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     parallelism: int
     rows_in: int
     rows_out: int
+    """Both since the job began; what was read again after a failure counts again."""
+    late_rows: int = 0
+    """Dropped as late since the job began; what was read again after a failure counts again."""
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
@@ -431,12 +448,6 @@ class VertexStatus(msgspec.Struct, frozen=True):
     backpressured: float
     recovering: tuple[RecoveryStatus, ...] = ()
     """While any of its subtasks recovers: all that had something to recover."""
-
-    @property
-    def recovered(self) -> float | None:
-        """Share of what is to recover, 0 to 1; None when that is over, or there was nothing."""
-        whole = sum(subtask.to_recover_bytes for subtask in self.recovering)
-        return sum(subtask.recovered_bytes for subtask in self.recovering) / whole if whole else None
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):

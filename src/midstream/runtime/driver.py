@@ -43,6 +43,7 @@ from midstream.coordinator.events import (
     SlotLost,
     SlotMessage,
     SlotRequestFailed,
+    SlotsGone,
     Started,
     TimerFired,
 )
@@ -241,10 +242,12 @@ class Driver:
         try:
             self._slots.request(launch, failed)
         except ClusterError as error:
-            failed(str(error))
+            self._feed(SlotsGone(str(error)))
 
     def _slot_failed(self, request: str, reason: str) -> None:
         """The provider says that the process of this request is no more, or never was."""
+        if self._slots.gone:
+            self._feed(SlotsGone(self._slots.gone))
         if request not in self._requests:
             return
         slot = self._requests.pop(request)

@@ -53,6 +53,7 @@ class ProcessSlots:
 
     bind_host = "127.0.0.1"
     driver_host = "127.0.0.1"
+    gone = ""
 
     def __init__(self, slots_max: int | None = None) -> None:
         self._slots_max = slots_max
@@ -127,16 +128,21 @@ class _Child(WatchedSlot):
         process.stderr.close()
         with contextlib.suppress(BrokenPipeError):  # of what it never read
             process.stdin.close()
-        return f"process {self.pid} {_how(status)}{': ' + last[-1] if last and status > 0 else ''}"
+        return f"process {self.pid} {how_it_ended(status)}{': ' + last[-1] if last and status > 0 else ''}"
 
 
-def _how(status: int) -> str:
+def how_it_ended(status: int) -> str:
+    """A process, by its exit status as `subprocess` gives it."""
     if status >= 0:
-        return f"ended with status {status}"
+        return f"ended with status {status}{f', as after {_signal(status - 128)}' if status > 128 else ''}"
+    return f"was killed by {_signal(-status)}"
+
+
+def _signal(number: int) -> str:
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was killed by signal {-status}"
+        return f"signal {number}"
 
 
 # ---- in the child ------------------------------------------------------------

@@ -32,6 +32,11 @@ class SlotProvider(Protocol):
         """The name or address at which slots reach the driver; where nothing is in between, `bind_host`."""
         ...
 
+    @property
+    def gone(self) -> str:
+        """Why no slot can be had any more; empty as long as there can be some. It never changes back."""
+        ...
+
     def check(self, slots: int) -> None:
         """Raises ClusterError, saying what to do, when it is known that `slots` slots can never run at once."""
         ...
@@ -39,7 +44,7 @@ class SlotProvider(Protocol):
     def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
         """Start one more slot; returns at once. `on_failed(reason)` is called from any thread, at most
         once, when the slot's process could not be started or has ended other than by being released.
-        Raises ClusterError when there can be no slot at all."""
+        Raises ClusterError when no slot can be had any more."""
         ...
 
     def abandon(self, request: str) -> None:

@@ -24,6 +24,7 @@ from midstream.core.seams import Storage
 from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.protocol.messages import (
+    Cancel,
     FromSlot,
     Heartbeat,
     Register,
@@ -166,6 +167,8 @@ class _SlotProcess:
         elif self._machine is None:
             raise ProtocolViolation(f"{type(message).__name__} before Welcome")
         else:
+            if isinstance(message, Cancel):
+                self._report()  # the last figures of tasks that end with it
             self._machine.handle(message)
 
     def _begin(self, welcome: Welcome) -> None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, takewhile
 from multiprocessing import get_context
-from multiprocessing.pool import AsyncResult
+from multiprocessing.pool import AsyncResult, Pool
 
+from midstream.runtime.threads import limit_threads
 from midstream.sim.coverage import Pair, recording
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import Scenario, draw
@@ -67,6 +68,9 @@ class Result:
     rescales: int
     in_flight_in_checkpoint: int
     checkpoints_during_recovery: int
+    savepoints: int
+    savepoints_restored: int
+    savepoints_failed: int
     faults: Counter[str]
     pairs: Counter[Pair]
 
@@ -87,6 +91,10 @@ class Summary:
     restarts_of_the_job: int = 0
     rescaled_restores: int = 0
     rescales_while_running: int = 0
+    savepoints_made: int = 0
+    savepoints_restored: int = 0
+    savepoints_failed: int = 0
+    """Requests for one that were refused, or came to nothing."""
     steps: int = 0
     seconds: float = 0.0
     first_failing_seed: int | None = None
@@ -112,6 +120,9 @@ class Summary:
         self.restarts_of_the_job += result.launches - 1
         self.rescaled_restores += result.rescaled_restores
         self.rescales_while_running += result.rescales
+        self.savepoints_made += result.savepoints
+        self.savepoints_restored += result.savepoints_restored
+        self.savepoints_failed += result.savepoints_failed
         self.steps += result.steps
         self.faults += result.faults
         self.pairs.update(result.pairs)
@@ -124,9 +135,12 @@ class Summary:
 
 def run_seed(options: Options, seed: int) -> Result:
     if not options.coverage:
-        return _result(run(options.scenario(seed)), Counter())
-    with recording() as pairs:
-        return _result(run(options.scenario(seed)), pairs)
+        result = _result(run(options.scenario(seed)), Counter())
+    else:
+        with recording() as pairs:
+            result = _result(run(options.scenario(seed)), pairs)
+    collect()
+    return result
 
 
 def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
@@ -145,6 +159,9 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         rescales=outcome.rescales,
         in_flight_in_checkpoint=outcome.in_flight_in_checkpoint,
         checkpoints_during_recovery=outcome.checkpoints_during_recovery,
+        savepoints=outcome.savepoints,
+        savepoints_restored=outcome.savepoints_restored,
+        savepoints_failed=outcome.savepoints_failed,
         faults=outcome.faults,
         pairs=pairs,
     )
@@ -184,7 +201,7 @@ def _results(options: Options, seeds: Iterator[int], processes: int) -> Iterator
         with collecting_rarely():
             yield from map(partial(run_seed, options), seeds)
         return
-    with get_context("spawn").Pool(processes, _collect_rarely) as pool:
+    with workers(processes) as pool:
         begun: deque[AsyncResult[list[Result]]] = deque()
         while chunk := list(islice(seeds, CHUNK)):
             begun.append(pool.apply_async(_run_chunk, (options, chunk)))
@@ -198,9 +215,18 @@ def _run_chunk(options: Options, seeds: list[int]) -> list[Result]:
     return [run_seed(options, seed) for seed in seeds]
 
 
+def workers(processes: int) -> Pool:
+    """Processes to run worlds in. Each has one thread, as a slot has: more of them would take turns at nothing."""
+    limit_threads()  # inherited: it is too late for whoever has imported polars
+    return get_context("spawn").Pool(processes, _collect_rarely)
+
+
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """A world is one large knot of references, and looking through it again and again takes an eighth of the time."""
+    """A world is one large knot of references, and looking through it again and again takes an eighth of the time.
+
+    `collect` is to follow each run.
+    """
     before = gc.get_threshold()
     _collect_rarely()
     try:
@@ -208,6 +234,11 @@ def collecting_rarely() -> Iterator[None]:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+def collect() -> None:
+    """The world that has just ended, while it is still in the caches: later that takes four times as long."""
+    gc.collect(1)
 
 
 def _collect_rarely() -> None:

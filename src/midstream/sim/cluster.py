@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
+import pyarrow as pa
 
 from midstream.coordinator.events import (
     CancelRequested,
@@ -73,13 +74,14 @@ class Cluster:
     def __init__(
         self,
         world: World,
-        storage: Storage,
+        open_storage: Callable[[str], Storage],
         network: Network,
         make_coordinator: MakeCoordinator,
         externals: Mapping[str, object],
     ) -> None:
         self.world = world
-        self.storage = storage
+        self.open_storage = open_storage
+        self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
         self.network = network
         self.make_coordinator = make_coordinator
         self.drivers: list[Driver] = []
@@ -107,18 +109,18 @@ class Cluster:
         unpickler.persistent_load = self._externals.__getitem__  # type: ignore[method-assign]
         return unpickler.load()
 
-    def open_storage(self, root: str) -> Storage:
-        return self.storage
-
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
 
 
+_CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
+
+
 class _Pickler(pickle.Pickler):
     """Every task has a graph of its own, so what never changes is not copied, and the rest the quick way.
 
-    `externals` grow by the edges and reductions that come by.
+    `externals` grow by the constants that come by.
     """
 
     def __init__(self, file: io.BytesIO, names: Mapping[int, str], externals: dict[str, object]) -> None:
@@ -127,7 +129,7 @@ class _Pickler(pickle.Pickler):
         self._externals = externals
 
     def persistent_id(self, item: Any) -> str | None:
-        if type(item) in (Edge, Reduction):
+        if type(item) in _CONSTANTS:
             name = f"constant {len(self._externals)}"
             self._externals[name] = item
             return name
@@ -268,7 +270,10 @@ class Driver:
                 if client in self.replies:
                     world.bug(f"client {client} is answered twice")
                 self.replies[client] = reply
-                self._check_reply(self._unanswered.pop(client), reply)
+                asked = self._unanswered.pop(client)
+                self._check_reply(asked, reply)
+                if self.cluster.answered is not None:
+                    self.cluster.answered(self, client, asked, reply)
                 world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
             case JobEnded(state, error):
                 if self.outcome is not None:
@@ -405,7 +410,7 @@ class Slot:
     """A slot process: registers, runs a SlotMachine, ends when released or alone."""
 
     def __init__(self, cluster: Cluster, driver: Driver, request: str) -> None:
-        world = cluster.world
+        world = self._world = cluster.world
         self.cluster = cluster
         self.driver = driver
         self.request = request
@@ -465,7 +470,7 @@ class Slot:
 
     def _check(self) -> None:
         """The invariants of everything that runs here. Not after each step: that takes a quarter of the time."""
-        if self.machine is not None and self.cluster.world.step_number % CHECK_STEPS == 0:
+        if self._world.step_number % CHECK_STEPS == 0 and self.machine is not None:
             self.machine.check()
 
     def lose_driver(self, reason: str) -> None:

@@ -81,9 +81,14 @@ def simulate(
         f"{summary.checkpoints_during_recovery} during recovery, "
         f"{summary.checkpoints_with_finished_tasks} with finished tasks)"
     )
+    savepoints = (
+        f"{summary.savepoints_made} savepoints ({summary.savepoints_failed} more were refused or failed), "
+        f"{summary.savepoints_restored} of them restored"
+    )
     lines = [
         f"{summary.runs} runs in {summary.seconds:.1f} s ({data['runs_per_s']} runs/s), {summary.records_in} rows in",
         f"{checkpoints}, {restarts}",
+        savepoints,
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in data["faults"].items()) or "none"),
         f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,9 @@ from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import Slots
 from midstream.core.elements import MAX_WATERMARK_US
+from midstream.operators import watermarks
 from midstream.state.parts import Redistribute
+from midstream.worker import source
 from midstream.worker.chain import Chain
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.task import Task
@@ -157,6 +160,21 @@ def watermark_of_the_fastest() -> Replacements:
             return original(old, *arguments)
 
     return [(assign, "assign_operator", assign_operator)]
+
+
+def event_time_of_the_fastest_split() -> Replacements:
+    """Rows of all splits of a subtask count as one stream."""
+    original = watermarks.TimestampsOperator.open
+
+    def open_merged(self: Any, context: Any, out: Any) -> None:
+        original(self, replace(context, splits=None), out)
+
+    return [(watermarks.TimestampsOperator, "open", open_merged)]
+
+
+def pending_splits_are_newer() -> Replacements:
+    """Event time goes on whatever waits to be handed out."""
+    return [(source.SourceDriver, "all_assigned", property(lambda self: True))]
 
 
 def watermark_before_timers() -> Replacements:

@@ -25,6 +25,7 @@ from midstream.coordinator.attempt import Attempt, TaskPhase
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
+from midstream.coordinator.savepoints import Savepoints, Stage
 from midstream.core import elements
 from midstream.core.seams import Failed
 from midstream.exchange.channel import LocalChannel, RemoteChannel
@@ -217,6 +218,11 @@ def _watch_slots() -> Sequence[Watched]:
     return [(SlotMachine, "handle", lambda slot, message: (slot.state.name, type(message).__name__))]
 
 
+_IO: Final = ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled", "rescale") + (
+    "savepoint-place",
+    "savepoint",
+    "savepoint-discard",
+)
 _COORDINATOR_EVENTS: Final = (
     "Started",
     "SlotConnected",
@@ -227,14 +233,7 @@ _COORDINATOR_EVENTS: Final = (
     "CancelRequested",
     *(f"timer {name}" for name in ("wake", "checkpoint", "commit", "symptom", "restart", "cancel", "end", "slots")),
     *(f"timer {name}" for name in ("slot-retry", "discover")),
-    *(
-        f"{name} done"
-        for name in ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled", "rescale")
-    ),
-    *(
-        f"{name} failed"
-        for name in ("open", "publish", "commit", "abort", "clean", "epoch", "discover", "settled", "rescale")
-    ),
+    *(f"{name} {outcome}" for outcome in ("done", "failed") for name in _IO),
     "close done",
 )
 
@@ -300,6 +299,18 @@ def _watch_checkpoints() -> Sequence[Watched]:
         (Checkpoints, "attempt_over", plain("attempt over")),
         (Checkpoints, "_expired", plain("timeout")),
         (Checkpoints, "_published", of_published),
+    ]
+
+
+def _watch_savepoints() -> Sequence[Watched]:
+    def of_outcome(done: str, failed: str) -> Callable[..., tuple[str, str]]:
+        return lambda _, savepoint, outcome: (savepoint.stage.name, failed if isinstance(outcome, Failed) else done)
+
+    return [
+        (Savepoints, "_claimed", of_outcome("claimed", "not claimed")),
+        (Savepoints, "_copied", of_outcome("copied", "not copied")),
+        (Savepoints, "_discarded", of_outcome("discarded", "not discarded")),
+        (Savepoints, "_refuse", lambda _, savepoint, *__: (savepoint.stage.name, "refused")),
     ]
 
 
@@ -386,6 +397,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
                 "TriggerCheckpoint|CheckpointCompleted|CheckpointAborted|AssignSplit|NoMoreSplits|StopSources",
                 "sent behind Start, in order",
             ),
+            ("DEPLOYING", "SplitsAssigned", "all slots have answered Deployed by then"),
         ),
     ),
     Machine(
@@ -410,7 +422,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("DEPLOYING", "Cancelled", "nothing was cancelled"),
             ("RUNNING", "TaskRunning", "all tasks have said so"),
             ("ENDING|ENDED", f"SlotLost|SlotStatus|{_FROM_TASKS}", "all slots have been released"),
-            ("ENDED", "SlotConnected|CancelRequested", "whoever runs the coordinator knows that it has ended"),
+            ("ENDED", "SlotConnected", "whoever runs the coordinator knows that it has ended"),
             ("ENDED", f"{_TIMERS}|timer end", "all timers are cancelled"),
             ("ENDING", _TIMERS, "all other timers are cancelled"),
             ("OPENING|GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "timer end", "it is set when the job ends"),
@@ -455,6 +467,24 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("PUBLISHING|PUBLISHING, attempt over", "ack|timeout", "all have answered"),
             ("*", "ack again", "a task answers once, on a connection without duplicates"),
             ("PUBLISHING|PUBLISHING, attempt over", "decline", "a task answers once"),
+        ),
+    ),
+    Machine(
+        "savepoint",
+        _names(Stage),
+        ("claimed", "not claimed", "copied", "not copied", "refused", "discarded", "not discarded"),
+        _watch_savepoints,
+        (
+            ("WAITING|STORING|COMMITTING|COPYING|COPIED|DISCARDING", "claimed|not claimed", "it comes first, once"),
+            (
+                "CLAIMING|WAITING|STORING|COMMITTING|COPIED|DISCARDING",
+                "copied|not copied",
+                "what is copied stays until then",
+            ),
+            ("CLAIMING|WAITING|STORING|COMMITTING|COPYING|COPIED", "not discarded", "nothing is given back"),
+            ("WAITING|STORING|COMMITTING|COPYING|COPIED", "discarded", "nothing is given back"),
+            ("WAITING", "refused", "a failure before its checkpoint only delays it"),
+            ("DISCARDING", "refused", "it has been"),
         ),
     ),
     Machine(

@@ -32,6 +32,8 @@ class Disk:
         self.before_write: dict[str, Callable[[], None]] = {}
         """Base name: called once, when such a file is about to be written."""
         self.failures = 0
+        self.refusals = 0
+        """How often it was gone when something was asked of it."""
         self.writes = 0
         self.on_write: Callable[[str, bytes], None] | None = None
         """Called with every file that has just been written."""
@@ -100,6 +102,7 @@ class Disk:
     def _touch(self) -> None:
         self._world.io_point()
         if self.is_gone and not self._world.is_looking:
+            self.refusals += 1
             raise StorageError(f"the storage does not answer {SIM}")
 
     def _begin_write(self, name: str, data: bytes) -> None:
@@ -121,6 +124,41 @@ class Disk:
             why = "the disk is full" if self.is_full else "input/output error"
             world.note(("write of", name, "fails:", why))
             raise StorageError(f"cannot write {name}: {why} {SIM}")
+
+
+class Folder:
+    """core.seams.Storage: a directory of a disk."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = _confined(path)
+
+    def _below(self, path: str) -> str:
+        return f"{self._path}/{path}" if path not in ("", ".") else self._path
+
+    def read(self, path: str) -> bytes:
+        return self._disk.read(self._below(path))
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self._disk.read_range(self._below(path), offset, length)
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        self._disk.write(self._below(path), parts)
+
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
+        return self._disk.create(self._below(path), data, durable)
+
+    def delete(self, path: str) -> None:
+        self._disk.delete(self._below(path))
+
+    def list(self, path: str) -> list[str]:
+        return self._disk.list(self._below(path))
+
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        self._disk.sweep(self._below(path), unwanted)
+
+    def exists(self, path: str) -> bool:
+        return self._disk.exists(self._below(path))
 
 
 def _confined(path: str) -> str:

@@ -14,6 +14,7 @@ from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, SimSource
+from midstream.sim.savepoints import Savepoints
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
@@ -27,6 +28,7 @@ class Stage(Protocol):
     disk: Disk
     outside: Outside
     sources: Mapping[str, SimSource]
+    savepoints: Savepoints
     driver: Driver
     drained: bool
 
@@ -257,6 +259,29 @@ def _checkpoint(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _savepoint(stage: Stage, victim: int) -> bool:
+    stage.savepoints.ask(stage.driver, victim, stop=False)
+    return True
+
+
+def _stop_savepoint(stage: Stage, victim: int) -> bool:
+    """The job goes on from the savepoint."""
+    stage.savepoints.ask(stage.driver, victim, stop=True)
+    return True
+
+
+def _savepoint_fails(stage: Stage, victim: int) -> bool:
+    """Of a savepoint, or of a stop with one: the disk fails at its place only, so the job must run on."""
+    stage.savepoints.ask(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
+    return True
+
+
+def _savepoint_struck(stage: Stage, victim: int) -> bool:
+    """Something else befalls the job, or is asked of it, while a savepoint is claimed, made or copied."""
+    _then(stage, victim, tuple(name for name in STRIKES if not name.endswith("_struck")))
+    return (_savepoint, _stop_savepoint, _savepoint_fails)[victim // 5 % 3](stage, victim // 11)
+
+
 def _rescale(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoRescale(PARALLELISMS[victim % len(PARALLELISMS)]))
     return True
@@ -362,6 +387,10 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "rescale_struck": _rescale_struck,
     "drain_struck": _drain_struck,
     "slots_late": _slots_late,
+    "savepoint": _savepoint,
+    "stop_savepoint": _stop_savepoint,
+    "savepoint_fails": _savepoint_fails,
+    "savepoint_struck": _savepoint_struck,
     BACKLOGGED: _strike_backlogged,
     RECOVERING: _strike_recovering,
 }

@@ -26,9 +26,10 @@ from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
 from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
+from midstream.sim import savepoint_mutations as savepoint
 from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.run import run
-from midstream.sim.scenario import RECOVERING, Fault, Scenario, draw
+from midstream.sim.scenario import RECOVERING, SAVEPOINTS, Fault, Scenario, draw
 from midstream.sim.topologies import SHAPES, Shape, with_parallelism
 from midstream.worker import snapshots, task
 from midstream.worker.recovery import GateRecovery
@@ -261,9 +262,9 @@ def _failure_discards() -> Replacements:
 
 
 def _early_split() -> Replacements:
-    def add_split(self: Any, split: bytes) -> None:
+    def add_split(self: Any, split: bytes, is_last: bool) -> None:
         if self._source is not None and self.is_live:
-            self._source.add_split(split)
+            self._source.add_split(split, is_last=is_last)
 
     return [(task.Task, "add_split", add_split)]
 
@@ -367,6 +368,10 @@ def _on_time(seed: int) -> Scenario:
     return replace(drawn, shape=_without_idle(drawn.shape), splits=1, rounds=1)
 
 
+def _several_splits(seed: int) -> Scenario:
+    return replace(draw(seed, topology="splits", rows=100), splits=3, rounds=1)
+
+
 def _without_idle(shape: Shape) -> Shape:
     return tuple(
         replace(node, chain=tuple("tight" if kind == "idle" else kind for kind in node.chain)) for node in shape
@@ -454,6 +459,22 @@ def _rescaled(seed: int) -> Scenario:
     return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
 
 
+def _saving(seed: int) -> Scenario:
+    """Savepoints are asked for again and again, while checkpoints and commits follow each other and the disk is slow."""
+    drawn = draw(seed, topology="keyed", faults=SAVEPOINTS, rows=100)
+    asked = tuple(Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4))
+    if seed % 4 == 3:
+        asked += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in asked)
+    drawn = replace(drawn, interval_s=0.0005, min_pause_s=0.0, retained=1, sink_rows=1, sink_pause_s=0.003)
+    return replace(
+        drawn,
+        tempo=replace(drawn.tempo, io_us=(100, 10_000)[seed % 2], interleave=0.2),
+        aligned_timeout_s=0.0,
+        timeout_s=60.0,
+        faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
+    )
+
+
 def _in_flight(what: str, replacements: Callable[[], Replacements]) -> Mutation:
     return Mutation(what, replacements, _backpressured)
 
@@ -520,6 +541,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "watermark_of_the_fastest": Mutation(
         "event time is restored as of the fastest subtask", coordination.watermark_of_the_fastest, _on_time
     ),
+    "event_time_of_the_fastest_split": Mutation(
+        "event time is that of all splits together", coordination.event_time_of_the_fastest_split, _several_splits
+    ),
+    "pending_splits_are_newer": Mutation(
+        "event time does not wait for splits that nobody has", coordination.pending_splits_are_newer, _several_splits
+    ),
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",
         coordination.broadcast_of_the_first,
@@ -563,4 +590,5 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "rescale_before_stored": Mutation(
         "a rescale switches before its checkpoint is complete", coordination.rescale_before_stored, _rescaled
     ),
+    **{name: Mutation(what, bug, _saving) for name, (what, bug) in savepoint.BUGS.items()},
 }

@@ -8,8 +8,11 @@ must be exactly what a sequential run over those rows gives.
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -23,13 +26,26 @@ from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
-from midstream.sim.rows import SCHEMA, SOURCE_IDS, Outside, SimSource, Staged
+from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
 from midstream.sim.tally import LIST, UNION
 from midstream.sim.timed import WAITING, rows_waiting, windows_of
 from midstream.sim.topologies import Expectation, Shape, behind_timers, expectation, is_on_time, uid_of
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
+CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
+"""In the job's own directory."""
 SAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a completed checkpoint stands for."""
+
+    expected: Expectation
+    output: tuple[str, ...]
+    """Names of all that the sinks have staged up to it."""
+    parallelism: tuple[int, ...]
+    """Of each node."""
 
 
 class Oracle:
@@ -49,9 +65,12 @@ class Oracle:
         self.doubled = 0
         self.parallelism: tuple[int, ...] = ()
         """Of each node in the newest completed checkpoint."""
+        self.storage = storage
+        """Of the job's checkpoint directory."""
         self._sources = sources
         self._outside = outside
-        self._storage = storage
+        self._cuts: dict[tuple[str, int], Cut] = {}
+        """By job id and checkpoint."""
         self._ended: dict[str, dict[int, int]] = {}
         """Rows of the sources that were at their end in the newest completed checkpoint."""
         self._done_with: dict[str, set[int]] = {}
@@ -74,7 +93,7 @@ class Oracle:
 
     def _check_checkpoint(self, data: bytes) -> Iterator[str]:
         metadata = decode_metadata(data, "oracle")
-        if is_superseded(self._storage, metadata):
+        if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
         self.checkpoints += 1
         self.parallelism = tuple(vertex.parallelism for vertex in metadata.vertices)
@@ -101,8 +120,17 @@ class Oracle:
         for uid in expected.counts:
             if uid in operators:
                 done = [operators[uid].subtasks[index] for index in operators[uid].finished]
-                keys = {row["key"] for subtask in done for t in self._tables(subtask, "keys") for row in t.to_pylist()}
-                self._done_with.setdefault(uid, set()).update(keys)
+                done_with = self._done_with.setdefault(uid, set())
+                for subtask in done:
+                    for table in self._tables(subtask, "keys"):
+                        done_with.update(table.column("key").to_pylist())
+        output = dict(self._outside.committed)
+        output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
+        self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output), self.parallelism)
+        yield from self._check_state(where, operators, expected)
+        yield from self._check_prepared(where, output, expected)
+
+    def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
         for uid, counts in expected.counts.items():
             if uid in operators and not operators[uid].finished:
                 yield from self._check_counts(where, operators[uid], counts)
@@ -112,7 +140,6 @@ class Oracle:
         for uid, seen in expected.tallies.items():
             if uid in operators and not operators[uid].finished:
                 yield from self._check_tally(where, operators[uid], seen)
-        yield from self._check_prepared(where, metadata, expected)
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
         """id to key of the rows that lie before the source's position."""
@@ -146,7 +173,7 @@ class Oracle:
             index, entry = edges[state.edge]
             keys = ("key",) if entry.partitioning is Partitioning.KEYED else ()
             edge = Edge(state.edge, entry.node, index, entry.partitioning, SCHEMA, keys)
-            batches = [b for segment in state.segments for b in read_segment(self._storage, segment, SCHEMA, "oracle")]
+            batches = [b for segment in state.segments for b in read_segment(self.storage, segment, SCHEMA, "oracle")]
             groups = None if state.key_groups is None else range(*state.key_groups)
             for rows in rows_of(batches[state.skip :], edge, groups, self._key_groups):
                 found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
@@ -167,10 +194,13 @@ class Oracle:
         found: dict[int, tuple[int, int]] = {}
         for subtask in operator.subtasks:
             for table in self._tables(subtask, "keys"):
-                for row in table.to_pylist():
-                    if row["key"] in found:
-                        yield f"{where}: key {row['key']} is in two subtasks of {operator.uid}"
-                    found[row["key"]] = (row["count"], row["sum"])
+                columns = [table.column(name).to_pylist() for name in ("key", "count", "sum")]
+                for key, count, total in zip(*columns, strict=True):
+                    if key in found:
+                        yield f"{where}: key {key} is in two subtasks of {operator.uid}"
+                    found[key] = (count, total)
+        if found == expected:
+            return
         done_with = self._done_with[operator.uid]
         wrong = {
             key: f"{found.get(key)} instead of {expected.get(key)}"
@@ -206,12 +236,10 @@ class Oracle:
         if count != expected.total():
             yield f"{where}: {operator.uid} has counted {count} rows instead of {expected.total()}"
 
-    def _check_prepared(self, where: str, metadata: CheckpointMetadata, expected: Expectation) -> Iterator[str]:
+    def _check_prepared(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
         """What was committed before, and what the checkpoint holds for commit: together its sinks' output."""
-        names = dict(self._outside.committed)
-        names.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
         staged = []
-        for name in names:
+        for name in output:
             if name not in self._outside.staged:
                 yield f"{where}: {name} was never staged"
             else:
@@ -220,9 +248,56 @@ class Oracle:
 
     def _tables(self, subtask: OperatorSnapshot, part: str) -> Iterator[pa.Table]:
         handles = [handle for handle in subtask.parts if handle.name == part]
-        for state in read_parts(self._storage, handles, range(1 << 16), "oracle").values():
+        for state in read_parts(self.storage, handles, range(1 << 16), "oracle").values():
             for chunk in state.chunks:
                 yield chunk.table
+
+    # ---- savepoints
+
+    def cut_of(self, metadata: CheckpointMetadata) -> Cut | None:
+        """Of the completed checkpoint that a savepoint was made of."""
+        return self._cuts.get((metadata.job_id, metadata.checkpoint_id))
+
+    def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
+        """Complaints about a savepoint whose metadata has just been written to `place`, to which it must be confined."""
+        before, self.storage = self.storage, place
+        with self._outside.world.looking():
+            try:
+                return list(self._check_savepoint(f"savepoint {url}", place, decode_metadata(data, url)))
+            except StorageError as error:
+                return [f"savepoint {url} cannot be read: {error}"]
+            finally:
+                self.storage = before
+
+    def _check_savepoint(self, where: str, place: Storage, metadata: CheckpointMetadata) -> Iterator[str]:
+        cut = self.cut_of(metadata)
+        if cut is None:
+            yield f"{where}: checkpoint {metadata.checkpoint_id} was never completed"
+            return
+        missing = [name for name in cut.output if name not in self._outside.committed]
+        if missing:
+            yield f"{where}: of what it covers this is not committed: {_some(missing)}"
+        if metadata.committables:
+            yield f"{where}: holds output to commit, which whoever goes on from it would commit again"
+        if metadata.channels:
+            yield f"{where}: holds rows in flight, which only the same graph could read"
+        lost = [file for file in metadata.files if not place.exists(file)]
+        if lost:
+            yield f"{where}: refers to {_some(lost)}, which it has not got"
+            return
+        yield from self._check_state(where, {op.uid: op for op in metadata.operators}, cut.expected)
+
+    def begin_again(self, storage: Storage, cut: Cut) -> None:
+        """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
+        self.storage = storage
+        self._ended.clear()
+        self._last = cut.expected
+        self.parallelism = cut.parallelism
+        self._outside.committed = dict.fromkeys(cut.output)
+
+    def check_stopped_with(self, cut: Cut) -> Iterator[str]:
+        """Complaints about the output of a job that has stopped with a savepoint: it is that of the savepoint."""
+        yield from self._compare("stop with a savepoint", cut.expected.sinks, self._committed())
 
     # ---- at the end
 
@@ -238,11 +313,11 @@ class Oracle:
 
     def check_left_over(self, files: Collection[str], retained: int) -> Iterator[str]:
         """Complaints about files of a job that has ended without any fault."""
-        metadata = [path for path in files if path.endswith("/_metadata")]
+        metadata = [path for path in files if CHECKPOINT.fullmatch(path)]
         if len(metadata) > retained:
             yield f"{len(metadata)} checkpoints are left, {retained} are to be retained"
         with self._outside.world.looking():
-            kept = {f for path in metadata for f in decode_metadata(self._storage.read(path), path).files}
+            kept = {f for path in metadata for f in decode_metadata(self.storage.read(path), path).files}
         left = sorted(path for path in files if path.startswith(f"{SHARED}/") and path not in kept)
         if left:
             yield f"state files that no checkpoint refers to are left: {_some(left)}"
@@ -275,7 +350,7 @@ class Oracle:
             never_late = on_time and uid not in held_back
             for row in sorted({*ids, *windows[uid], *late[uid]}):
                 found = windows[uid].get(row, Counter())
-                due = windows_of(kind, row % SOURCE_IDS)
+                due = windows_of(kind, time_ms(row))
                 counts = [found.total()] if due is None else [found[start] for start in due]
                 surplus = counts[-1] + late[uid][row] - ids[row]
                 self.lost += max(0, -surplus)
@@ -298,7 +373,7 @@ class Oracle:
         for part in staged:
             if part.sink not in found:
                 continue
-            found[part.sink].update(row for row, _, _ in part.rows)
+            found[part.sink].update(part.ids)
         for uid, ids in expected.items():
             if dict.__eq__(ids, found[uid]):  # Counter's own goes through them one by one
                 continue

@@ -44,6 +44,17 @@ SCHEMA: Final = pa.schema(
 `n` is what the last keyed operator on the way has counted for the key; `text` makes rows large."""
 
 
+def is_ordered(source: int) -> bool:
+    """Whether the splits of a source follow each other in event time; else all begin at 0 and go at different speeds."""
+    return source % 2 == 1
+
+
+def time_ms(row: int) -> int:
+    """The event time of a row. It grows through a split."""
+    split, offset = row % SOURCE_IDS // SPLIT_IDS, row % SPLIT_IDS
+    return row % SOURCE_IDS if is_ordered(row // SOURCE_IDS) else offset * (1 + 3 * (split % 3))
+
+
 class UserError(Exception):
     """A user's function fails because a fault told it to."""
 
@@ -98,6 +109,8 @@ class Outside:
 class Staged:
     sink: str
     rows: list[tuple[int, int, int]]
+    ids: tuple[int, ...]
+    """Of the rows."""
 
 
 # ---- source ----------------------------------------------------------------
@@ -141,6 +154,7 @@ class SimSource(Source):
         self.discovery_interval_s = 0.002
         self._columns: dict[int, tuple[Int64s, Int64s, Int64s]] = {}
         self._splits: dict[int, pa.RecordBatch] = {}
+        self._rows_of: dict[int, list[tuple[int, int]]] = {}
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         self.outside.world.io_point()
@@ -169,8 +183,7 @@ class SimSource(Source):
     def _make_split(self, split: int) -> pa.RecordBatch:
         rows = self.rows[split]
         ids, keys, sequence = self.columns(split, rows)
-        # Event times grow through a split, and splits follow each other in time.
-        ts = (split * SPLIT_IDS + np.arange(rows, dtype=np.int64)) * 1000
+        ts = np.array([time_ms(row) for row in ids.tolist()], dtype=np.int64) * 1000
         text = ["x" * (self.text_bytes * (1 + i % 7) // 4) for i in ids.tolist()]
         columns = [
             pa.array(ids),
@@ -184,8 +197,10 @@ class SimSource(Source):
 
     def rows_of(self, split: int, stop: int) -> list[tuple[int, int]]:
         """(id, key) of the first `stop` rows of a split."""
-        ids, keys, _ = self.columns(split, stop)
-        return list(zip(ids.tolist(), keys.tolist(), strict=True))
+        if split not in self._rows_of:
+            ids, keys, _ = self.columns(split, self.rows[split])
+            self._rows_of[split] = list(zip(ids.tolist(), keys.tolist(), strict=True))
+        return self._rows_of[split][:stop]
 
     def columns(self, split: int, stop: int) -> tuple[Int64s, Int64s, Int64s]:
         """ids, keys and sequence numbers of the first `stop` rows of a split."""
@@ -236,6 +251,8 @@ class _Reader(SplitReader):
 class Pass(Operator):
     """Hands every row on; with `side`, those whose id is divisible by 3 go to that side output instead."""
 
+    keeps_splits = True
+
     def __init__(self, outside: Outside, side: str | None = None) -> None:
         self._outside = outside
         self._side = side
@@ -264,6 +281,8 @@ _KEY_STATE: Final = pa.schema(
 _ORDER_STATE: Final = pa.schema(
     [(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("origin", pa.int64()), ("next", pa.int64())]
 )
+_N: Final = SCHEMA.get_field_index("n")
+_NONE_YET: Final = (0, 0)
 _BROADCAST_STATE: Final = pa.schema([("id", pa.int64())])
 
 
@@ -326,21 +345,20 @@ class Count(Operator):
         if self._late_us is not None:
             self._check_time(batch.column("ts").cast(pa.int64()).to_numpy() + self._late_us)
         keys = batch.column("key").to_pylist()
-        unknown = set(keys) - self._group_of.keys()
-        if unknown:
-            for group in self._groups(sorted(unknown)):
+        if not self._group_of.keys() >= set(keys):
+            for group in self._groups(sorted(set(keys) - self._group_of.keys())):
                 self._check_owner(group)
         counts, counted = self._counts, []
         self._chunks.pop("keys", None)
         self._chunks.pop("order", None)
         for row, key in zip(ids, keys, strict=True):
-            count, total = counts.get(key, (0, 0))
-            counts[key] = (count + 1, total + row)
-            counted.append(count + 1)
+            count, total = counts.get(key, _NONE_YET)
+            count += 1
+            counts[key] = (count, total + row)
+            counted.append(count)
         if self._is_ordered:
             self._check_order(ids, keys, batch.column("sequence").to_pylist())
-        index = batch.schema.get_field_index("n")
-        self._out.emit(batch.set_column(index, "n", pa.array(counted, pa.int64())))
+        self._out.emit(batch.set_column(_N, "n", pa.array(np.array(counted, dtype=np.int64))))
 
     def advance_watermark(self, watermark_us: int) -> bool:
         self._watermark_us = watermark_us
@@ -469,7 +487,7 @@ class _LedgerWriter(SinkWriter):
             outside.world.io_point()
             if name in outside.staged:
                 outside.world.bug(f"{name} is staged twice")
-            outside.staged[name] = Staged(context.uid, rows)
+            outside.staged[name] = Staged(context.uid, rows, tuple(row for row, _, _ in rows))
             return [name.encode()]
 
         return stage

@@ -12,16 +12,17 @@ from typing import Final
 import msgspec
 
 from midstream.coordinator import Coordinator
-from midstream.coordinator.events import JobPlan
+from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.graph.job_graph import JobGraph
 from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
 from midstream.sim.faults import is_recovering, strike
 from midstream.sim.network import SIM, Network
-from midstream.sim.oracle import Oracle
+from midstream.sim.oracle import CHECKPOINT, Oracle
 from midstream.sim.report import who_waits
 from midstream.sim.rows import LedgerSink, Outside, SimSource
+from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import REQUESTS, Scenario
 from midstream.sim.tally import ToldSource
 from midstream.sim.topologies import Shape, at, job_graph, uid_of, with_parallelism
@@ -38,6 +39,10 @@ PARTLY_FINISHED: Final = "had partly finished"
 KEEPER_US: Final = 20_000
 """How long it takes until somebody starts a job again."""
 LAUNCHES_MAX: Final = 50
+NEVER: Final = 1 << 62
+"""A step that no run comes to."""
+FORKED: Final = 0.4
+"""Of the runs that have made a savepoint, how many end with a fork from it."""
 INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
 """By seed: all state in files, some, none."""
 GENEROUS_S: Final = 60.0
@@ -67,6 +72,11 @@ class Outcome:
     rescaled_restores: int = 0
     rescales: int = 0
     """While it ran."""
+    savepoints: int = 0
+    """That somebody was told of."""
+    savepoints_failed: int = 0
+    """Requests for one that were answered by a reason."""
+    savepoints_restored: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
 
@@ -89,8 +99,8 @@ class Run:
         self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
         self.outside = Outside(self.world)
         self.outside.row_us = scenario.row_us
-        self.disk = Disk(self.world)
-        self.disk.on_write = self._on_write
+        self._disks: dict[str, Disk] = {}
+        self._root = self._new_directory()
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
         self.drained = False
         self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk, scenario.key_groups)
@@ -100,18 +110,32 @@ class Run:
         network = Network(
             self.world, wire_bytes_max=scenario.wire_bytes, pull_bytes_max=max(4096, scenario.wire_bytes // 4)
         )
-        self.cluster = Cluster(self.world, self.disk, network, make_coordinator, externals)
+        self.savepoints = Savepoints(self.world, self._oracle, self._disks)
+        self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
+        self.cluster.answered = self.savepoints.answered
         self.outside.finished = self.cluster.finished
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
         self._is_as_it_was = False
         """It was started at the parallelism of its newest checkpoint, because it could not be at another."""
+        self._origin: str | None = None
+        """The savepoint that the job goes on from while its directory holds no checkpoint."""
+        self._is_restored = True
+        """Nothing is to be copied into its directory any more."""
         self._still = 0
         self._last_progress: object = None
         self._next_look = STILL_STEPS
         self._faults_left = list(scenario.faults)
+        self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
         self.driver: Driver
+
+    def _new_directory(self) -> str:
+        """An empty checkpoint directory for the launches from now on: its root."""
+        root = f"{ROOT}-{self.outcome.launches}" if self._disks else ROOT
+        self.disk = self._disks[root] = Disk(self.world)
+        self.disk.on_write = partial(self._on_write, root)
+        return root
 
     def _make_sources(self, shape: Shape) -> dict[str, SimSource]:
         s = self.scenario
@@ -145,6 +169,7 @@ class Run:
             world.bug("the job is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
         elif not world.bugs:
             self._wind_up()
+            self._fork()
         outcome.failures = world.bugs
         outcome.hash = world.hash
         outcome.steps = world.step_number
@@ -155,12 +180,14 @@ class Run:
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
         outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
+        outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
         outcome.trace = world.trace
         return outcome
 
     def _launch(self, shape: Shape, restore: str | None) -> None:
         self.outcome.launches += 1
         self._launch_is_due = self._is_given_up = False
+        self._is_restored = restore in (None, "latest")
         self.driver = self.cluster.submit(self._plan(f"job{self.outcome.launches}", shape, restore))
 
     def _rescaled(self, job_id: str, shape: Shape, restore: str | None, parallelism: int) -> JobPlan:
@@ -180,7 +207,7 @@ class Run:
             name=JOB,
             parallelism=graph.slots,
             max_parallelism=s.key_groups,
-            checkpoint_dir=ROOT if s.has_checkpoints else None,
+            checkpoint_dir=self._root if s.has_checkpoints else None,
             checkpoint_interval_s=s.interval_s if s.has_checkpoints else None,
             checkpoint_timeout_s=s.timeout_s,
             aligned_timeout_s=s.aligned_timeout_s,
@@ -200,14 +227,15 @@ class Run:
 
     def _look(self) -> bool:
         """Whether all is over; also where faults strike and the job's keeper acts."""
-        world = self.world
-        while self._faults_left and world.step_number >= self._faults_left[0].step:
+        step = self.world.step_number
+        while step >= self._next_fault:
             fault = self._faults_left.pop(0)
+            self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
             if strike(self, fault):
                 self.outcome.faults[fault.kind] += 1
-        if (self.driver.is_over or self._is_given_up) and not self._launch_is_due:
+        if not self._launch_is_due and (self.driver.is_over or self._is_given_up):
             self._after_end()
-        if world.step_number >= self._next_look:
+        if step >= self._next_look:
             self._next_look += STILL_STEPS
             self._look_for_progress()
         return self._is_over or self._still >= STILL_MAX
@@ -254,8 +282,52 @@ class Run:
             shape = at(shape, self._oracle.parallelism)
         self._is_as_it_was = as_it_was
         self._launch_is_due = True
-        restore = "latest" if self.scenario.has_checkpoints else None
+        restore = self._restore(ended) if self.scenario.has_checkpoints else None
         world.schedule(KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore), "the job is started again")
+
+    def _restore(self, ended: JobEnded | None) -> str:
+        """From what the job is started again: what it has stopped with, or else the newest there is."""
+        if ended is not None and ended.checkpoint is not None:
+            for saved in self.savepoints.saved:
+                if saved.url == ended.checkpoint:
+                    self._complain(self._oracle.check_stopped_with(saved.cut))
+                    return self._go_on_from(saved)
+        if self._origin is not None and not any(CHECKPOINT.fullmatch(path) for path in self.disk.files):
+            return self._origin
+        return "latest"
+
+    def _go_on_from(self, saved: Saved) -> str:
+        """From a savepoint that has perhaps been moved, in the same directory, or in another while that one is gone."""
+        random = Random(f"go on {self.scenario.seed} {self.outcome.launches}")
+        is_alone = all(driver.is_over for driver in self.cluster.drivers)  # a zombie would miss its directory
+        elsewhere = is_alone and random.random() < 0.4
+        if random.random() < 0.4 or (elsewhere and saved.url.startswith(f"{self._root}/")):
+            self.savepoints.move(saved)
+        if elsewhere:
+            self.savepoints.forget_below(self._root)
+            self._root = self._new_directory()
+            self._oracle.storage, self._origin = self.disk, saved.url
+        elif random.random() < 0.2:
+            return "latest"
+        return saved.url
+
+    def _fork(self, share: float = FORKED) -> None:
+        """Much later somebody goes on from a savepoint, in a directory of its own, with what had been put out by then."""
+        world, random = self.world, Random(f"fork {self.scenario.seed}")
+        if world.bugs or self.drained or not self.savepoints.saved or random.random() > share:
+            return
+        saved = random.choice(self.savepoints.saved)
+        world.note(("fork of", saved.url))
+        self._root, self._origin = self._new_directory(), saved.url
+        self._oracle.begin_again(self.disk, saved.cut)
+        self._is_over, self._still = False, 0
+        self._launch(self.scenario.rescaled or self.scenario.shape, saved.url)
+        world.run(self._look, world.step_number + self.scenario.steps_max)
+        if not self._is_over and not world.bugs:
+            self.outcome.is_stuck = True
+            world.bug("the fork of the job is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
+        elif not world.bugs:
+            self._wind_up()
 
     def _wind_up(self) -> None:
         """The output is judged; all slots end; nothing is left behind."""
@@ -276,6 +348,7 @@ class Run:
                 world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
         self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
         self._complain(self._without_reason())
+        self._complain(self.savepoints.check_end())
         if not self.outcome.faults and not self.scenario.tempo.clock_tick_us:  # else it may still be deleting files
             self._complain(self._oracle.check_left_over(self.disk.files, self.scenario.retained))
 
@@ -287,8 +360,14 @@ class Run:
         for driver in self.cluster.drivers:
             yield from driver.failed_checkpoints
 
-    def _on_write(self, path: str, data: bytes) -> None:
-        if path.endswith("/_metadata"):
+    def _on_write(self, root: str, path: str, data: bytes) -> None:
+        if not path.endswith("/_metadata"):
+            return
+        if not CHECKPOINT.fullmatch(path):
+            self.savepoints.written(root, path, data)
+        elif root == self._root:
+            self.outcome.savepoints_restored += not self._is_restored
+            self._is_restored = True
             self.outcome.checkpoints_during_recovery += is_recovering(self)
             self._complain(self._oracle.check_checkpoint(data))
 

@@ -14,6 +14,7 @@ from typing import Final
 from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_parallelism
 from midstream.sim.world import Tempo
 
+SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
 FAULTS: Final = (
     "kill_slot",
     "kill_slot_twice",
@@ -41,16 +42,19 @@ FAULTS: Final = (
     "rescale_struck",
     "drain_struck",
     "slots_late",
+    *SAVEPOINTS,
 )
 """Every kind of fault and request that can strike a run."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
-REQUESTS: Final = frozenset(("stop", "drain", "checkpoint", "rescale"))
+REQUESTS: Final = frozenset(
+    ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails")
+)
 """Those of them that are no faults: a job that is asked for something has no excuse."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
     ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
-    + ("open_fails", "checkpoint", "stop", "rescale", "slots_late")
+    + ("open_fails", "checkpoint", "stop", "rescale", "slots_late", "savepoint", "stop_savepoint")
 )
 """What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
 
@@ -137,13 +141,16 @@ def draw(
     mode = Random(f"mode {seed}")
     aligned_timeout_s = mode.choice((None, 0.0, 0.0, 0.001, 0.01))
     has_checkpoints = rescaled is not None or faults is not None or mode.random() < 0.85
-    kinds = tuple(FAULTS if faults is None else faults)
+    kinds = tuple(f for f in FAULTS if f not in SAVEPOINTS) if faults is None else tuple(faults)
     if not has_checkpoints:
         kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
     drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
     if rescaled is not None and (faults is None or rescale_to is not None):
         kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
         drawn = tuple(sorted((*drawn, Fault(random.randrange(120, 600), kind, 0)), key=lambda fault: fault.step))
+    if faults is None:
+        asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
+        drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -217,6 +224,17 @@ def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> 
         timeout_s=max(1.0, scenario.timeout_s),
         faults=tuple(sorted(found, key=lambda fault: fault.step)),
     )
+
+
+def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    """In a third of all runs savepoints are asked for as well, at any moment."""
+    if random.random() > 1 / 3:
+        return faults
+    kinds = tuple(kind for kind in kinds if random.random() < 0.5) or kinds
+    horizon = random.choice((300, 600, 300 + rows * 4))
+    count = random.choice((1, 1, 2, 4))
+    asked = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
+    return tuple(sorted((*faults, *asked), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:

@@ -18,7 +18,7 @@ from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
 from midstream.sim import timed
-from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource
+from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
 from midstream.sim.tally import Tally
 
 SIDE: Final = "side"
@@ -137,6 +137,15 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _source("idle", rows_share=0.3),
         _node("timer", Input(0, KEYED), Input(1, KEYED)),
         _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
+    "splits": (
+        _source("tight"),
+        _source("pass", "tight", rows_share=0.5),
+        _node("window pack", Input(0, KEYED), Input(1, KEYED)),
+        _node("count", Input(0, KEYED)),
+        _node("sink", Input(2, FORWARD)),
+        _node("sink", Input(2, REBALANCE, tag=LATE)),
         _node("sink", Input(3, FORWARD)),
     ),
     "tally": (
@@ -313,7 +322,8 @@ def expectation(
     for index, node in enumerate(shape):
         by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
         for entry in node.inputs:
-            by_port[entry.port].update(outputs[entry.node].get(entry.tag, Counter()))
+            comes = outputs[entry.node].get(entry.tag, Counter())
+            by_port[entry.port] = by_port[entry.port] + comes if by_port[entry.port] else comes
         for port, came in by_port.items():
             on_the_way = in_flight.get((index, port))
             if on_the_way and not any(entry.node in behind for entry in node.inputs):
@@ -326,7 +336,7 @@ def expectation(
             uid = uid_of(index, position, kind)
             match kind:
                 case "source":
-                    stream = Counter(rows[uid].keys())
+                    stream = Counter(dict.fromkeys(rows[uid], 1))
                 case "side":
                     side = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                     stream = Counter({row: n for row, n in stream.items() if row % 3})
@@ -336,8 +346,9 @@ def expectation(
                         broadcast[uid] = frozenset(by_port[1])
                     per_key: dict[int, tuple[int, int]] = {}
                     for row, n in stream.items():
-                        count, total = per_key.get(key_of[row], (0, 0))
-                        per_key[key_of[row]] = (count + n, total + n * row)
+                        key = key_of[row]
+                        count, total = per_key.get(key, (0, 0))
+                        per_key[key] = (count + n, total + n * row)
                     counts[uid] = per_key
                 case "tally":
                     tallies[uid] = stream
@@ -401,8 +412,9 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 
 def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
-    """Whether no row may ever be late: each source reads one split, in the order of event time, and is never idle."""
-    return all(len(source.rows) == 1 for source in sources) and not any("idle" in node.chain for node in shape)
+    """Whether no row may ever be late: splits are in order, no older one is found later, and none counts as idle."""
+    none_older = all(source.rounds == 1 or is_ordered(source.number) for source in sources)
+    return none_older and not any("idle" in node.chain for node in shape)
 
 
 def behind_timers(shape: Shape) -> set[int]:

@@ -373,7 +373,8 @@ class Process:
     def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         io = _Io(self, work, done)
         self.ios[io] = None
-        self.world.schedule(self.world.delay(self.io_us), self, _IO, io.start, work)
+        world = self.world
+        world.schedule(world.delay(self.io_us), self, _IO, io.start, work)
 
     def _turn(self) -> None:
         mail, _ = self._mails.popleft()

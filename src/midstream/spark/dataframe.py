@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -107,10 +107,11 @@ class DataFrameSource(Source):
             with explained(info.path, "parquet"), ExitStack() as stack:
                 metadata = open_parquet(filesystem, info.path, stack).metadata
                 sizes = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            for run in row_group_runs([(group.num_rows, group.total_byte_size) for group in sizes]):
+            for index, run in enumerate(row_group_runs([(group.num_rows, group.total_byte_size) for group in sizes])):
                 part = FileSplit(info.path, info.size, int(info.mtime_ns or 0), run.start, run.stop)
                 payload = msgspec.msgpack.encode(StagedSplit(self._directory, part))
-                splits.append(Split(f"{len(splits):06d}:{os.path.basename(info.path)}", payload))
+                split_id = f"{len(splits):06d}:{os.path.basename(info.path)}"
+                splits.append(Split(split_id, payload, follows=index > 0))
         return Discovery(tuple(splits), b"all", exhausted=True)
 
     def open_split(self, split: Split) -> SplitReader:

@@ -12,24 +12,30 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from pyspark import SparkContext
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError, ConfigError
+from midstream.runtime.processes import how_it_ended
 from midstream.runtime.threads import ENVIRONMENT
 
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
 LOOPBACK: Final = "127.0.0.1"
+STOPPING_WAIT_S: Final = 10.0
+"""How long a Spark that stops may take to show whether its JVM ends with it."""
 
 LOCAL: Final = re.compile(r"local(?:\[\s*(\*|[1-9]\d*)\s*(?:,\s*\d+\s*)?\])?")
 """With the number of threads, where it is given."""
@@ -38,6 +44,7 @@ LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d
 _REMOTE: Final = re.compile(r"yarn|spark://.+|k8s://.+")
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_STOPPED: Final = "the Spark session was stopped"
 _INSTALL_JAVA = "install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME"
 
 
@@ -70,9 +77,13 @@ def get_session(master: str | None = None, name: str = "midstream") -> SparkSess
 
 
 def active_session() -> SparkSession | None:
-    """The session of this program, if it has one that is not stopped."""
-    if SparkContext._active_spark_context is None:
+    """The session of this program, if it has one that is not stopped. Raises ClusterError when its JVM has ended."""
+    context = SparkContext._active_spark_context
+    if context is None:
         return None
+    ended = how_spark_ended(context)
+    if ended:
+        raise ClusterError(f"this program's Spark cannot be used any more, {ended}; start the program again")
     session = SparkSession.getActiveSession()
     return session if session is not None else SparkSession.builder.getOrCreate()
 
@@ -80,11 +91,11 @@ def active_session() -> SparkSession | None:
 def _create(master: str | None, name: str) -> SparkSession:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has its own master and JVM
     settings = {
+        "spark.app.name": name,
         "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",
         **{f"spark.executorEnv.{variable}": value for variable, value in ENVIRONMENT.items()},
     }
-    builder = SparkSession.builder.appName(name)
     if not is_submitted:
         check_java()
         master = master or DEFAULT_MASTER
@@ -92,25 +103,59 @@ def _create(master: str | None, name: str) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings["spark.ui.enabled"] = "false"
     if master is not None:
-        builder = builder.master(master)
+        settings["spark.master"] = master
     if master is not None and is_local_master(master):
         # executors of local-cluster bind the machine's outside address otherwise, and may not reach it
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]
         # "default": options of the user come after it
         settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_log_settings()}"
-    for key, value in settings.items():
-        builder = builder.config(key, value)
+    builder = SparkSession.builder.config(map=settings)
     on = f" on {master!r}" if master else ""
     try:
         with warnings.catch_warnings():  # what pyspark's own test module says of pandas
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
             with _interrupts_waiting():
+                if not is_submitted:
+                    _launch_jvm(settings)
                 return builder.getOrCreate()
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
     except Exception as error:
         raise ClusterError(f"Spark does not start{on}: {first_line(error)}") from error
+
+
+def _launch_jvm(settings: dict[str, str]) -> None:
+    """In a session of its own: what a terminal or `timeout` sends to the process group is for the driver.
+
+    The driver ends in good order, with its slots; the JVM ends by itself when the driver is gone.
+    """
+    if SparkContext._gateway is None:
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"start_new_session": True}))
+
+
+def how_spark_ended(context: SparkContext) -> str:
+    """Why this Spark runs nothing any more; empty as long as it does. May take `STOPPING_WAIT_S` when it has ended."""
+    process: subprocess.Popen[bytes] | None = getattr(context._gateway, "proc", None)
+    jvm = "Spark's JVM" if process is None else f"Spark's JVM (process {process.pid})"
+    if process is not None and process.poll() is not None:
+        return f"{jvm} {how_it_ended(process.returncode)}"
+    if context._jsc is None:
+        return _STOPPED
+    try:
+        if not context._jsc.sc().isStopped():
+            return ""
+    except (Py4JError, OSError):
+        if process is None:
+            return f"{jvm} has ended"
+    except AttributeError:  # another thread has just stopped it
+        return _STOPPED
+    deadline_s = time.monotonic() + STOPPING_WAIT_S
+    while process is not None and context._jsc is not None and time.monotonic() < deadline_s:
+        with suppress(subprocess.TimeoutExpired):
+            return f"{jvm} {how_it_ended(process.wait(0.1))}"
+    return _STOPPED
 
 
 @contextmanager
@@ -152,10 +197,17 @@ def check_java() -> None:
 
 def first_line(error: BaseException) -> str:
     """What an error of Spark says, without the JVM's stack."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.toString()) if java is not None else str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """What an error of Spark says: asked of the JVM, if that has not ended since."""
+    java = getattr(error, "java_exception", None)
+    try:
+        return str(error) if java is None else str(java.toString())
+    except (Py4JError, OSError):
+        return type(error).__name__
 
 
 def _log_settings() -> Path:

@@ -12,6 +12,7 @@ own authenticated channel, never through a file, a property, or a command line.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -28,7 +30,15 @@ from midstream.core.errors import ClusterError
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.slot import run_slot
 from midstream.runtime.watched import WatchedSlot, end_all
-from midstream.spark.session import LOCAL, LOCAL_CLUSTER, LOOPBACK, first_line, is_local_master
+from midstream.spark.session import (
+    LOCAL,
+    LOCAL_CLUSTER,
+    LOOPBACK,
+    first_line,
+    how_spark_ended,
+    is_local_master,
+    text_of,
+)
 
 CANCEL_WAIT_S: Final = 8.0
 """How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
@@ -38,12 +48,17 @@ _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)
 
 
 class SparkSlots:
-    """A SlotProvider on the cores of a Spark session, which it neither changes nor stops."""
+    """A SlotProvider on the cores of a Spark session, which it neither changes nor stops.
+
+    Spark that ends takes all slots along. Their threads see it at once, so it needs no watching:
+    a job has slots, or asks for some.
+    """
 
     def __init__(self, session: SparkSession) -> None:
         self._context: SparkContext = session.sparkContext
         self._master: str = self._context.master
         self._jobs: dict[str, _SlotJob] = {}
+        self.gone = ""
         conf = self._context.getConf()
         if conf.get("spark.speculation", "false") == "true":
             _log.warning("spark.speculation is on: copies of slots will start and be turned away; turn it off")
@@ -71,15 +86,19 @@ class SparkSlots:
 
     def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
         assert launch.request not in self._jobs, launch.request
-        if self._context._jsc is None:
-            raise ClusterError("the Spark session is stopped")
-        self._jobs[launch.request] = _SlotJob(self._context, launch, on_failed)
+        if self.gone:
+            raise ClusterError(self.gone)
+        self._jobs[launch.request] = _SlotJob(self._context, launch, on_failed, self._look)
 
     def abandon(self, request: str) -> None:
         job = self._jobs[request]
         job.let_go()
-        # not on the driver's loop: it is a call into the JVM
-        threading.Thread(target=job.kill, name=f"midstream-cancel-{request}", daemon=True).start()
+        job.kill()
+
+    def _look(self) -> str:
+        """A slot has failed: has Spark ended, and how? Called on the threads of slots, before each reports its end."""
+        self.gone = self.gone or how_spark_ended(self._context)
+        return self.gone
 
     def close(self) -> None:
         hanging = [job.group for job in end_all(self._jobs.values(), CANCEL_WAIT_S)]
@@ -88,23 +107,31 @@ class SparkSlots:
 
 
 class _SlotJob(WatchedSlot):
-    def __init__(self, context: SparkContext, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, context: SparkContext, launch: SlotLaunch, on_failed: Callable[[str], None], look: Callable[[], str]
+    ) -> None:
         self.group = f"midstream-{launch.job_id}-{launch.request}"
         self._context = context
         self._launch = launch
+        self._look = look
         super().__init__(self.group, on_failed)
         self.watch()
 
     def kill(self) -> None:
-        """Have Spark end the job, and kill its Python worker if it does not end by itself."""
+        """Have Spark end the job, and kill its Python worker if it does not end by itself. Returns at once."""
         if self._context._jsc is not None and self.lives:
+            # a call into the JVM, which may hang or have ended
+            threading.Thread(target=self._cancel, name=f"cancel-{self.group}", daemon=True).start()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has ended, and the slot with it
             self._context.cancelJobGroup(self.group)
 
     def wait(self) -> str:
         try:
             return self._run_in_spark()
         except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all end the slot
-            return explain(error)
+            return self._look() or explain(error)
 
     def _run_in_spark(self) -> str:
         context = self._context
@@ -125,8 +152,7 @@ def _be_a_slot(launch: SlotLaunch, _nothing: Iterable[int]) -> Iterator[int]:
 
 def explain(error: BaseException) -> str:
     """Why a slot's Spark job failed, in one line: what Python said, if it got to say anything."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.toString()) if java is not None else str(error)
+    text = text_of(error)
     if "Python worker exited unexpectedly" in text:
         return "its Python worker process was killed or crashed"
     if "ExecutorLostFailure" in text or "Remote RPC client disassociated" in text:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -135,6 +135,10 @@ def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
 def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) -> Answer:
     """Make a savepoint and print its path: a checkpoint that holds all it needs, may be moved, and is never deleted.
 
+    It waits for the rows in flight, however long aligned_timeout is: under backpressure that may take a while.
+    The job runs on meanwhile. While it is being restarted the savepoint waits until it runs again; if the
+    job fails in the midst of it, no savepoint is made: ask again.
+
     Parameters
     ----------
     job
@@ -166,7 +170,8 @@ def stop(
     drain
         End the sources instead and let everything flow out: windows fire, the job finishes.
     savepoint
-        Stop with a savepoint in this directory or at this storage URL; empty, or not there yet.
+        Stop with a savepoint in this directory or at this storage URL; empty, or not there yet. It waits
+        for the rows in flight: under backpressure that may take a while.
     """
     from midstream.ui.remote import stop_job
 
@@ -242,8 +247,8 @@ def bench(
 @app.command
 def simulate(
     *,
-    topology: str = "random",
-    seeds: str = "0:100",
+    topology: str | None = None,
+    seeds: str | None = None,
     seed: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     trace: Annotated[bool, Parameter(negative=())] = False,
     channel: str | None = None,
@@ -265,9 +270,9 @@ def simulate(
     Parameters
     ----------
     topology
-        The shape of the job; "random" makes another one for every seed.
+        The shape of the job; "random" (the default) makes another one for every seed.
     seeds
-        A:B, B not included; each seed is one run.
+        A:B, B not included; each seed is one run. Default: 0:100.
     seed
         Just this one.
     trace
@@ -299,13 +304,38 @@ def simulate(
     """
     from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
 
+    choice = {"--seed": seed, "--seeds": seeds, "--seconds": seconds, "--coverage": coverage or None}
+    shape = {
+        "--topology": topology,
+        "--parallelism": parallelism,
+        "--rescale-to": rescale_to,
+        "--faults": faults,
+        "--rows": rows,
+    }
+    filters = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
     if mutations:
+        _refuse(
+            {**choice, **shape, **filters, "--trace": trace or None}, "--mutations says which seeds and jobs it tries"
+        )
         return run_mutations(jobs, json)
-    scenarios = Scenarios(topology=topology, parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows)
+    scenarios = Scenarios(
+        topology=topology or "random", parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows
+    )
     if trace:
+        _refuse({**choice, "--seed": None, "--jobs": jobs}, "--trace shows one run, that of --seed")
         return show_trace(scenarios, seed, Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail))
-    chosen = seeds if seed is None else str(seed)
+    _refuse(filters, "chooses lines of a trace: add --trace")
+    if seed is not None:
+        _refuse({"--seeds": seeds}, "give either this or --seed")
+    chosen = str(seed) if seed is not None else seeds or "0:100"
     return run_seeds(scenarios, chosen, jobs=jobs, seconds=seconds, coverage=coverage, silent=json)
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raises ConfigError naming those that were given: an option that does nothing is a mistake."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: {why}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -77,7 +77,7 @@ class ChannelReport(msgspec.Struct, frozen=True):
     producer: int
     consumer: int
     stored_by: str
-    """consumer: it had arrived; producer: it had not."""
+    """consumer: it had arrived; producer: it had not; both: some of it had."""
     rows: int
     batches: int
     bytes: int
@@ -236,7 +236,11 @@ def _part(name: str, handles: list[PartHandle]) -> PartReport:
 
 
 def _edge(metadata: CheckpointMetadata, edge: EdgeLayout) -> EdgeReport:
-    channels = tuple(_channel(state) for state in metadata.channels if state.edge == edge.id)
+    states: dict[tuple[int, int], list[ChannelState]] = {}
+    for state in metadata.channels:
+        if state.edge == edge.id:
+            states.setdefault((state.producer, state.consumer), []).append(state)
+    channels = tuple(_channel(states[channel]) for channel in sorted(states))
     return EdgeReport(
         source=metadata.vertices[edge.source].uids[-1],
         target=metadata.vertices[edge.target].uids[0],
@@ -247,15 +251,18 @@ def _edge(metadata: CheckpointMetadata, edge: EdgeLayout) -> EdgeReport:
     )
 
 
-def _channel(state: ChannelState) -> ChannelReport:
+def _channel(states: list[ChannelState]) -> ChannelReport:
+    """A channel has a state of each end, and, taken during a recovery, one for each part of its key groups."""
+    segments = {segment: None for state in states for segment in state.segments}
+    stored_by = {"producer" if state.is_output else "consumer" for state in states}
     return ChannelReport(
-        producer=state.producer,
-        consumer=state.consumer,
-        stored_by="producer" if state.is_output else "consumer",
-        rows=sum(segment.rows for segment in state.segments),
-        batches=sum(segment.batches for segment in state.segments),
-        bytes=sum(segment.length for segment in state.segments),
-        partial=state.skip > 0 or state.key_groups is not None,
+        producer=states[0].producer,
+        consumer=states[0].consumer,
+        stored_by=stored_by.pop() if len(stored_by) == 1 else "both",
+        rows=sum(segment.rows for segment in segments),
+        batches=sum(segment.batches for segment in segments),
+        bytes=sum(segment.length for segment in segments),
+        partial=any(state.skip > 0 or state.key_groups is not None for state in states),
     )
 
 

@@ -26,12 +26,8 @@ class Rates:
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
-        self._attempt = -1
 
     def add(self, status: JobStatus) -> None:
-        if status.attempt != self._attempt:  # totals count from the deployment of an attempt
-            self._attempt = status.attempt
-            self._samples.clear()
         rows = {op.uid: rows_handled(op) for vertex in status.vertices for op in vertex.operators}
         self._samples.append(_Sample(status.now_ms, rows))
         while len(self._samples) > 2 and self._samples[1].at_ms <= status.now_ms - WINDOW_MS:

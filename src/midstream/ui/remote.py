@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.core.errors import ClusterError, JobError
 from midstream.protocol.messages import (
     ClientRequest,
@@ -76,7 +77,11 @@ def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
 
 
 def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
-    """Change a job's parallelism and wait until it runs again. Raises RequestFailed when it runs on as it was."""
+    """Change a job's parallelism and wait until it runs again.
+
+    Raises ConfigError for one that no job can have, RequestFailed when the job runs on as it was.
+    """
+    check_parallelism(parallelism, MAX_PARALLELISM_MAX, "rescale")
     entry = _named(job)
     with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent):
         reply = _ask(entry, DoRescale(parallelism), timeout_s=None)

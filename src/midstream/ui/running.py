@@ -79,7 +79,8 @@ def _summary(status: JobStatus, again: str) -> Text:
     line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
     line.append(f": {text.rows(rows_read(status))} rows read in {took}", style="not bold")
     if status.restarts:
-        line.append(f", {status.restarts} restarts", style="not bold")
+        times = "1 restart" if status.restarts == 1 else f"{status.restarts} restarts"
+        line.append(f", {times}, after which rows are read again and counted again", style="not bold")
     if status.state == "stopped":
         line.append(f"\n{_how_to_go_on(status, again)}", style="not bold")
     return line

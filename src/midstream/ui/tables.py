@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -25,6 +26,9 @@ STATE_STYLE = {
 BAR_CELLS = 6
 WIDE = 118
 """Terminal columns from which on every column of the operator table fits."""
+SLOW_MS = 2000
+"""From so long on it is said that a checkpoint is in progress."""
+WARNINGS_MAX = 3
 
 
 def job_view(status: JobStatus, rates: Rates | None = None) -> RenderableType:
@@ -39,7 +43,7 @@ def job_view(status: JobStatus, rates: Rates | None = None) -> RenderableType:
 def _headline(status: JobStatus) -> Text:
     line = Text(text.printable(status.name), style="bold")
     line.append(f"  {status.state}", style=STATE_STYLE.get(status.state, "cyan"))
-    recovered = recovered_share(status)
+    recovered = recovered_share(status.vertices)
     if recovered is not None:
         line.append(f"  recovering {_percent(recovered)}", style="not bold yellow")
     line.append(f"  {text.span((status.now_ms - status.started_ms) / 1e3)}", style="not bold")
@@ -76,13 +80,16 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool) -> Table:
         table.add_column("lag", justify="right", no_wrap=True)
     table.add_column("busy", no_wrap=True)
     table.add_column("backpressured" if wide else "backpr.", no_wrap=True)
+    names = names_shown(status)
     for vertex in status.vertices:
         for index, operator in enumerate(vertex.operators):
             first = index == 0
             name = Text("" if first else "└ ", style="dim")
-            name.append(text.printable(operator.name), style="not dim")
+            name.append(text.printable(names[operator.uid]), style="not dim")
             if first:
                 name.append(_states(vertex), style="yellow")
+            if operator.late_rows:
+                name.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
             counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
             cells: list[RenderableType] = [name, str(operator.parallelism)]
             cells += [text.rows(count) if count else "" for count in counts]
@@ -93,6 +100,20 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool) -> Table:
                 cells += _task_cells(vertex, status.now_ms, wide)
             table.add_row(*cells)
     return table
+
+
+def names_shown(status: JobStatus) -> dict[str, str]:
+    """By uid: the operator's name, and where several have the same one, what tells them apart."""
+    operators = [operator for vertex in status.vertices for operator in vertex.operators]
+    times = Counter(operator.name for operator in operators)
+    return {
+        operator.uid: operator.name if times[operator.name] == 1 else _full_name(operator) for operator in operators
+    }
+
+
+def _full_name(operator: OperatorStatus) -> str:
+    """Uids that are not the program's own begin with the kind of the operator, which mostly is its name."""
+    return operator.uid if operator.uid.startswith(operator.name) else f"{operator.name} ({operator.uid})"
 
 
 def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[RenderableType]:
@@ -112,8 +133,9 @@ def _states(vertex: VertexStatus) -> str:
         said = list(states)
     else:
         said = [", ".join(f"{count} {state}" for state, count in sorted(states.items()))] if states else []
-    if vertex.recovered is not None:
-        said.append(f"recovering {_percent(vertex.recovered)}")
+    recovered = recovered_share([vertex])
+    if recovered is not None:
+        said.append(f"recovering {_percent(recovered)}")
     return "".join(f"  {what}" for what in said)
 
 
@@ -122,9 +144,9 @@ def _percent(part: float) -> str:
     return f"{int(part * 100)} %"
 
 
-def recovered_share(status: JobStatus) -> float | None:
-    """Of all rows in flight that the job began with: how much has been worked off. None when nothing is left."""
-    subtasks = [subtask for vertex in status.vertices for subtask in vertex.recovering]
+def recovered_share(vertices: Sequence[VertexStatus]) -> float | None:
+    """Of the rows in flight that they began with: how much has been worked off. None when nothing is left."""
+    subtasks = [subtask for vertex in vertices for subtask in vertex.recovering]
     whole = sum(subtask.to_recover_bytes for subtask in subtasks)
     return sum(subtask.recovered_bytes for subtask in subtasks) / whole if whole else None
 
@@ -157,6 +179,9 @@ def _facts(status: JobStatus) -> list[RenderableType]:
             line.append(f"  last failure {ago} ago: ", style="yellow")
             line.append(text.printable(last.summary), style="red")
         facts.append(line)
+    facts += [
+        Text(f"warning: {text.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]
+    ]
     return facts
 
 
@@ -181,6 +206,9 @@ def _checkpoints(status: JobStatus) -> Text:
         line.append(checkpoint_line(last), style="not dim")
         line.append(f", {text.span(max(0, status.now_ms - last.created_ms) / 1e3)} ago", style="not dim")
     line.append(f"  in {text.printable(status.checkpoint_dir)}", style="dim")
+    for one in status.checkpoints:
+        if one.state == "in_progress" and one.duration_ms >= SLOW_MS:
+            line.append(f"\ncheckpoint {one.id} has been in progress for {text.span(one.duration_ms / 1e3)}", "yellow")
     return line
 
 
@@ -217,7 +245,7 @@ def jobs_table(statuses: Sequence[JobStatus]) -> Table:
 
 
 def rows_read(status: JobStatus) -> int:
-    """Rows given out by all sources in this attempt."""
+    """Rows given out by all sources; what was read again after a failure counts again."""
     targets = {target for _, target, _ in status.edges}
     return sum(v.operators[0].rows_out for v in status.vertices if v.operators and v.id not in targets)
 
@@ -236,17 +264,21 @@ def _ends(status: JobStatus) -> list[OperatorStatus]:
 def progress_line(status: JobStatus, rates: Rates) -> str:
     """The status in one line, for logs and pipes."""
     parts = [f"{text.clock(status.now_ms)} {text.printable(status.name)} {status.state}"]
+    names = names_shown(status)
     for operator in _ends(status):
         if operator.rows_in or operator.rows_out:
             rate = rates.rows_per_s(operator.uid)
             speed = "" if rate is None else f" ({text.short(rate)}/s)"
-            parts.append(f"{text.printable(operator.name)} {text.rows(rows_handled(operator))} rows{speed}")
-    recovered = recovered_share(status)
+            parts.append(f"{text.printable(names[operator.uid])} {text.rows(rows_handled(operator))} rows{speed}")
+    recovered = recovered_share(status.vertices)
     if recovered is not None:
         parts.append(f"recovering {_percent(recovered)}")
     marks = [v.watermark_us for v in status.vertices if v.watermark_us is not None]
     if marks:
         parts.append(f"watermark {text.watermark(min(marks))}")
+    late_rows = sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators)
+    if late_rows:
+        parts.append(f"dropped {text.rows(late_rows)} late rows")
     if status.last_checkpoint is not None:
         parts.append(f"checkpoint {checkpoint_line(status.last_checkpoint)}")
     if status.restarts:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.operators.base import Operator
+from midstream.operators.window_specs import LATE
 
 
 class Edges(Protocol):
@@ -25,11 +26,15 @@ class Edges(Protocol):
 
     def idle(self, idle: bool) -> None: ...
 
+    def has_reader(self, tag: str) -> bool:
+        """Whether the rows of a side output go anywhere."""
+        ...
+
 
 class Link:
     """The output of the operator at `index - 1` (or of the source): the operator at `index`, or the edges."""
 
-    __slots__ = ("_chain", "_edges", "_index", "_is_last", "rows_out")
+    __slots__ = ("_chain", "_edges", "_index", "_is_last", "late_rows", "rows_out")
 
     def __init__(self, chain: Chain, index: int, edges: Edges) -> None:
         self._chain = chain
@@ -37,10 +42,15 @@ class Link:
         self._edges = edges
         self._is_last = index == len(chain.operators)
         self.rows_out = 0
+        self.late_rows = 0
+        """Dropped: they came too late, and nobody takes late rows aside."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         rows = batch.num_rows
         if rows == 0:
+            return
+        if tag == LATE and not self._edges.has_reader(tag):
+            self.late_rows += rows
             return
         self.rows_out += rows
         if self._is_last or tag is not None:

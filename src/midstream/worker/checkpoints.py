@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -44,6 +44,7 @@ from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
 from midstream.exchange.gate import Arrival, InputGate, first_channels
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import InFlight, Taken, let_go
+from midstream.protocol.messages import ChannelState
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
@@ -59,6 +60,10 @@ class Rest:
 
     batch: pa.RecordBatch
     taken: Taken
+
+
+def _with(where: Captured, batches: tuple[pa.RecordBatch, ...], stored: tuple[ChannelState, ...]) -> Captured:
+    return Captured(where.edge, where.producer, where.consumer, where.is_output, batches, stored)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,10 +94,10 @@ class _InFlightState:
         for where, found in (*self.inputs, *outputs):
             batches = (*where.batches, *(item.batch for item in found))
             if batches or where.stored:
-                captured.append(replace(where, batches=batches))
+                captured.append(_with(where, batches, where.stored))
             items += found
             found.clear()  # in place: what is still to come goes into the same list
-        self.inputs = [(replace(where, batches=(), stored=()), found) for where, found in self.inputs]
+        self.inputs = [(_with(where, (), ()), found) for where, found in self.inputs]
         self.outputs = []
         return captured, items
 

@@ -155,8 +155,10 @@ class SlotMachine:
             case m.StopFailed(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.stop_failed(checkpoint_id)
-            case m.AssignSplit(_, ref, split):
-                self._task(ref).add_split(split)
+            case m.AssignSplit(_, ref, split, is_last):
+                self._task(ref).add_split(split, is_last)
+            case m.SplitsAssigned(_, ref):
+                self._task(ref).splits_assigned()
             case m.NoMoreSplits(_, ref):
                 self._task(ref).no_more_splits()
             case m.StopSources():
@@ -454,13 +456,17 @@ class SlotMachine:
             if not ready:
                 break
             favoured = self._favoured < MAILS_IN_A_ROW_MAX
-            task = next((task for task in ready if task.mails), None) if favoured else None
-            if task is not None:
+            task = ready[0]
+            if favoured and not task.mails:
+                for other in ready:
+                    if other.mails:
+                        task = other
+                        break
+            if favoured and task.mails:
                 self._favoured += 1
             elif had_mail and favoured:
                 break  # a barrier must not wait in a socket for the slice of a slow function
             else:
-                task = ready[0]
                 self._favoured = 0
             had_mail = bool(task.mails)
             ready.remove(task)

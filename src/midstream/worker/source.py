@@ -2,12 +2,15 @@
 
 Every split carries the offset behind the last batch that was emitted; that is all there is to a
 source's state. What has been read ahead but not emitted is simply read again after a restore.
+
+Every batch is of one split, and splits take turns, batch by batch: how far event time comes between
+them is a matter of batches, and each operator of the chain can know which split it is at (`Splits`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -15,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.seams import Clock, Done, Executor, Failed, Timer
+from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
@@ -48,13 +52,18 @@ class _Open:
     """A split that is being read. At most one read of it is under way."""
 
     split: Split
+    number: int
+    turn_s: float = float("-inf")
+    """When rows of it were emitted last."""
     reader: SplitReader | None = None
     reading: bool = False
     ahead: tuple[pa.RecordBatch, int] | None = None
     at_end: bool = False
 
 
-class SourceDriver:
+class SourceDriver(Splits):
+    """`operators.base.Splits` is what the operators of the chain see of it."""
+
     def __init__(
         self,
         source: Source,
@@ -84,6 +93,13 @@ class SourceDriver:
         self._next_emit_s = 0.0
         self._timer: Timer | None = None
         self._open: deque[_Open] = deque()
+        self._opened = 0
+        self._current = -1
+        self._all_assigned = False
+        """Until told otherwise: at first nobody knows which splits there are."""
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = True
+        """The listeners are to be told, before anything else is emitted."""
         self._requested = False
         self._no_more = False
         self._stopped = False
@@ -91,11 +107,19 @@ class SourceDriver:
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
-            self._open.extend(_Open(split) for split in splits_of(parts[SPLITS]))
+            for split in splits_of(parts[SPLITS]):
+                self._add(split)
 
-    def add_split(self, encoded: bytes) -> None:
+    def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
+        """`is_last`: see `all_assigned`."""
         self._requested = False
-        self._open.append(_Open(_decoder.decode(encoded)))
+        self._all_assigned = is_last
+        self._add(_decoder.decode(encoded))
+        self._wake()
+
+    def splits_assigned(self) -> None:
+        """All that were found have gone to some subtask, this one or others."""
+        self._all_assigned = self._changed = True
         self._wake()
 
     def no_more_splits(self) -> None:
@@ -115,6 +139,8 @@ class SourceDriver:
         if len(self._open) < self._splits_wanted and not self._requested and not self._no_more:
             self._requested = True
             self._request_split()
+        if self._changed and self._tell():
+            return Progress.EMITTED
         if self._rows_per_s and self._must_wait():
             return Progress.WAITING
         for _ in range(len(self._open)):
@@ -123,13 +149,14 @@ class SourceDriver:
             if current.at_end and current.ahead is None and batch is None:
                 self._open.popleft()
                 self._close_reader(current)
+                self._tell()
                 return Progress.EMITTED
             self._open.rotate(-1)
             if batch is not None:
                 if self._rows_per_s:
                     start = max(self._next_emit_s, self._clock.monotonic_s() - 0.1)
                     self._next_emit_s = start + batch.num_rows / self._rows_per_s
-                self._emit_timed(batch)
+                self._emit_timed(current, batch)
                 return Progress.EMITTED
         if not self._open and self._no_more:
             return Progress.ENDED
@@ -149,9 +176,45 @@ class SourceDriver:
             if not current.reading:  # else the read's completion closes it
                 self._close_reader(current)
 
-    def _emit_timed(self, batch: pa.RecordBatch) -> None:
+    # ---- what operators see of it ----
+
+    @property
+    def current(self) -> int:
+        return self._current
+
+    @property
+    def open(self) -> Iterator[int]:
+        return (current.number for current in self._open)
+
+    @property
+    def all_assigned(self) -> bool:
+        return self._all_assigned
+
+    def is_starved(self, split: int, since_s: float) -> bool:
+        current = next(current for current in self._open if current.number == split)
+        return not current.reading and current.turn_s < since_s
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        self._listeners.append(changed)
+
+    def _tell(self) -> bool:
+        """Whether anybody wants to know; a watermark may be what comes of it."""
+        self._changed = False
+        for changed in self._listeners:
+            changed()
+        return bool(self._listeners)
+
+    # ---- emitting ----
+
+    def _add(self, split: Split) -> None:
+        self._open.append(_Open(split, self._opened))
+        self._opened += 1
+        self._changed = True
+
+    def _emit_timed(self, current: _Open, batch: pa.RecordBatch) -> None:
         """Emit, and size the batches to come by how long it took."""
         started_s = self._clock.monotonic_s()
+        current.turn_s, self._current = started_s, current.number
         self._emit(batch)
         elapsed_s = self._clock.monotonic_s() - started_s
         rows = self._limit if elapsed_s <= 0 else int(batch.num_rows * SLICE_S / elapsed_s)

@@ -45,7 +45,7 @@ from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Ti
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
-from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult
+from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import Chain, Edges
@@ -110,6 +110,9 @@ class _TaskEdges(Edges):
 
     def idle(self, idle: bool) -> None:
         self.broadcast(WatermarkStatus(idle))
+
+    def has_reader(self, tag: str) -> bool:
+        return tag in self._by_tag
 
     def broadcast(self, event: Event) -> None:
         for partition in self._all:
@@ -217,6 +220,7 @@ class Task:
             )
             if head.uid in restored:
                 self._source.restore(restored[head.uid])
+        splits: Splits | None = self._source
         for index, spec in enumerate(vertex.operators):
             context = OperatorContext(
                 uid=spec.uid,
@@ -234,7 +238,10 @@ class Task:
                 fail=self.fail,
                 job_id=self._seams.job_id,
                 attempt=self._attempt,
+                splits=splits,
             )
+            if not spec.operator.keeps_splits:
+                splits = None
             spec.operator.open(context, self._chain.links[index + 1])
             if spec.uid in restored:
                 spec.operator.restore(restored[spec.uid])
@@ -354,11 +361,18 @@ class Task:
         """The job goes on behind the checkpoint that it was to stop with."""
         self.mail(lambda: self._go_on_behind(checkpoint_id))
 
-    def add_split(self, split: bytes) -> None:
+    def add_split(self, split: bytes, is_last: bool) -> None:
         """As a mail, like a trigger: which of the two came first decides whether the checkpoint holds the split."""
         source = self._source
         if source is not None and self.is_live:
-            self.mail(lambda: source.add_split(split))
+            self.mail(lambda: source.add_split(split, is_last=is_last))
+
+    def splits_assigned(self) -> None:
+        """In its place among the splits; before the start there are none."""
+        if self._source is not None and self.state is TaskState.CREATED:
+            self._source.splits_assigned()
+        elif self._source is not None and self.is_live:
+            self.mail(self._source.splits_assigned)
 
     def no_more_splits(self) -> None:
         if self._source is not None and self.is_live:
@@ -588,6 +602,7 @@ class Task:
             backpressured_ms=int(backpressured_s * 1000),
             watermark_us=self._chain.watermark_us,
             operators=tuple(operators),
+            late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(self._uids) if links[i + 1].late_rows),
             to_recover_bytes=self._to_recover_bytes,
             recovered_bytes=self._to_recover_bytes - left_bytes,
         )

@@ -1,0 +1,182 @@
+"""Known bugs of savepoints, and of stops with them, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+from midstream.checkpoint import savepoint
+from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
+from midstream.checkpoint.savepoint import Place
+from midstream.checkpoint.state_files import SHARED
+from midstream.checkpoint.store import metadata_path
+from midstream.coordinator import savepoints
+from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.requests import Requests
+from midstream.coordinator.savepoints import Savepoints, Stage
+from midstream.core.seams import Storage
+from midstream.worker.task import Task
+
+Replacements = list[tuple[Any, str, Any]]
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def before_committed() -> Replacements:
+    original = Savepoints.step
+    return [(Savepoints, "step", lambda self, source, oldest: original(self, source, None))]
+
+
+def files_left_out() -> Replacements:
+    """A file of state is forgotten."""
+
+    class Forgetful:
+        def __init__(self, storage: Storage) -> None:
+            self._storage = storage
+            self._forgets = True
+
+        def write(self, path: str, parts: Iterable[bytes]) -> None:
+            if self._forgets and path.startswith(f"{SHARED}/"):
+                self._forgets = False
+            else:
+                self._storage.write(path, parts)
+
+    original = savepoint._copy
+
+    def copy(source: Storage, target: Any, *rest: Any) -> CheckpointMetadata:
+        return original(source, Forgetful(target), *rest)  # type: ignore[arg-type]
+
+    return [(savepoint, "_copy", copy)]
+
+
+def not_copied() -> Replacements:
+    """It refers to the files of the job, which the job deletes when it has no use for them any more."""
+
+    def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+        alone = msgspec.structs.replace(metadata, committables=())
+        place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(alone)])
+
+    return [(savepoints, "write_savepoint", write_savepoint)]
+
+
+def not_retained() -> Replacements:
+    """Its checkpoint is deleted when there are newer ones, copied or not."""
+    return [(Savepoints, "oldest_needed", None)]
+
+
+def not_aligned() -> Replacements:
+    original = Checkpoints.trigger
+
+    def trigger(self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, _: bool) -> int:
+        return original(self, attempt, sources, clients, is_stop, is_rescale)
+
+    return [(Checkpoints, "trigger", trigger)]
+
+
+def keeps_committables() -> Replacements:
+    """What it covers has been committed, and whoever goes on from it commits it again."""
+    original = savepoint.write_savepoint
+
+    def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+        with patch.object(msgspec.structs, "replace", _without_committables(msgspec.structs.replace)):
+            original(source, metadata, place)
+
+    return [(savepoints, "write_savepoint", write_savepoint)]
+
+
+def _without_committables(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replace(struct: Any, **changes: Any) -> Any:
+        changes.pop("committables", None)
+        return original(struct, **changes)
+
+    return replace
+
+
+def sources_hold_still() -> Replacements:
+    """Behind a stop whose savepoint has failed no source reads on."""
+    return [(Task, "stop_failed", _nothing)]
+
+
+def place_is_kept() -> Replacements:
+    return [(savepoints, "discard", _nothing)]
+
+
+def refused_at_once() -> Replacements:
+    """Who has asked for a stop is told of the job's failure before the place is given back, if it is."""
+
+    def stop_failed(self: Any, reason: str) -> None:
+        stop, self.stop = self.stop, None
+        if stop is not None:
+            self.refuse(stop.clients, reason)
+            if stop.with_savepoint:
+                stop.clients = []
+                self.savepoint_is_off(stop, reason)
+
+    return [(Requests, "stop_failed", stop_failed)]
+
+
+def copied_after_the_end() -> Replacements:
+    """What is being copied when the job ends stays, although it was refused."""
+    original = Savepoints._copied
+
+    def copied(self: Any, asked: Any, outcome: Any) -> None:
+        if self._has_ended:
+            self._all.remove(asked)
+        else:
+            original(self, asked, outcome)
+
+    return [(Savepoints, "_copied", copied)]
+
+
+def end_does_not_answer() -> Replacements:
+    """Whoever waits for what is being copied when the job ends is left waiting."""
+    original = Savepoints.job_ended
+
+    def job_ended(self: Any, reason: str, **more: Any) -> None:
+        copying = self._at(Stage.COPYING)
+        self._all = [asked for asked in self._all if asked not in copying]
+        original(self, reason, **more)
+        self._all += copying
+
+    return [(Savepoints, "job_ended", job_ended)]
+
+
+def stopped_before_copied() -> Replacements:
+    """The job stops when its checkpoint is complete and committed, and forgets what is being copied."""
+    return [(Savepoints, "idle", True)]
+
+
+def retry_is_forgotten() -> Replacements:
+    """A checkpoint that is only to be taken again is not taken for the savepoint."""
+
+    def aborted(self: Any, checkpoint_id: int, reason: str, *, retry: bool) -> None:
+        original(self, checkpoint_id, reason, retry=False)
+
+    original = Savepoints.aborted
+    return [(Savepoints, "aborted", aborted)]
+
+
+BUGS: Final[Mapping[str, tuple[str, Callable[[], Replacements]]]] = {
+    "savepoint_before_committed": ("a savepoint is made before all it covers is committed", before_committed),
+    "savepoint_files_left_out": ("a savepoint has not all of its files", files_left_out),
+    "savepoint_not_copied": ("a savepoint refers to the job's own files", not_copied),
+    "savepoint_not_retained": ("a checkpoint is deleted while it is copied", not_retained),
+    "savepoint_not_aligned": ("barriers overtake rows for a savepoint", not_aligned),
+    "savepoint_keeps_committables": ("a savepoint holds output to commit", keeps_committables),
+    "savepoint_sources_hold_still": ("sources do not read on when a savepoint has failed", sources_hold_still),
+    "savepoint_place_is_kept": ("the place of a savepoint that failed is not given back", place_is_kept),
+    "savepoint_refused_at_once": ("a stop is refused before its savepoint is taken back", refused_at_once),
+    "savepoint_copied_after_the_end": ("a savepoint is there although it was refused", copied_after_the_end),
+    "savepoint_end_does_not_answer": (
+        "the end of the job answers no savepoint that is being copied",
+        end_does_not_answer,
+    ),
+    "savepoint_stopped_before_copied": ("a job stops before its savepoint is there", stopped_before_copied),
+    "savepoint_retry_is_forgotten": ("a checkpoint to take again makes no savepoint", retry_is_forgotten),
+}
+"""What each is, and what it replaces."""

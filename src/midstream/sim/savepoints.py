@@ -1,0 +1,216 @@
+"""Savepoints of a run: each at a place of its own, and what has to hold for it from then on.
+
+Whoever is told that there is one finds it complete, correct and confined to its place, and it never
+changes. Whoever is told that there is none finds the place free again, unless the disk there refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from midstream.checkpoint.metadata import decode_metadata
+from midstream.core.seams import Storage
+from midstream.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
+from midstream.sim.cluster import Driver
+from midstream.sim.disk import Disk, Folder
+from midstream.sim.network import SIM
+from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
+from midstream.sim.trace import Kind
+from midstream.sim.world import World
+
+WRITES_MAX: Final = 50
+RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling"))
+EXCUSES: Final = (
+    SIM,
+    "the job is stopping already",
+    "the job has ended",
+    "the job has finished",
+    "the place is taken",
+    "the job has no checkpoint_dir",
+    "another coordinator has taken over",
+    "only some of its subtasks have finished",
+    "not complete within",
+)
+"""Of what a reason says one at least, or it is no reason."""
+AWAY_US: Final = 20_000
+"""For how long the disk of a place is full or gone."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """One that somebody was told of."""
+
+    url: str
+    cut: Cut
+    """What it stands for."""
+    files: dict[str, bytes]
+    """It never changes."""
+    was_stop: bool
+
+
+class Savepoints:
+    """All disks of the world, by root, and who asked for a savepoint on which."""
+
+    def __init__(self, world: World, oracle: Oracle, disks: dict[str, Disk]) -> None:
+        self.saved: list[Saved] = []
+        self.made = 0
+        self.failed = 0
+        """How many requests were answered by a reason."""
+        self._world = world
+        self._oracle = oracle
+        self._disks = disks
+        self._places = 0
+        self._named: Counter[str] = Counter()
+        """How often each place was asked for."""
+        self._asked: dict[tuple[str, int], str | None] = {}
+        """By driver and client: the place."""
+        self._refused: list[tuple[Driver, str]] = []
+
+    # ---- places
+
+    def open(self, root: str) -> Storage:
+        """A disk of its own, unless it lies on one that is there."""
+        for known, disk in self._disks.items():
+            if root == known:
+                return disk
+            if root.startswith(f"{known}/"):
+                return Folder(disk, root[len(known) + 1 :])
+        disk = self._disks[root] = Disk(self._world)
+        disk.on_write = partial(self.written, root)
+        return disk
+
+    def written(self, root: str, path: str, data: bytes) -> None:
+        """A file on the disk at `root`: if it completes a savepoint, that is judged now, whether anybody is told or not."""
+        directory, _, name = path.rpartition("/chk-")
+        if CHECKPOINT.fullmatch(f"chk-{name}"):
+            url = f"{root}/{directory}" if directory else root
+            for complaint in self._oracle.check_savepoint(url, self.open(url), data):
+                self._world.bug(complaint)
+
+    def files_at(self, url: str) -> dict[str, bytes]:
+        """Everything there, by its path below `url`."""
+        disk, below = self._place(url)
+        return {path[len(below) :]: data for path, data in disk.files.items() if path.startswith(below)}
+
+    def _place(self, url: str) -> tuple[Disk, str]:
+        self.open(url)
+        root = next(root for root in self._disks if f"{url}/".startswith(f"{root}/"))
+        return self._disks[root], f"{url}/"[len(root) + 1 :]
+
+    def move(self, saved: Saved) -> None:
+        """To another root; nothing is left where it was."""
+        disk, below = self._place(saved.url)
+        for path in saved.files:
+            del disk.files[below + path]
+        self._places += 1
+        saved.url = f"sim://moved/{self._places}"
+        self.open(saved.url)
+        self._disks[saved.url].files.update(saved.files)
+
+    def forget_below(self, root: str) -> None:
+        """The directory is gone, with all that was saved in it."""
+        del self._disks[root]
+        self.saved = [saved for saved in self.saved if not f"{saved.url}/".startswith(f"{root}/")]
+        for url in [url for url in self._named if url.startswith(f"{root}/")]:
+            del self._named[url]
+
+    # ---- questions and answers
+
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
+        """For a savepoint at a new place, or below the job's directory, or where one was asked for before."""
+        root = driver.plan.config.checkpoint_dir or "sim://nowhere"
+        self._places += 1
+        where = 2 if fails else victim % 8
+        url: str | None = f"sim://saved/{self._places}"
+        if where == 0:
+            url = f"{root}/savepoints/mine-{self._places}" if stop else None
+        elif where == 1 and self._named:
+            url = list(self._named)[victim // 8 % len(self._named)]
+        if url is not None:
+            self._named[url] += 1
+            self.open(url)
+            if fails:
+                self._break(self._disks[url], victim // 8)
+        client = driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
+        self._asked[driver.process.name, client] = url
+
+    def _break(self, disk: Disk, victim: int) -> None:
+        """It is full from the first moment on, or fails when the savepoint is half there or all but complete."""
+        away_us = 1 + victim % AWAY_US
+        match victim % 7:
+            case 0:
+                disk.is_full = True
+                self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place has room again")
+            case 1:
+                disk.failing_names["_metadata"] = 1
+                disk.before_write["_metadata"] = partial(self._take_away, disk, away_us)
+            case 2:
+                disk.failing_names["_metadata"] = 1
+            case 3:
+                disk.failing_writes.update(range(2, WRITES_MAX))
+            case _:
+                disk.failing_writes.add(2 + victim // 7 % 4)
+
+    def _take_away(self, disk: Disk, away_us: int) -> None:
+        """What has been written so far cannot be deleted for a while."""
+        disk.is_gone = True
+        self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place is back")
+
+    def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
+        key = driver.process.name, client
+        if key not in self._asked:
+            return
+        url = self._asked.pop(key)
+        if reply.error:
+            self.failed += 1
+            if not any(excuse in reply.error for excuse in EXCUSES):
+                self._world.bug(f"{request!r} fails without a reason: {reply.error}")
+            if url is not None:
+                self._refused.append((driver, url))
+                if driver.state in RUNNING:  # else it is given back while the job ends
+                    self._check_free(url)
+            return
+        saved = reply.checkpoint
+        if saved is None:
+            self._world.bug(f"{request!r} is answered without a savepoint and without a reason")
+        elif url is not None and url != saved:
+            self._world.bug(f"{request!r} is answered with {saved}")
+        else:
+            self._keep(saved, isinstance(request, DoStop))
+
+    def _keep(self, url: str, was_stop: bool) -> None:
+        files = self.files_at(url)
+        complete = [path for path in files if CHECKPOINT.fullmatch(path)]
+        if len(complete) != 1:
+            self._world.bug(f"savepoint {url} is said to be there; there is {sorted(files)}")
+            return
+        cut = self._oracle.cut_of(decode_metadata(files[complete[0]], url))
+        if cut is not None:  # else it was complained about when it was written
+            self.made += 1
+            self.saved.append(Saved(url, cut, files, was_stop))
+
+    def _check_free(self, url: str) -> None:
+        """Nothing is left of a savepoint that failed, where nobody else wanted one."""
+        disk, _ = self._place(url)
+        left = self.files_at(url)
+        if left and self._named[url] == 1 and not disk.refusals:
+            self._world.bug(f"no savepoint was made at {url}, and this is left of it: {sorted(left)}")
+
+    # ---- at the end
+
+    def check_end(self) -> Iterator[str]:
+        """Complaints about places after the end of all jobs."""
+        for saved in self.saved:
+            if self.files_at(saved.url) != saved.files:
+                yield f"savepoint {saved.url} was changed after it had been made"
+        for driver, url in self._refused:
+            if driver.process.alive:  # else it could not give the place back any more
+                self._check_free(url)
+
+
+def _there_again(disk: Disk) -> None:
+    disk.is_full = disk.is_gone = False

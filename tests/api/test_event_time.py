@@ -1,0 +1,115 @@
+"""Event time in whole jobs on plain processes: splits side by side lose nothing, and what is late is told."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter as Counts
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
+from midstream.protocol.messages import JobStatus
+from midstream.runtime.processes import ProcessSlots
+from waiting import until
+
+START = datetime(2024, 1, 1)
+MINUTE_US = 60_000_000
+
+
+def late_rows(status: JobStatus) -> int:
+    return sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators)
+
+
+def rows_out(status: JobStatus, name: str) -> int:
+    return sum(op.rows_out for vertex in status.vertices for op in vertex.operators if op.name == name)
+
+
+def per_minute(events: Any) -> Any:
+    return (
+        events.with_watermarks("at", WatermarkStrategy.monotonous())
+        .key_by("key")
+        .window(tumbling("1 min"))
+        .aggregate(rows=Count())
+        .name("per minute")
+    )
+
+
+def counted(sink: Any) -> Counts[datetime]:
+    counts: Counts[datetime] = Counts()
+    for row in sink.rows():
+        counts[row["window_start"]] += row["rows"]
+    return counts
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_splits_that_cover_the_same_time_lose_nothing_though_read_one_after_the_other(parallelism: int) -> None:
+    each, splits = 6_000, 5
+
+    def rows(index: Any) -> dict[str, Any]:
+        split, offset = index // each, index % each
+        at_us = offset * (1 + split) * 100_000  # in order within a split, each at a speed of its own
+        return {"key": index % 7, "at": (np.datetime64(START, "us") + at_us).astype("datetime64[us]")}
+
+    env = Environment("backfill", parallelism=parallelism, batch_rows=500)
+    sink = per_minute(env.generate(rows, count=each * splits, splits=splits)).collect()
+    status = env.execute(slots=ProcessSlots())
+    assert late_rows(status) == 0
+    assert status.warnings == ()
+    minutes = Counts(offset * (1 + split) * 100_000 // MINUTE_US for split in range(splits) for offset in range(each))
+    assert counted(sink) == {START + timedelta(minutes=minute): n for minute, n in minutes.items()}
+
+
+def test_files_of_the_same_hours_lose_nothing(tmp_path: Any) -> None:
+    for name in "abc":
+        times = [START + timedelta(seconds=s) for s in range(0, 7200, 2)]
+        pl.DataFrame({"key": [1] * len(times), "at": times}).write_parquet(tmp_path / f"{name}.parquet")
+    env = Environment("files", parallelism=1, batch_rows=100)
+    only = env.read_files(tmp_path).filter(pl.col("key") == 1)  # row by row: splits stay apart
+    sink = per_minute(only).collect()
+    assert late_rows(env.execute(slots=ProcessSlots())) == 0
+    assert counted(sink) == {START + timedelta(minutes=m): 90 for m in range(120)}
+
+
+def test_an_endless_generator_loses_nothing_and_its_windows_fire() -> None:
+    def rows(index: Any) -> dict[str, Any]:
+        return {"key": index % 7, "at": (np.datetime64(START, "us") + index * 10_000).astype("datetime64[us]")}
+
+    env = Environment("endless", parallelism=2)
+    per_minute(env.generate(rows)).filter(pl.col("rows") < 0).print()
+    job = env.start(slots=ProcessSlots())
+    try:
+        until("windows fire", lambda: rows_out(job.status(), "per minute") > 2_000)
+        assert late_rows(job.status()) == 0
+    finally:
+        job.cancel()
+
+
+def test_rows_dropped_as_late_are_counted_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"key": 1, "at": START + timedelta(minutes=minute)} for minute in (1, 2, 30, 3, 4, 31)]
+    env = Environment("late", batch_rows=1)
+    events = env.from_collection(rows, splits=1)
+    sink = per_minute(events).collect()
+    with caplog.at_level(logging.WARNING, "midstream.coordinator"):
+        status = env.execute(slots=ProcessSlots())
+    assert sum(counted(sink).values()) == 4
+    assert [op.late_rows for vertex in status.vertices for op in vertex.operators if op.name == "per minute"] == [2]
+    assert late_rows(status) == 2
+    (warning,) = status.warnings
+    assert "operator 'per minute' has dropped 2 rows that came late" in warning
+    assert "with_watermarks() a larger bound" in warning
+    assert sum("came late" in record.message for record in caplog.records) == 1
+
+
+def test_rows_taken_aside_are_not_dropped() -> None:
+    rows = [{"key": 1, "at": START + timedelta(minutes=minute)} for minute in (1, 2, 30, 3, 4, 31)]
+    env = Environment("aside", batch_rows=1)
+    windows = per_minute(env.from_collection(rows, splits=1))
+    sink, aside = windows.collect(), windows.side_output(LATE).collect()
+    status = env.execute(slots=ProcessSlots())
+    assert (len(sink.rows()), len(aside.rows())) == (4, 2)
+    assert late_rows(status) == 0
+    assert status.warnings == ()

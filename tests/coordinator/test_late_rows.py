@@ -1,0 +1,41 @@
+"""Rows dropped as late are counted through restarts, and warned of once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
+
+from midstream.core.ids import TaskId
+from midstream.protocol import messages as m
+
+WRITE0, WRITE1 = TaskId(1, 0), TaskId(1, 1)
+
+
+def heard(bench: Bench, ref: TaskId, late: int) -> None:
+    metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, late=(("write", late),) if late else ())
+    bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
+
+
+def late_rows(bench: Bench) -> list[int]:
+    return [operator.late_rows for vertex in bench.status.vertices for operator in vertex.operators]
+
+
+def test_late_rows_add_up_over_subtasks_and_attempts_and_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
+    with caplog.at_level(logging.WARNING, "midstream.coordinator"):
+        heard(bench, WRITE0, 0)
+        assert (late_rows(bench), bench.status.warnings) == ([0, 0], ())
+        heard(bench, WRITE0, 3)
+        heard(bench, WRITE0, 5)
+        heard(bench, WRITE1, 2)
+        assert late_rows(bench) == [0, 7]
+        bench.fail(WRITE0)
+        bench.advance(1)
+        assert late_rows(bench) == [0, 7]
+        heard(bench, WRITE1, 4)
+    assert late_rows(bench) == [0, 11]
+    (warning,) = bench.status.warnings
+    assert "operator 'write' has dropped 11 rows that came late" in warning
+    assert len(caplog.records) == 1

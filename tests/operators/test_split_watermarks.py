@@ -1,0 +1,220 @@
+"""Event time over several splits: the slowest of them decides, and only a row out of order in its own split is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_world import World
+
+from midstream.core.elements import MIN_WATERMARK_US
+from midstream.operators.base import Splits
+from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+
+TIMED = pa.schema([("t", pa.timestamp("us"))])
+
+
+class FakeSplits(Splits):
+    """What a source tells of its splits."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.at = -1
+        self.assigned = True
+        self.starved: set[int] = set()
+        self.changed: Callable[[], None]
+
+    @property
+    def current(self) -> int:
+        return self.at
+
+    @property
+    def open(self) -> Sequence[int]:
+        return self.numbers
+
+    @property
+    def all_assigned(self) -> bool:
+        return self.assigned
+
+    def is_starved(self, split: int, since_s: float) -> bool:
+        return split in self.starved
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
+
+
+class Stream:
+    def __init__(self, strategy: WatermarkStrategy) -> None:
+        self.splits = FakeSplits()
+        self.world = World(TimestampsOperator("t", "t", strategy, TIMED), splits=self.splits)
+        self.splits.changed()
+
+    @property
+    def watermark(self) -> int | None:
+        assert self.world.out.watermarks == sorted(set(self.world.out.watermarks))
+        return self.world.out.watermarks[-1] if self.world.out.watermarks else None
+
+    @property
+    def idles(self) -> list[bool]:
+        return self.world.out.idles
+
+    def begin(self, *splits: int, all_assigned: bool = True) -> None:
+        self.splits.numbers += splits
+        self.splits.assigned = all_assigned
+        self.splits.changed()
+
+    def end(self, split: int) -> None:
+        self.splits.numbers.remove(split)
+        self.splits.changed()
+
+    def rows(self, split: int, *times: int) -> None:
+        self.splits.at = split
+        array = pa.array(times, pa.timestamp("us"))
+        self.world.process(pa.RecordBatch.from_arrays([array], schema=TIMED))
+
+    def wait(self, ms: int) -> None:
+        self.world.advance_clock(self.world.clock.ms + ms)
+
+
+def test_the_slowest_split_decides_and_one_without_a_row_holds_event_time() -> None:
+    stream = Stream(WatermarkStrategy.monotonous())
+    stream.begin(1, 2)
+    stream.rows(1, 10, 50)
+    assert stream.watermark is None
+    stream.rows(2, 5)
+    assert stream.watermark == 4
+    stream.rows(2, 70)
+    assert stream.watermark == 49
+    stream.rows(1, 60)
+    assert stream.watermark == 59
+
+
+def test_a_split_that_was_read_to_the_end_holds_nothing_back() -> None:
+    stream = Stream(WatermarkStrategy.monotonous())
+    stream.begin(1, 2)
+    stream.rows(1, 50)
+    stream.rows(2, 5)
+    stream.end(2)
+    assert stream.watermark == 49
+    stream.end(1)
+    assert stream.watermark == 49
+
+
+def test_without_a_split_event_time_is_where_the_furthest_has_ended() -> None:
+    stream = Stream(WatermarkStrategy.monotonous())
+    stream.begin(1, 2)
+    stream.rows(1, 50)
+    stream.end(1)
+    stream.rows(2, 5)
+    stream.end(2)
+    assert stream.watermark == 49
+    stream.begin(3)
+    stream.rows(3, 20, 80)
+    assert stream.watermark == 79
+
+
+def test_event_time_stands_until_all_splits_are_handed_out_wherever() -> None:
+    stream = Stream(WatermarkStrategy.monotonous())
+    stream.begin(1, all_assigned=False)
+    stream.rows(1, 50)
+    stream.end(1)
+    assert stream.watermark is None
+    stream.begin(2, all_assigned=False)
+    stream.rows(2, 10)
+    assert stream.watermark is None
+    stream.begin()  # another subtask has got the last one
+    assert stream.watermark == 9
+    stream.begin(3, all_assigned=False)  # a new round
+    stream.rows(2, 100)
+    stream.rows(3, 100)
+    assert stream.watermark == 9
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_no_row_within_the_bound_of_its_split_is_behind_the_watermark(data: st.DataObject) -> None:
+    delay = data.draw(st.integers(0, 5))
+    stream = Stream(WatermarkStrategy.bounded(delay / 1e6))
+    waiting = [
+        data.draw(st.lists(st.integers(-20, 20), min_size=1, max_size=6)) for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    for times in waiting:
+        for index in range(1, len(times)):  # within the bound
+            times[index] = max(times[index], max(times[:index]) - delay)
+    newest = max(max(times) for times in waiting)
+    to_come = dict(enumerate(waiting, 1))
+    unread = sorted(to_come)
+    while to_come:
+        number = data.draw(st.sampled_from([*stream.splits.numbers, *unread[:1]]))
+        if number in unread:
+            unread.remove(number)
+            stream.begin(number, all_assigned=not unread)
+        elif to_come[number]:
+            time = to_come[number].pop(0)
+            assert time > (MIN_WATERMARK_US if stream.watermark is None else stream.watermark)
+            stream.rows(number, time)
+        else:
+            del to_come[number]
+            stream.end(number)
+    assert stream.watermark == newest - delay - 1
+
+
+def test_an_idle_split_holds_nothing_back_until_its_next_row() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin(1, 2)
+    stream.rows(1, 10)
+    stream.wait(600)
+    stream.rows(2, 50)
+    assert stream.watermark == 9
+    stream.wait(500)
+    assert stream.watermark == 49
+    assert stream.idles == []
+    stream.wait(600)
+    assert stream.idles == [True]
+    stream.rows(1, 60)
+    assert stream.idles == [True, False]
+    assert stream.watermark == 59, "the other one is still idle"
+    stream.rows(2, 55)
+    stream.rows(1, 90)
+    assert stream.watermark == 59
+    stream.rows(2, 80)
+    assert stream.watermark == 79
+
+
+def test_a_split_that_has_not_had_its_turn_is_not_idle() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin(1, 2)
+    stream.splits.starved = {2}
+    stream.rows(1, 50)
+    stream.wait(5_000)
+    assert (stream.watermark, stream.idles) == (None, [])
+    stream.splits.starved = set()
+    stream.wait(1_000)
+    assert stream.idles == [True]
+
+
+def test_a_subtask_whose_restored_splits_nobody_has_told_of_is_not_idle() -> None:
+    splits = FakeSplits()
+    splits.numbers, splits.starved = [1], {1}
+    world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(idle_after="1 s"), TIMED), splits=splits)
+    world.advance_clock(world.clock.ms + 5_000)
+    assert world.out.idles == []
+    splits.starved = set()
+    world.advance_clock(world.clock.ms + 1_000)
+    assert world.out.idles == [True]
+
+
+def test_no_subtask_is_idle_while_splits_wait_and_one_is_active_with_its_next_split() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin(all_assigned=False)
+    stream.wait(5_000)
+    assert stream.idles == []
+    stream.begin()
+    assert stream.idles == [True]
+    stream.begin(1)
+    assert stream.idles == [True, False]
+    stream.end(1)
+    stream.wait(1_000)
+    assert stream.idles == [True, False, True]

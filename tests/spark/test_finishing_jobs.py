@@ -1,0 +1,177 @@
+"""Sources that end, stops with a savepoint or a drain, and a final checkpoint that is struck: on real Spark slots."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
+from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.runtime.job import Job
+from midstream.spark.slots import SparkSlots
+from midstream.ui.inspecting import read_report
+from waiting import until
+
+pytestmark = pytest.mark.spark
+
+KEYS = 7
+
+
+class Counts(KeyedProcessFunction):
+    """Numbers the rows of each key."""
+
+    seen = ValueState(pa.int64(), default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        return {"k": row["k"], "nth": self.seen.value}
+
+
+def numbered(count: int) -> list[tuple[int, int]]:
+    """What `Counts` makes of `count` rows whose keys take turns."""
+    return sorted((k, nth) for k in range(KEYS) for nth in range(1, len(range(k, count, KEYS)) + 1))
+
+
+def has_no_gaps(rows: list[tuple[int, int]]) -> bool:
+    """Whether the rows of each key are numbered from 1 on, each number once."""
+    return all(
+        [nth for key, nth in rows if key == k] == list(range(1, 1 + sum(key == k for key, _ in rows)))
+        for k in range(KEYS)
+    )
+
+
+def written(out: Path) -> list[tuple[int, int]]:
+    return sorted((row["k"], row["nth"]) for file in out.glob("*.parquet") for row in pq.read_table(file).to_pylist())
+
+
+def test_checkpoints_go_on_after_one_of_two_sources_has_ended_and_are_restored(
+    spark: Any, tmp_path: Path, running: list[Job]
+) -> None:
+    env = Environment("ends", parallelism=2, checkpoint_dir=tmp_path / "state", checkpoint_interval="200 ms")
+    short = env.generate(lambda i: {"k": i % KEYS}, count=70).uid("short")
+    long = env.generate(lambda i: {"k": i % KEYS}, count=10_000, rows_per_s=4_000).uid("long")
+    counted = short.union(long).key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts")
+    counted.write_parquet(tmp_path / "out").uid("out")
+    job = env.start(slots=SparkSlots(spark))
+    running.append(job)
+
+    def ended() -> bool:
+        path = job.status().checkpoints_completed and sorted((tmp_path / "state").glob("chk-*/_metadata"))
+        return bool(path) and any(
+            operator.uid == "short" and operator.finished_subtasks
+            for operator in read_report(str(tmp_path / "state")).operators
+        )
+
+    until("a checkpoint in which a source has ended", ended, 60)
+    os.kill(job.status().slot_pids[0], signal.SIGKILL)
+    status = job.wait(60)
+    assert status.state == "finished" and status.restarts == 1
+    assert status.restored_from is not None
+    assert written(tmp_path / "out") == numbered(10_070)
+
+
+def test_a_job_stops_with_a_savepoint_goes_on_at_another_parallelism_and_drains(
+    spark: Any, tmp_path: Path, running: list[Job]
+) -> None:
+    def start(state: str, out: str, parallelism: int, restore: str | None, rows_per_s: float | None = 3_000) -> Job:
+        env = Environment("upgraded", parallelism=parallelism, checkpoint_dir=tmp_path / state)
+        rows = env.generate(lambda i: {"k": i % KEYS}, count=30_000, rows_per_s=rows_per_s).uid("rows")
+        counted = rows.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts")
+        counted.write_parquet(tmp_path / out).uid("out")
+        job = env.start(slots=SparkSlots(spark), restore_from=restore)
+        running.append(job)
+        return job
+
+    def ran(job: Job, rows: int) -> None:
+        until("some rows", lambda: any(o.rows_in >= rows for v in job.status().vertices for o in v.operators), 60)
+
+    job = start("state", "out", 2, None)
+    ran(job, 2_000)
+    assert job.stop(savepoint=tmp_path / "saved", timeout_s=60) == str(tmp_path / "saved")
+    before = written(tmp_path / "out")
+    assert 2_000 <= len(before) < 30_000 and has_no_gaps(before)
+
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    (tmp_path / "state").rename(tmp_path / "gone")
+    job = start("next", "out", 3, str(tmp_path / "moved"))
+    ran(job, 1_000)
+    job.stop(drain=True, timeout_s=60)
+    assert job.status().state == "finished"
+    after = written(tmp_path / "out")
+    assert len(before) + 1_000 <= len(after) < 30_000 and has_no_gaps(after)
+    assert start("next", "out", 2, "latest").wait(60).state == "finished"
+    assert written(tmp_path / "out") == after
+
+    fork = start("fork", "rest", 3, str(tmp_path / "moved"), rows_per_s=None)
+    assert fork.wait(60).state == "finished"
+    assert sorted(before + written(tmp_path / "rest")) == numbered(30_000)
+
+
+class StruckSink(Sink):
+    """Collects; once `armed` is there, the next slot to prepare a commit is killed, `before` or after it has done so."""
+
+    def __init__(self, armed: Path, before: bool) -> None:
+        self.inner = CollectSink()
+        self.armed = armed
+        self.before = before
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        self.inner.validate(schema, restoring)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return StruckWriter(self, self.inner.writer(context))
+
+    def committer(self, job_id: str) -> Committer | None:
+        return self.inner.committer(job_id)
+
+
+class StruckWriter(SinkWriter):
+    def __init__(self, sink: StruckSink, inner: SinkWriter) -> None:
+        self.sink = sink
+        self.inner = inner
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.inner.write(batch)
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        work = self.inner.prepare(checkpoint_id)
+        if work is None:
+            return None
+
+        def struck() -> Sequence[bytes]:
+            committables = () if self.sink.before else work()
+            try:
+                self.sink.armed.unlink()
+            except FileNotFoundError:
+                return work() if self.sink.before else committables
+            os.kill(os.getpid(), signal.SIGKILL)
+            return committables
+
+        return struck
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_bounded_job_killed_in_its_final_checkpoint_commits_every_row_once(
+    spark: Any, tmp_path: Path, running: list[Job], before: bool
+) -> None:
+    env = Environment("final", parallelism=2, checkpoint_dir=tmp_path / "state", checkpoint_interval=None)
+    sink = StruckSink(tmp_path / "armed", before)
+    rows = env.generate(lambda i: {"k": i % KEYS}, count=6_000, rows_per_s=4_000).uid("rows")
+    rows.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts").sink(sink).uid("out")
+    job = env.start(slots=SparkSlots(spark))
+    running.append(job)
+    until("some rows", lambda: any(o.rows_in >= 500 for v in job.status().vertices for o in v.operators), 60)
+    first = job.checkpoint()
+    (tmp_path / "armed").touch()  # there is no other checkpoint from here on but the final one
+    status = job.wait(60)
+    assert not (tmp_path / "armed").exists()
+    assert status.state == "finished" and status.restarts == 1
+    assert status.restored_from == first
+    assert sorted((row["k"], row["nth"]) for row in sink.inner.rows()) == numbered(6_000)
