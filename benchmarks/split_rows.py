@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ def main() -> None:
         {"ts": (i // 50).astype("M8[ms]"), "key": ((i * 2654435761) & 0xFFFFFFFF) % 10000, "value": (i % 1000) * 0.5}
     )
     ways: dict[str, Callable[[pa.RecordBatch, npt.NDArray[np.int32], int], list[pa.RecordBatch]]] = {
-        "one gather per consumer": split_rows,
+        "one gather per consumer": partial(split_rows, buffer_bytes=32 * 2**10),
         "boolean masks": by_masks,
         "stable sort": by_sort,
     }

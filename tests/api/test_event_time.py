@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
+from midstream.connectors import files
 from midstream.protocol.messages import JobStatus
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 
 START = datetime(2024, 1, 1)
 MINUTE_US = 60_000_000
+TIMED = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us"))])
 
 
 def late_rows(status: JobStatus) -> int:
@@ -70,6 +73,20 @@ def test_files_of_the_same_hours_lose_nothing(tmp_path: Any) -> None:
     env = Environment("files", parallelism=1, batch_rows=100)
     only = env.read_files(tmp_path).filter(pl.col("key") == 1)  # row by row: splits stay apart
     sink = per_minute(only).collect()
+    assert late_rows(env.execute(slots=ProcessSlots())) == 0
+    assert counted(sink) == {START + timedelta(minutes=m): 90 for m in range(120)}
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_files_of_the_same_hours_that_are_read_in_parts_lose_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, parallelism: int
+) -> None:
+    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 16_000)
+    for name in "abc":
+        times = [START + timedelta(seconds=s) for s in range(0, 7200, 2)]
+        pl.DataFrame({"key": [1] * len(times), "at": times}).write_ndjson(tmp_path / f"{name}.jsonl")
+    env = Environment("files in parts", parallelism=parallelism, batch_rows=100)
+    sink = per_minute(env.read_files(tmp_path, schema=TIMED)).collect()
     assert late_rows(env.execute(slots=ProcessSlots())) == 0
     assert counted(sink) == {START + timedelta(minutes=m): 90 for m in range(120)}
 

@@ -136,6 +136,16 @@ def test_slots_that_are_gone_for_good_end_the_job_whatever_it_does_and_name_its_
     assert not [token for token in bench.timers if token.startswith(("slots", "slot-retry", "restart"))]
 
 
+def test_that_slots_are_gone_is_one_failure_however_many_say_so() -> None:
+    bench = Bench(held=("discover",)).run()
+    for _ in range(30):
+        bench.feed(SlotsGone("Spark has ended"))
+    assert bench.ended is None
+    bench.release()
+    assert bench.ended is not None
+    assert len(bench.ended.status.failures) == 1
+
+
 def test_slots_that_are_gone_when_all_is_done_but_to_commit_it_change_nothing() -> None:
     bench = Bench(checkpoint_dir=None, held=("commit",)).run()
     bench.finish(*bench.tasks, committables=(("write", (b"one",)),))

@@ -134,6 +134,18 @@ def test_one_that_cannot_be_written_gives_its_place_back_and_the_job_runs_on() -
     assert bench.storage.checkpoints() == [1] and bench.checkpoint() == 2
 
 
+def test_one_whose_files_a_later_coordinator_has_deleted_says_so_and_its_job_ends() -> None:
+    bench = Bench(held=("savepoint:",)).run()
+    client = bench.ask(m.DoStop(savepoint=SAVED))
+    acknowledge(bench, 1)
+    bench.storage.create("epochs/00000002", b"")
+    for file in [path for path in bench.storage.files if path.startswith("shared/")]:
+        bench.storage.delete(file)
+    bench.release("savepoint:")
+    assert "another coordinator has taken over" in bench.replies[client].error
+    assert bench.ended is not None and bench.elsewhere[SAVED].files == {}
+
+
 def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_read_on_before() -> None:
     small = MemoryStorage()
     small.refuse = lambda path: path.startswith("chk-")

@@ -114,13 +114,29 @@ def test_every_subtask_is_told_once_of_each_round_that_its_last_split_is_handed_
     assert told(bench) == [READ0, READ1, READ0, READ1]
 
 
-def test_a_split_that_follows_another_is_not_waited_for() -> None:
+def test_a_split_that_follows_all_that_were_found_before_it_is_not_waited_for() -> None:
+    bench, source = world(("a", "b", "c"))
+    source.following = ("b", "c")
+    bench.run()
+    for _ in range(3):
+        ask_split(bench, READ0)
+    assert lasts(bench) == [("a", True), ("b", True), ("c", True)]
+    assert told(bench) == [READ0, READ1]
+
+
+def test_a_split_that_follows_one_of_several_is_waited_for_after_a_restore_too() -> None:
     bench, source = world(("a", "b", "c", "d"))
     source.following = ("b", "d")
     bench.run()
-    for _ in range(4):
+    for _ in range(3):
         ask_split(bench, READ0)
-    assert lasts(bench) == [("a", False), ("b", False), ("c", True), ("d", True)]
+    assert lasts(bench) == [("a", False), ("b", False), ("c", False)]
+    bench.checkpoint()
+    bench.fail(READ0)
+    bench.advance(1)
+    assert told(bench) == []
+    ask_split(bench, READ0)
+    assert lasts(bench)[3:] == [("d", True)]
     assert told(bench) == [READ0, READ1]
 
 

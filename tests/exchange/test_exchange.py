@@ -274,14 +274,19 @@ def test_a_frame_that_no_honest_peer_sends_is_refused(frame: bytes, message: str
     rows=st.integers(1, 300) | st.integers(1000, 1050),
     parallelism=st.integers(1, 9),
     max_parallelism=st.sampled_from([9, 16, 128]),
+    buffer_bytes=st.sampled_from([512, 4096, 32768]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_row_goes_to_the_owner_of_its_key_in_order(rows: int, parallelism: int, max_parallelism: int) -> None:
+def test_every_row_goes_to_the_owner_of_its_key_in_order(
+    rows: int, parallelism: int, max_parallelism: int, buffer_bytes: int
+) -> None:
     rng = np.random.default_rng(rows)
     data = pa.RecordBatch.from_pydict({"k": rng.integers(0, 50, rows), "n": np.arange(rows)})
     groups = key_groups(data, ("k",), max_parallelism)
     owners = subtask_of(groups, parallelism, max_parallelism)
-    parts = split_rows(data, owners, parallelism)
+    parts = split_rows(data, owners, parallelism, buffer_bytes)
+    for part in parts:  # no part keeps more memory than it is charged
+        assert part.get_total_buffer_size() <= max(buffer_bytes, part.nbytes)
     assert sum(part.num_rows for part in parts) == rows
     for subtask, part in enumerate(parts):
         assert part.column("n").to_pylist() == [i for i in range(rows) if owners[i] == subtask]

@@ -183,6 +183,17 @@ def test_an_idle_split_holds_nothing_back_until_its_next_row() -> None:
     assert stream.watermark == 79
 
 
+def test_splits_that_become_idle_at_once_do_not_hold_back_the_one_that_goes_on() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin(1, 2)
+    stream.rows(1, 10)
+    stream.rows(2, 50)
+    stream.wait(1_100)
+    assert stream.idles == [True]
+    stream.rows(2, 60)
+    assert stream.watermark == 59
+
+
 def test_a_split_that_has_not_had_its_turn_is_not_idle() -> None:
     stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
     stream.begin(1, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from midstream.sim.mutations import MUTATIONS, killed_after
@@ -28,6 +30,8 @@ FIRST_SEEDS = {
 def test_the_simulator_finds(name: str) -> None:
     killed = killed_after(name, SEEDS_MAX, FIRST_SEEDS.get(name, 0))
     assert killed is not None, f"{MUTATIONS[name].what}: survived {SEEDS_MAX} seeds"
+    frames = re.findall(r'File "(.+?)"', killed[1])
+    assert not frames or not frames[-1].endswith("mutations.py"), f"what failed is the mutation itself: {killed[1]}"
 
 
 def test_a_mutation_ends_with_its_context() -> None:

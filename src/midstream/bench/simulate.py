@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -21,7 +22,14 @@ FIRST_SEED: Final = 1_000_000
 ROWS: Final = 200
 CHECKPOINTS: Final = 3
 """At least so many on the average."""
-_FAULTS: Final = ("kill_slot", "user_error", "cut_link", "stop_driver")
+_FAULTS: Final = {
+    1: ("kill_slot", "user_error", "cut_control", "stop_driver"),
+    2: ("kill_slot", "user_error", "cut_link", "stop_driver"),
+}
+"""At parallelism 1 there is one slot, and nobody to have a link with."""
+_FAULT_STEP: Final = {1: 40, 2: 160}
+"""From here on in a run: so that it strikes before the end."""
+_INTERVAL_S: Final = {1: 0.003, 2: 0.001}
 
 
 class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +38,13 @@ class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
     benchmark: str = "simulate"
     small_runs: int
     small_runs_per_s: float
-    """Source, keyed count and sink; 200 rows, 3 checkpoints, 1 fault, a checkpointed end."""
+    """Source, keyed count and sink in two subtasks each; 200 rows, 3 checkpoints, 1 fault, a checkpointed end."""
     small_steps_per_run: float
     small_checkpoints_per_run: float
+    single_runs_per_s: float
+    """As many, in one subtask each."""
+    single_steps_per_run: float
+    single_checkpoints_per_run: float
     random_runs: int
     random_runs_per_s: float
     """As `midstream simulate` draws them."""
@@ -42,9 +54,10 @@ class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Over all of them."""
 
 
-def small(number: int) -> Scenario:
+def small(number: int, parallelism: int) -> Scenario:
     """A fixed job; `number` chooses the order of events and what the fault is and hits."""
-    drawn = draw(FIRST_SEED + number, topology="keyed", parallelism=2, faults=(), rows=ROWS)
+    drawn = draw(FIRST_SEED + number, topology="keyed", parallelism=parallelism, faults=(), rows=ROWS)
+    kinds, step = _FAULTS[parallelism], _FAULT_STEP[parallelism] + number % 40
     return replace(
         drawn,
         splits=2,
@@ -54,7 +67,7 @@ def small(number: int) -> Scenario:
         text_bytes=10,
         blocking=True,
         batch_rows=25,
-        interval_s=0.001,
+        interval_s=_INTERVAL_S[parallelism],
         timeout_s=60.0,
         min_pause_s=0.0,
         retained=1,
@@ -62,7 +75,7 @@ def small(number: int) -> Scenario:
         sink_pause_s=0.002,
         aligned_timeout_s=(None, 0.0)[number % 2],
         tempo=Tempo(io_us=300, control_us=100, data_us=50),
-        faults=(Fault(160 + number % 40, _FAULTS[number % len(_FAULTS)], number * 7919),),
+        faults=(Fault(step, kinds[number % len(kinds)], number * 7919),),
     )
 
 
@@ -72,22 +85,28 @@ def random(number: int) -> Scenario:
 
 def run() -> SimulateResult:
     """Raises InvariantError when a run fails: then the engine is wrong, and its speed means nothing."""
+    single, double = partial(small, parallelism=1), partial(small, parallelism=2)
     with workers(1) as pool:
-        pool.apply(_measure, (small, 10))
-        small_s, small_steps, small_checkpoints = pool.apply(_measure, (small, SMALL_RUNS))
+        pool.apply(_measure, (double, 10))
+        small_s, small_steps, small_checkpoints = pool.apply(_measure, (double, SMALL_RUNS))
+        single_s, single_steps, single_checkpoints = pool.apply(_measure, (single, SMALL_RUNS))
         random_s, random_steps, random_checkpoints = pool.apply(_measure, (random, RANDOM_RUNS))
-    if small_checkpoints < CHECKPOINTS * SMALL_RUNS:
-        raise InvariantError(f"the small runs have {small_checkpoints / SMALL_RUNS} checkpoints, not {CHECKPOINTS}")
+    for checkpoints in small_checkpoints, single_checkpoints:
+        if checkpoints < CHECKPOINTS * SMALL_RUNS:
+            raise InvariantError(f"the small runs have {checkpoints / SMALL_RUNS} checkpoints, not {CHECKPOINTS}")
     return SimulateResult(
         small_runs=SMALL_RUNS,
         small_runs_per_s=round(SMALL_RUNS / small_s, 1),
         small_steps_per_run=round(small_steps / SMALL_RUNS, 1),
         small_checkpoints_per_run=round(small_checkpoints / SMALL_RUNS, 1),
+        single_runs_per_s=round(SMALL_RUNS / single_s, 1),
+        single_steps_per_run=round(single_steps / SMALL_RUNS, 1),
+        single_checkpoints_per_run=round(single_checkpoints / SMALL_RUNS, 1),
         random_runs=RANDOM_RUNS,
         random_runs_per_s=round(RANDOM_RUNS / random_s, 1),
         random_steps_per_run=round(random_steps / RANDOM_RUNS, 1),
         random_checkpoints_per_run=round(random_checkpoints / RANDOM_RUNS, 1),
-        steps_per_s=round((small_steps + random_steps) / (small_s + random_s)),
+        steps_per_s=round((small_steps + single_steps + random_steps) / (small_s + single_s + random_s)),
     )
 
 

@@ -5,7 +5,7 @@ instructions out (`events`), no clock, thread, file or socket of its own. Storag
 inside the closures that it hands out in `RunIo`.
 
 Reading order: `events` (its border), `machine` (what comes next), `attempt` (who runs what),
-`opening`, `deploying`, `checkpoints` (with `completing`, `cleaning`), `committing`, `sources`,
+`attempts`, `opening`, `deploying`, `checkpoints` (with `completing`, `cleaning`), `committing`, `sources`,
 `slots`, `requests`, `savepoints`, `rescaling`, `failures`; `effects`, `phase` and `status` on the way.
 """
 

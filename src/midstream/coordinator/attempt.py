@@ -8,7 +8,7 @@ recorded as finished, and all tasks of a job without checkpoints, go from RUNNIN
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -56,6 +56,7 @@ class Attempt:
         """Deployed as finished: they end by themselves, at once. A checkpoint would only meet that race."""
         self.final: set[TaskId] = set()
         """A completed checkpoint has them as finished: they end as soon as their rows are with their consumers."""
+        self.has_checkpoint = False
 
     def slot_of(self, ref: TaskId) -> int:
         return self.slots[ref.subtask]
@@ -65,6 +66,15 @@ class Attempt:
 
     def owns(self, slot: int, ref: TaskId) -> bool:
         return ref in self.phases and self.slot_of(ref) == slot
+
+    def check_owner(self, slot: int, ref: TaskId) -> None:
+        """Raises InvariantError when `slot` has no business to speak for the task."""
+        if not self.owns(slot, ref):
+            raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
+
+    def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
+        self.has_checkpoint = True
+        self.final.update(finished)
 
     def advance(self, ref: TaskId, phase: TaskPhase) -> None:
         """Raises InvariantError when that phase cannot come now."""

@@ -23,6 +23,7 @@ from midstream.checkpoint.store import (
     Opened,
     Retained,
     UnknownOutcomeError,
+    check_epoch,
     checkpoint_path,
     publish,
     split_retained,
@@ -289,6 +290,15 @@ class Checkpoints:
                 self._abort(pending, reason, counts=False, retry=False)
         self._consecutive_failures = 0
         self._retry = False
+
+    def look_at_the_epochs(self) -> None:
+        """After a failure: was it another coordinator that took our files away? Else we would restart for ever."""
+        if self.storage is not None:
+            self._effects.run_io("epoch", partial(check_epoch, self.storage, self.epoch), self._epochs_seen)
+
+    def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
+            self._listener.fenced(outcome.error)
 
     def take_unsettled(self) -> tuple[Committables, ...]:
         """After the end of an attempt: what was prepared for checkpoints that will never complete."""

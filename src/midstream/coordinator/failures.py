@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
+from midstream.coordinator.effects import Effects
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, MidstreamError, SchemaError
 
@@ -45,19 +46,40 @@ def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
 
 
 class Restarts:
-    """Counts restarts and says how long to wait before the next one."""
+    """Counts restarts, and waits before each."""
 
-    def __init__(self, strategy: RestartStrategy) -> None:
-        self._strategy = strategy
+    def __init__(self, effects: Effects, strategy: RestartStrategy) -> None:
         self.total = 0
+        self._effects = effects
+        self._strategy = strategy
+        self._delay: str | None = None
+        """Timer before whose end the next attempt is not deployed."""
         self._recent = 0
         """Restarts since the job last ran for `reset_after_s` (exponential only)."""
         self._running_since_ms: int | None = None
 
-    def running(self, now_ms: int) -> None:
-        self._running_since_ms = now_ms
+    @property
+    def delayed(self) -> bool:
+        return self._delay is not None
 
-    def after_failure(self, now_ms: int) -> float | None:
+    def running(self) -> None:
+        self._running_since_ms = self._effects.now_ms
+
+    def try_again(self) -> bool:
+        """After a failure. False: no more, the job is to fail."""
+        delay_s = self._after_failure(self._effects.now_ms)
+        if delay_s is not None:
+            self.delay(delay_s)
+        return delay_s is not None
+
+    def delay(self, delay_s: float) -> None:
+        self._effects.cancel_timer(self._delay)
+        self._delay = self._effects.set_timer("restart", delay_s, self._delay_is_over)
+
+    def _delay_is_over(self) -> None:
+        self._delay = None
+
+    def _after_failure(self, now_ms: int) -> float | None:
         """Delay in seconds before the restart; None: the job is to fail."""
         strategy = self._strategy
         since, self._running_since_ms = self._running_since_ms, None

@@ -20,15 +20,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.store import FencedError, check_epoch
+from midstream.checkpoint.assign import Assignment, assign_state
 from midstream.coordinator import events as ev
 from midstream.coordinator import status as shown
 from midstream.coordinator.attempt import Attempt, TaskPhase
+from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, Listener
 from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
-from midstream.coordinator.deploying import deployments
 from midstream.coordinator.effects import Effects, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
 from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
@@ -39,14 +38,11 @@ from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
-from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol import messages as m
 
 END_TIMEOUT_S: Final = 10.0
 """How long I/O that is still under way may keep the job from ending."""
-CAUSE_WAIT_S: Final = 1.0
-"""A slot's death is seen by its peers and by the driver, in any order."""
 STORY_MAX: Final = 30
 REMEMBERED_MAX: Final = 20
 
@@ -61,22 +57,21 @@ class Coordinator:
         self.failures: deque[m.FailureStatus] = deque(maxlen=REMEMBERED_MAX)
         """Newest first."""
         self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
-        self.attempt: Attempt | None = None
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
         self._events = 0
         self._story: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
-        self._attempts = 0
         self._why = ""
         """Why the job ends."""
 
         self._effects = Effects()
         self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, self._slots_failed, self._warn)
-        self.restarts = Restarts(plan.config.restart)
+        self.attempts = Attempts(self._effects, self.slots, self._fail_attempt, self._warn)
+        self.restarts = Restarts(self._effects, plan.config.restart)
         self.requests = Requests(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots)
-        self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked)
+        self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
         self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
@@ -89,17 +84,12 @@ class Coordinator:
         )
         self.checkpoints = Checkpoints(self._effects, plan, self._cleaning, listener)
 
-        self._has_run = False
-        """All tasks have run once: what fails from now on may work again."""
-        self._sources_are_reset = False
-        self._delay: str | None = None
-        """Timer before whose end the next attempt is not deployed."""
-        self._cancel_timer: str | None = None
-        self._symptom: str | None = None
-        """Timer: the attempt fails when nothing else has explained by then what one of its tasks says."""
-        self._attempt_had_checkpoint = False
         self._closing = False
         """While ENDING: nothing is left but closing the sources and cleaning up."""
+
+    @property
+    def attempt(self) -> Attempt | None:
+        return self.attempts.current
 
     # ---- the border ----
 
@@ -193,7 +183,7 @@ class Coordinator:
 
     def _gather(self) -> None:
         self.phase = Phase.GATHERING
-        if not self._has_run and self._attempts == 0:
+        if self.attempt is None:
             self._reset_sources()
         self.slots.gather()
 
@@ -209,8 +199,7 @@ class Coordinator:
         lost = self.slots.lost(slot)
         if lost is None:
             return
-        if self.attempt is not None:
-            self.attempt.awaited.discard(slot)
+        self.attempts.slot_lost(slot)
         text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {reason}"
         spare = self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
         if self.phase is Phase.GATHERING or spare:
@@ -232,7 +221,9 @@ class Coordinator:
             self._fail_attempt(failure)
 
     def _slots_gone(self, reason: str) -> None:
-        """To try again cannot help. What only waits to be committed needs no slot."""
+        """To try again cannot help. What only waits to be committed needs no slot. Every slot that ends may say so."""
+        if self.phase is Phase.ENDING:
+            return
         if self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
             self._warn(reason)
             return
@@ -259,7 +250,7 @@ class Coordinator:
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # what is left of them, above all that others have gone before
             case m.TaskFailed(_, ref, summary, details, fatal, symptom):
-                self._check_owner(slot, ref)
+                attempt.check_owner(slot, ref)
                 self._task_failed(failure_of_user_code(summary, details, fatal), symptom)
             case m.DeployFailed(_, summary, details, fatal):
                 self._fail_to_start(failure_of_user_code(summary, details, fatal))
@@ -268,27 +259,22 @@ class Coordinator:
             case m.Deployed():
                 attempt.awaited.discard(slot)
             case m.TaskRunning(_, ref):
-                self._check_owner(slot, ref)
+                attempt.check_owner(slot, ref)
                 attempt.advance(ref, TaskPhase.RUNNING)
             case m.TaskEndOfData(_, ref):
-                self._check_owner(slot, ref)
+                attempt.check_owner(slot, ref)
                 attempt.advance(ref, TaskPhase.FINISHING)
             case m.TaskFinished(_, ref, committables):
-                self._check_owner(slot, ref)
+                attempt.check_owner(slot, ref)
                 attempt.advance(ref, TaskPhase.FINISHED)
                 self._committing.hold(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline(_, _, ref):
-                self._check_owner(slot, ref)
+                attempt.check_owner(slot, ref)
                 self.checkpoints.decline(message)
             case m.RequestSplit(_, ref):
-                self._check_owner(slot, ref)
+                attempt.check_owner(slot, ref)
                 self._sources.request(ref)
-
-    def _check_owner(self, slot: int, ref: TaskId) -> None:
-        assert self.attempt is not None
-        if not self.attempt.owns(slot, ref):
-            raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
 
     # ---- going on ----
 
@@ -314,7 +300,7 @@ class Coordinator:
         if not self.checkpoints.settled:
             return False
         self._committing.abort(self.checkpoints.take_unsettled())
-        if self._delay is not None:
+        if self.restarts.delayed:
             return False
         if self._committing.stalled:
             self._committing.resume()
@@ -324,36 +310,28 @@ class Coordinator:
         return True
 
     def _deploy(self) -> None:
-        graph, restore = self.plan.graph, self.checkpoints.newest
         self.slots.gathered()
-        if not self._sources_are_reset:
+        if not self._sources.are_reset:
             self._reset_sources()
-        state = assign_state(restore, graph, self.plan.allow_dropped_state) if restore else None
-        finished = state.finished if state else ()
+        state = self._state_to_restore()
         self.restored_from = self.checkpoints.newest_path
-        attempt = self.attempt = Attempt(self._attempts, graph, self.slots.ids(), finished)
-        self._attempts += 1
-        self._attempt_had_checkpoint = False
-        self.slots.begin_attempt()
-        for slot, deploy in deployments(self.plan, attempt, state, self.checkpoints.epoch):
-            self._effects.send(slot, deploy)
+        self.attempts.deploy(self.plan, state, self.checkpoints.epoch)
         self.phase = Phase.DEPLOYING
 
     def _reset_sources(self) -> None:
-        restore = self.checkpoints.newest
-        state = assign_state(restore, self.plan.graph, self.plan.allow_dropped_state) if restore else None
+        state = self._state_to_restore()
         self._sources.reset(state.sources if state else {}, state.finished if state else ())
-        self._sources_are_reset = True
+
+    def _state_to_restore(self) -> Assignment | None:
+        restore = self.checkpoints.newest
+        return assign_state(restore, self.plan.graph, self.plan.allow_dropped_state) if restore else None
 
     def _try_start(self) -> bool:
-        attempt = self.attempt
-        assert attempt is not None
-        if attempt.awaited:
+        assert self.attempt is not None
+        if not self.attempts.answered:
             return False
-        self._sources.deployed(attempt)
-        peers = self.slots.peers()
-        for slot in attempt.slots:
-            self._effects.send(slot, m.Start(attempt.number, peers))
+        self._sources.deployed(self.attempt)
+        self.attempts.start()
         self.phase = Phase.STARTING
         if self.requests.draining:
             self._stop_sources()
@@ -364,8 +342,8 @@ class Coordinator:
         if not self.attempt.all_started:
             return False
         self.phase = Phase.RUNNING
-        self._has_run = self.slots.job_has_run = True
-        self.restarts.running(self._effects.now_ms)
+        self.slots.job_has_run = True
+        self.restarts.running()
         self.checkpoints.running()
         self.rescaling.running()
         return True
@@ -393,7 +371,6 @@ class Coordinator:
             case Stage.STORED:
                 self.rescaling.switching()
                 self._sources.pause()
-                self._sources_are_reset = False
                 self._cancel_attempt("the job is being rescaled")
                 return True
         self._trigger_when_due()
@@ -420,14 +397,13 @@ class Coordinator:
         pending, checkpoint_id = completed.pending, completed.metadata.checkpoint_id
         path = self.checkpoints.path_of(checkpoint_id)
         if not pending.attempt_is_over:
-            for slot in pending.attempt.slots:
-                self._effects.send(slot, m.CheckpointCompleted(pending.attempt.number, checkpoint_id))
-            pending.attempt.final |= {ref for ref, ack in pending.acks.items() if ack.finished}
+            attempt = pending.attempt
+            self.attempts.tell(m.CheckpointCompleted(attempt.number, checkpoint_id))
             if pending.is_stop:
                 self.requests.stop_is_stored(path)
-            if pending.attempt.number > 0 and not self._attempt_had_checkpoint:
-                self._cleaning.drop_attempts_before(pending.attempt.number, self.checkpoints.referenced_files())
-            self._attempt_had_checkpoint = True
+            if attempt.number > 0 and not attempt.has_checkpoint:
+                self._cleaning.drop_attempts_before(attempt.number, self.checkpoints.referenced_files())
+            attempt.checkpoint_completed(ref for ref, ack in pending.acks.items() if ack.finished)
             if pending.is_rescale:
                 self.rescaling.stored(completed.metadata, path)
         self.savepoints.completed(completed.metadata, pending.attempt)
@@ -451,16 +427,6 @@ class Coordinator:
 
     def _too_many_failures(self, reason: str) -> None:
         self._fail_attempt(Failure(reason, "", StorageError(reason)))
-
-    def _look_at_the_epochs(self) -> None:
-        """After a failure: was it another coordinator that took our files away? Else we would restart for ever."""
-        storage, epoch = self.checkpoints.storage, self.checkpoints.epoch
-        if storage is not None:
-            self._effects.run_io("epoch", partial(check_epoch, storage, epoch), self._epochs_seen)
-
-    def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._fenced(outcome.error)
 
     def _fenced(self, error: StorageError) -> None:
         self._cleaning.stop()
@@ -496,8 +462,7 @@ class Coordinator:
         self._sources.stop()
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None
-            for slot in self.attempt.slots:
-                self._effects.send(slot, m.StopSources(self.attempt.number))
+            self.attempts.tell(m.StopSources(self.attempt.number))
 
     # ---- failures ----
 
@@ -506,22 +471,20 @@ class Coordinator:
 
     def _fail_to_start(self, failure: Failure) -> None:
         """A job that has never run is not started again: what it was given does not work."""
-        if not self._has_run:
+        if not self.slots.job_has_run:
             failure = Failure(failure.summary, failure.details, failure.error, fatal=True)
         self._fail_attempt(failure)
 
     def _task_failed(self, failure: Failure, symptom: bool) -> None:
-        """A symptom (a peer is gone) waits a moment for its cause, which is what people want to read."""
-        if not symptom or self.phase not in (Phase.STARTING, Phase.RUNNING):
+        if symptom and self.phase in (Phase.STARTING, Phase.RUNNING):
+            self.attempts.has_symptom(failure)
+        else:
             self._fail_attempt(failure)
-        elif self._symptom is None:
-            self._symptom = self._effects.set_timer("symptom", CAUSE_WAIT_S, partial(self._fail_attempt, failure))
 
     def _fail_attempt(self, failure: Failure) -> None:
         """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
-        now_ms = self._effects.now_ms
         number = self.attempt.number if self.attempt else 0
-        self.failures.appendleft(m.FailureStatus(now_ms, number, failure.summary, failure.details))
+        self.failures.appendleft(m.FailureStatus(self._effects.now_ms, number, failure.summary, failure.details))
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         before = self.rescaling.give_up(failure.summary)
@@ -532,15 +495,12 @@ class Coordinator:
             return
         # a job without checkpoints that has committed in part must not begin again
         final = failure.fatal or (self._committing.stalled and self.checkpoints.storage is None)
-        # With a plan to go back to, not the job has failed, but what was to become of it.
-        delay_s = 0.0 if before is not None else None if final else self.restarts.after_failure(now_ms)
-        if delay_s is None:
+        if before is not None:  # not the job has failed, but what was to become of it
+            self.restarts.delay(0.0)
+        elif final or not self.restarts.try_again():
             self._end("failed", self.restarts.last_word(failure), failure.summary)
             return
-        self._effects.cancel_timer(self._delay)
-        self._delay = self._effects.set_timer("restart", delay_s, self._delay_is_over)
         self._sources.pause()
-        self._sources_are_reset = False
         if self.phase is Phase.GATHERING:
             self.slots.gather()
             return
@@ -553,46 +513,22 @@ class Coordinator:
         self.checkpoints.rescale(plan)
         self._sources.rescale(plan.graph)
 
-    def _delay_is_over(self) -> None:
-        self._delay = None
-
     def _cancel_attempt(self, why: str) -> None:
-        attempt = self.attempt
-        assert attempt is not None
         stop = self.requests.stop
         pending = self.checkpoints.pending
         if stop is not None and not stop.drain and (stop.is_stored or (pending and pending.is_stop)):
             self.requests.stop_failed(f"{why}; it goes on and does not stop")
         self.checkpoints.attempt_over(why)
         self._committing.abort_held()
-        self._look_at_the_epochs()
-        attempt.awaited = set(attempt.slots) & self.slots.live.keys()
-        for slot in sorted(attempt.awaited):
-            self._effects.send(slot, m.Cancel(attempt.number))
-        self._effects.cancel_timer(self._symptom)
-        self._symptom = None
-        timeout_s = self.plan.config.heartbeat_timeout_s
-        self._cancel_timer = self._effects.set_timer("cancel", timeout_s, self._cancel_timed_out)
+        self.checkpoints.look_at_the_epochs()
+        self.attempts.cancel(self.plan.config.heartbeat_timeout_s)
         self.phase = Phase.CANCELLING
         self.slots.gather()
 
-    def _cancel_timed_out(self) -> None:
-        """Whoever has not answered by now may go on writing: it is let go, and fenced by its attempt."""
-        self._cancel_timer = None
-        assert self.attempt is not None
-        for slot in sorted(self.attempt.awaited):
-            self._effects.close_slot(slot, "it did not cancel its tasks in time")
-            self.slots.lost(slot)
-            self._warn(f"slot {slot} did not cancel its tasks in time and was given up")
-        self.attempt.awaited.clear()
-        self.slots.gather()
-
     def _try_gather(self) -> bool:
-        assert self.attempt is not None
-        if self.attempt.awaited:
+        if not self.attempts.answered:
             return False
-        self._effects.cancel_timer(self._cancel_timer)
-        self._cancel_timer = None
+        self.attempts.cancelled()
         self.phase = Phase.GATHERING
         if self.rescaling.stage is Stage.SWITCHING:
             self._go_on_with(self.rescaling.plan)

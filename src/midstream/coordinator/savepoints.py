@@ -22,10 +22,12 @@ from functools import partial
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
+from midstream.checkpoint.store import FencedError, check_epoch
 from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.requests import NO_STORAGE, Requests, Stop
+from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.messages import DoSavepoint, DoStop, Reply, StopFailed
 
@@ -63,7 +65,7 @@ class _Savepoint:
 
 
 class Savepoints:
-    """`stop_asked` is told when a stop has been noted that waits for its place until then."""
+    """`stop_asked` is told when a stop has been noted that waited for its place until then; `fenced` ends the job."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Savepoints:
         requests: Requests,
         open_storage: Callable[[str], Storage],
         stop_asked: Callable[[], None],
+        fenced: Callable[[StorageError], None],
     ) -> None:
         self._effects = effects
         self._requests = requests
@@ -79,6 +82,7 @@ class Savepoints:
         self._root = plan.config.checkpoint_dir
         self._about = SavepointFile(plan.config.name, plan.job_id)
         self._stop_asked = stop_asked
+        self._fenced = fenced
         requests.savepoint_is_off = self._stop_failed
         self._all: list[_Savepoint] = []
         self._has_ended = False
@@ -156,7 +160,7 @@ class Savepoints:
                 continue
             assert source is not None and savepoint.metadata is not None and savepoint.place is not None
             savepoint.stage = Stage.COPYING
-            work = partial(write_savepoint, source, savepoint.metadata, savepoint.place)
+            work = partial(_copy, source, savepoint.metadata, savepoint.place)
             self._effects.run_io(f"savepoint:{savepoint.checkpoint_id}", work, partial(self._copied, savepoint))
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
@@ -164,6 +168,8 @@ class Savepoints:
         savepoint.stage = Stage.COPIED
         if savepoint.refused or self._has_ended:
             self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
+        elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
+            self._fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
         elif savepoint.stop is not None:
@@ -231,3 +237,12 @@ class Savepoints:
 
     def _of(self, checkpoint_id: int) -> list[_Savepoint]:
         return [s for s in self._at(Stage.STORING) if s.checkpoint_id == checkpoint_id]
+
+
+def _copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+    """Raises FencedError if it fails because a later coordinator has deleted what it was to copy."""
+    try:
+        write_savepoint(source, metadata, place)
+    except StorageError:
+        check_epoch(source, metadata.epoch)
+        raise

@@ -14,7 +14,7 @@ Per source at most one call runs at a time, so that a source needs no locks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -54,7 +54,7 @@ class _State:
     exhausted: bool = False
     pending: deque[bytes] = field(default_factory=deque)
     beginnings: int = 0
-    """How many of those pending do not follow another split."""
+    """How many of those pending do not follow all that were found with them before."""
     told_assigned: bool = False
     """All subtasks know that there are none."""
     waiting: deque[TaskId] = field(default_factory=deque)
@@ -74,6 +74,8 @@ class Sources:
         self, effects: Effects, graph: JobGraph, fail: Callable[[Failure], None], warn: Callable[[str], None]
     ) -> None:
         self.storage: Storage | None = None
+        self.are_reset = False
+        """They stand where the next attempt begins, and discover."""
         self._effects = effects
         self._fail = fail
         self._warn = warn
@@ -102,6 +104,7 @@ class Sources:
     def reset(self, positions: Mapping[str, SourcePosition], finished: Collection[int]) -> None:
         """Go on from these positions (from the beginning where there is none), and begin to discover."""
         self._attempt = None
+        self.are_reset = True
         self._is_open = not self._stopped
         for uid, state in self._states.items():
             self._quiesce(state)
@@ -124,6 +127,7 @@ class Sources:
     def pause(self) -> None:
         """The attempt is over; `reset` comes before the next one."""
         self._attempt = None
+        self.are_reset = False
         for state in self._states.values():
             self._quiesce(state)
             state.generation += 1
@@ -238,8 +242,9 @@ class Sources:
             return
         found = outcome.value
         assert not state.pending, state.spec.uid
-        state.pending.extend(_encoder.encode(split) for split in found.splits)
-        state.beginnings = _beginnings(found.splits)
+        splits = _in_line(found.splits)
+        state.pending.extend(_encoder.encode(split) for split in splits)
+        state.beginnings = _beginnings(splits)
         state.position = found.position
         state.exhausted = found.exhausted
         if not state.exhausted:
@@ -264,6 +269,18 @@ class Sources:
     def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
             self._warn(failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary)
+
+
+def _in_line(splits: Sequence[Split]) -> list[Split]:
+    """Only what follows all that was found with it before still follows.
+
+    The second part of one file among several is waited for: once the first part is read, all that
+    would hold event time back for it are other files, which may be far ahead, and then end.
+    """
+    line = 1
+    while line < len(splits) and splits[line].follows:
+        line += 1
+    return [*splits[:line], *(msgspec.structs.replace(split, follows=False) for split in splits[line:])]
 
 
 def _beginnings(splits: Iterable[Split]) -> int:

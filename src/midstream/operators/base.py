@@ -50,7 +50,7 @@ class Splits(Protocol):
 
     @property
     def all_assigned(self) -> bool:
-        """Whether some task has each split that was found (and that does not follow another one)."""
+        """Whether some task has each split that was found (and that does not follow all the others)."""
         ...
 
     def is_starved(self, split: int, since_s: float) -> bool:

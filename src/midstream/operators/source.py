@@ -27,7 +27,8 @@ class Split(msgspec.Struct, frozen=True):
     `payload` says what it is, in the source's own encoding (no pickles). `offset` is where to go
     on: 0 for a new split, else whatever the reader returned with the last batch it emitted.
     `follows`: it goes on where the split found before it ends (parts of one file), so its rows are in
-    order with those too; event time does not wait until it is handed out.
+    order with those too. Event time does not wait until it is handed out if all that were found with it
+    before are of that same line; the coordinator keeps the mark only then.
     """
 
     id: str

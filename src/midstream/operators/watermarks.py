@@ -6,7 +6,7 @@ may still come). Where the source is in the same task (see `Splits`), this holds
 
     The watermark never passes how far any open split has come that is not idle; a split without a
     row has not come anywhere. It stands while a split that was found along with those that are being
-    read, and follows none of them, waits to be handed out.
+    read, and does not follow all of them, waits to be handed out.
 
 So a row is late only if it is more than the delay behind a row of its own split, or of a split that
 was found after event time had passed it, or was idle. Splits that were read to the end hold nothing
@@ -142,6 +142,7 @@ class TimestampsOperator(Operator):
     def _advance(self) -> None:
         active = [come_us for split, come_us in self._come_us.items() if split not in self._idle_splits]
         if not active:
+            self._lowest_us = MAX_WATERMARK_US
             return
         self._lowest_us = min(active)
         if self._lowest_us > self._watermark_us and not self._stands:

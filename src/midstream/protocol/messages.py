@@ -173,7 +173,7 @@ class StopFailed(msgspec.Struct, frozen=True, tag="stop_failed"):
 class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
     """`split` is an encoded operators.source.Split.
 
-    `is_last`: of those that were found with it, only such as follow others are still to be handed out.
+    `is_last`: of those that were found with it, only such as follow them all are still to be handed out.
     """
 
     attempt: int

@@ -33,7 +33,7 @@ def rescale_keeps_splits() -> Replacements:
     def go_on_with(self: Any, plan: Any) -> None:
         original(self, plan)
         if self._sources.storage is not None and self._sources._is_open:
-            self._sources_are_reset = True
+            self._sources.are_reset = True
 
     return [(machine.Coordinator, "_go_on_with", go_on_with)]
 
@@ -84,7 +84,7 @@ def rescale_before_stored() -> Replacements:
         owner = self._listener.completed.__self__
         if pending.is_rescale and pending.publishing and owner.rescaling.stage is Stage.STORING:
             rescale = owner.rescaling._current
-            rescale.checkpoint, rescale.stage = owner._path(pending.checkpoint_id), Stage.STORED
+            rescale.checkpoint, rescale.stage = self.path_of(pending.checkpoint_id), Stage.STORED
             self.pending = None
 
     def published(self: Any, pending: Any, *rest: Any) -> None:

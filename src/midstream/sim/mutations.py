@@ -334,7 +334,7 @@ def _remaining_behind_the_queue() -> Replacements:
 
 
 def _zombie_goes_on() -> Replacements:
-    return [(machine.Coordinator, "_look_at_the_epochs", _nothing)]
+    return [(checkpoints.Checkpoints, "look_at_the_epochs", _nothing)]
 
 
 def _nothing(*_: Any) -> None:

@@ -136,26 +136,31 @@ def _launch_jvm(settings: dict[str, str]) -> None:
 
 
 def how_spark_ended(context: SparkContext) -> str:
-    """Why this Spark runs nothing any more; empty as long as it does. May take `STOPPING_WAIT_S` when it has ended."""
+    """Why this Spark runs nothing any more; empty as long as it does, or lives on and does not answer.
+
+    May take `STOPPING_WAIT_S` when it has ended.
+    """
     process: subprocess.Popen[bytes] | None = getattr(context._gateway, "proc", None)
     jvm = "Spark's JVM" if process is None else f"Spark's JVM (process {process.pid})"
     if process is not None and process.poll() is not None:
         return f"{jvm} {how_it_ended(process.returncode)}"
     if context._jsc is None:
         return _STOPPED
+    otherwise = _STOPPED
     try:
         if not context._jsc.sc().isStopped():
             return ""
     except (Py4JError, OSError):
         if process is None:
             return f"{jvm} has ended"
+        otherwise = ""  # a driver without a file descriptor left gets no answer either
     except AttributeError:  # another thread has just stopped it
         return _STOPPED
     deadline_s = time.monotonic() + STOPPING_WAIT_S
     while process is not None and context._jsc is not None and time.monotonic() < deadline_s:
         with suppress(subprocess.TimeoutExpired):
             return f"{jvm} {how_it_ended(process.wait(0.1))}"
-    return _STOPPED
+    return _STOPPED if context._jsc is None else otherwise
 
 
 @contextmanager

@@ -97,7 +97,9 @@ class SparkSlots:
 
     def _look(self) -> str:
         """A slot has failed: has Spark ended, and how? Called on the threads of slots, before each reports its end."""
-        self.gone = self.gone or how_spark_ended(self._context)
+        ended = how_spark_ended(self._context)
+        if ended and not self.gone:  # several may look at once, and only some of them find it ended
+            self.gone = ended
         return self.gone
 
     def close(self) -> None:

@@ -1,0 +1,100 @@
+"""The attempts to run the job, one after the other: what their slots are told, and who has not answered yet.
+
+deploy --all slots have answered--> start --...--> cancel --all have answered, or are given up--> deploy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from midstream.checkpoint.assign import Assignment
+from midstream.coordinator.attempt import Attempt
+from midstream.coordinator.deploying import deployments
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import JobPlan
+from midstream.coordinator.failures import Failure
+from midstream.coordinator.slots import Slots
+from midstream.protocol.messages import Cancel, Start, ToSlot
+
+CAUSE_WAIT_S: Final = 1.0
+"""A slot's death is seen by its peers and by the driver, in any order."""
+
+
+class Attempts:
+    """`fail` is told of a symptom that nothing else has explained, `warn` of slots that were given up."""
+
+    def __init__(
+        self, effects: Effects, slots: Slots, fail: Callable[[Failure], None], warn: Callable[[str], None]
+    ) -> None:
+        self.current: Attempt | None = None
+        """Or the last one, until there is another."""
+        self._effects = effects
+        self._slots = slots
+        self._fail = fail
+        self._warn = warn
+        self._count = 0
+        self._cancel_timer: str | None = None
+        self._symptom: str | None = None
+        """Timer: the attempt fails when nothing else has explained by then what one of its tasks says."""
+
+    def deploy(self, plan: JobPlan, state: Assignment | None, epoch: int) -> None:
+        """A new one, on the slots that are there."""
+        attempt = Attempt(self._count, plan.graph, self._slots.ids(), state.finished if state else ())
+        self.current = attempt
+        self._count += 1
+        self._slots.begin_attempt()
+        for slot, deploy in deployments(plan, attempt, state, epoch):
+            self._effects.send(slot, deploy)
+
+    def start(self) -> None:
+        self.tell(Start(self._attempt().number, self._slots.peers()))
+
+    def tell(self, message: ToSlot) -> None:
+        """All slots of the current one."""
+        for slot in self._attempt().slots:
+            self._effects.send(slot, message)
+
+    def slot_lost(self, slot: int) -> None:
+        if self.current is not None:
+            self.current.awaited.discard(slot)
+
+    @property
+    def answered(self) -> bool:
+        """By every slot that is still there: it is deployed, or cancelled, everywhere."""
+        return not self._attempt().awaited
+
+    def has_symptom(self, failure: Failure) -> None:
+        """A peer is gone. Its cause, which is what people want to read, has a moment to come first."""
+        if self._symptom is None:
+            self._symptom = self._effects.set_timer("symptom", CAUSE_WAIT_S, partial(self._fail, failure))
+
+    def cancel(self, timeout_s: float) -> None:
+        attempt = self._attempt()
+        attempt.awaited = set(attempt.slots) & self._slots.live.keys()
+        for slot in sorted(attempt.awaited):
+            self._effects.send(slot, Cancel(attempt.number))
+        self._effects.cancel_timer(self._symptom)
+        self._symptom = None
+        self._cancel_timer = self._effects.set_timer("cancel", timeout_s, self._cancel_timed_out)
+
+    def _cancel_timed_out(self) -> None:
+        """Whoever has not answered by now may go on writing: it is let go, and fenced by its attempt."""
+        self._cancel_timer = None
+        attempt = self._attempt()
+        for slot in sorted(attempt.awaited):
+            self._effects.close_slot(slot, "it did not cancel its tasks in time")
+            self._slots.lost(slot)
+            self._warn(f"slot {slot} did not cancel its tasks in time and was given up")
+        attempt.awaited.clear()
+        self._slots.gather()
+
+    def cancelled(self) -> None:
+        """All have answered."""
+        self._effects.cancel_timer(self._cancel_timer)
+        self._cancel_timer = None
+
+    def _attempt(self) -> Attempt:
+        assert self.current is not None
+        return self.current
