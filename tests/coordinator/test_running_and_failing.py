@@ -463,6 +463,15 @@ def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None
     assert beat(300, 300) == ()
 
 
+def test_a_symptom_that_comes_after_its_cause_is_not_mentioned() -> None:
+    bench = Bench().run()
+    bench.lose(bench.slots[1])
+    symptom(bench)
+    bench.advance(2.0)
+    assert [failure.summary for failure in bench.status.failures if "the connection to slot" in failure.summary] == []
+    assert len(bench.status.failures) == 1 and "is lost" in bench.status.failures[0].summary
+
+
 def symptom(bench: Bench) -> None:
     message = m.TaskFailed(bench.attempt, READ0, "the connection to slot 1 is lost", "", symptom=True)
     bench.say(READ0, message)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import polars as pl  # its signal handler has a long wait go on, and Python does not see a Ctrl-C before its end
+
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
@@ -12,6 +14,7 @@ from waiting import until
 
 
 def main(then: str) -> None:
+    assert pl.thread_pool_size() > 0
     made: list[Scripted] = []
 
     def make(plan: object, now_ms: int) -> Scripted:
@@ -23,7 +26,7 @@ def main(then: str) -> None:
     until("two slots", lambda: len(made[0].slots) == 2, 60)
     print("ready", *made[0].slots.values(), flush=True)
     if then == "wait":
-        Job(driver).wait(60)
+        Job(driver).wait()
 
 
 if __name__ == "__main__":

@@ -476,10 +476,10 @@ class Coordinator:
         self._fail_attempt(failure)
 
     def _task_failed(self, failure: Failure, symptom: bool) -> None:
-        if symptom and self.phase in (Phase.STARTING, Phase.RUNNING):
-            self.attempts.has_symptom(failure)
-        else:
+        if not symptom:
             self._fail_attempt(failure)
+        elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else it comes after its cause
+            self.attempts.has_symptom(failure)
 
     def _fail_attempt(self, failure: Failure) -> None:
         """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Final
 
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import JobError
@@ -21,6 +24,9 @@ from midstream.protocol.messages import (
 from midstream.runtime.driver import Driver
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import absolute
+
+LOOK_S: Final = 0.2
+"""How often a thread that waits looks whether it has been interrupted."""
 
 
 def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
@@ -110,19 +116,19 @@ class Job:
         """
         place = None if savepoint is None else absolute(os.fspath(savepoint))
         reply = self._ask(DoStop(drain, place), timeout_s)
-        self._driver.ended.wait(timeout_s)
+        _wait(self._driver.ended.wait, timeout_s)
         return reply.checkpoint
 
     def cancel(self, reason: str = "it was cancelled", timeout_s: float | None = None) -> JobStatus:
         """End the job now, without a checkpoint, and wait for it. Nothing if it has ended."""
         self._driver.cancel(reason)
-        if not self._driver.ended.wait(timeout_s):
+        if not _wait(self._driver.ended.wait, timeout_s):
             raise TimeoutError(f"job {self.name} has not ended within {timeout_s} s")
         return self.status()
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
         """Wait for the end. Raises what the job failed with (JobError carries the user's traceback), TimeoutError if it goes on."""
-        if not self._driver.ended.wait(timeout_s):
+        if not _wait(self._driver.ended.wait, timeout_s):
             raise TimeoutError(f"job {self.name} is still running after {timeout_s} s")
         outcome = self._driver.outcome
         assert outcome is not None
@@ -132,10 +138,22 @@ class Job:
 
     def _ask(self, request: ClientRequest, timeout_s: float | None) -> Reply:
         future: Future[Reply] = self._driver.ask(request)
-        try:
-            reply = future.result(timeout_s)
-        except FutureTimeout:
-            raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s") from None
+        if not _wait(lambda seconds: bool(wait([future], seconds).done), timeout_s):
+            raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s")
+        reply = future.result()
         if reply.error:
             raise JobError(f"job {self.name}: {reply.error}")
         return reply
+
+
+def _wait(done: Callable[[float], bool], timeout_s: float | None) -> bool:
+    """Whether it is done in time; `done` waits so many seconds at most.
+
+    In short waits: a signal handler such as that of polars has system calls go on, and a Ctrl-C would
+    only be seen after a long one.
+    """
+    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not done(max(0.0, min(LOOK_S, until_s - time.monotonic()))):
+        if time.monotonic() >= until_s:
+            return False
+    return True

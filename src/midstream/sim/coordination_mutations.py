@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from midstream.checkpoint import assign
-from midstream.coordinator import checkpoints, machine
+from midstream.coordinator import checkpoints, machine, sources
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
@@ -175,6 +175,11 @@ def event_time_of_the_fastest_split() -> Replacements:
 def pending_splits_are_newer() -> Replacements:
     """Event time goes on whatever waits to be handed out."""
     return [(source.SourceDriver, "all_assigned", property(lambda self: True))]
+
+
+def parts_among_files() -> Replacements:
+    """A split that goes on where another ends is not waited for, however many files there are."""
+    return [(sources, "_in_line", list)]
 
 
 def watermark_before_timers() -> Replacements:

@@ -368,8 +368,8 @@ def _on_time(seed: int) -> Scenario:
     return replace(drawn, shape=_without_idle(drawn.shape), splits=1, rounds=1)
 
 
-def _several_splits(seed: int) -> Scenario:
-    return replace(draw(seed, topology="splits", rows=100), splits=3, rounds=1)
+def _several_splits(seed: int, splits: int = 3) -> Scenario:
+    return replace(draw(seed, topology="splits", rows=100), splits=splits, rounds=1)
 
 
 def _without_idle(shape: Shape) -> Shape:
@@ -546,6 +546,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "pending_splits_are_newer": Mutation(
         "event time does not wait for splits that nobody has", coordination.pending_splits_are_newer, _several_splits
+    ),
+    "parts_among_files": Mutation(
+        "event time does not wait for the second part of one file among several",
+        coordination.parts_among_files,
+        partial(_several_splits, splits=8),
     ),
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",

@@ -44,15 +44,22 @@ SCHEMA: Final = pa.schema(
 `n` is what the last keyed operator on the way has counted for the key; `text` makes rows large."""
 
 
+IN_PARTS: Final = 100
+"""Sources from this number on read files in two parts, one split each."""
+
+
 def is_ordered(source: int) -> bool:
-    """Whether the splits of a source follow each other in event time; else all begin at 0 and go at different speeds."""
-    return source % 2 == 1
+    """Whether the splits of a source follow each other in event time; else all files begin at 0, at different speeds."""
+    return source % 2 == 1 and source < IN_PARTS
 
 
 def time_ms(row: int) -> int:
-    """The event time of a row. It grows through a split."""
-    split, offset = row % SOURCE_IDS // SPLIT_IDS, row % SPLIT_IDS
-    return row % SOURCE_IDS if is_ordered(row // SOURCE_IDS) else offset * (1 + 3 * (split % 3))
+    """The event time of a row. It grows through a split, and through the parts of a file."""
+    source, split, offset = row // SOURCE_IDS, row % SOURCE_IDS // SPLIT_IDS, row % SPLIT_IDS
+    if is_ordered(source):
+        return row % SOURCE_IDS
+    file, part = divmod(split, 2) if source >= IN_PARTS else (split, 0)
+    return (part * SPLIT_IDS + offset) * (1 + 3 * (file % 3))
 
 
 class UserError(Exception):
@@ -162,7 +169,11 @@ class SimSource(Source):
         total = len(self.rows)
         end = min(total, done + max(1, -(-total // self.rounds)))
         splits = tuple(
-            Split(f"{self.number}-{i}", msgspec.msgpack.encode(_Plan(self.number, i, self.rows[i])))
+            Split(
+                f"{self.number}-{i}",
+                msgspec.msgpack.encode(_Plan(self.number, i, self.rows[i])),
+                follows=self.number >= IN_PARTS and i % 2 == 1 and i > done,
+            )
             for i in range(done, end)
         )
         return Discovery(splits, str(end).encode(), exhausted=end == total)

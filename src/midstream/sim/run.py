@@ -21,7 +21,7 @@ from midstream.sim.faults import is_recovering, strike
 from midstream.sim.network import SIM, Network
 from midstream.sim.oracle import CHECKPOINT, Oracle
 from midstream.sim.report import who_waits
-from midstream.sim.rows import LedgerSink, Outside, SimSource
+from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
 from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import REQUESTS, Scenario
 from midstream.sim.tally import ToldSource
@@ -145,9 +145,10 @@ class Run:
                 rows = max(1, int(s.rows * node.rows_share))
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
                 kind = ToldSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
+                in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
                 sources[uid_of(index, 0, "source")] = kind(
                     self.outside,
-                    index,
+                    index + IN_PARTS * in_parts,
                     splits,
                     keys=s.keys,
                     skew=s.skew,

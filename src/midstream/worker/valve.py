@@ -6,7 +6,10 @@ from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 
 
 class WatermarkValve:
-    """Watermarks of `channels` channels in, the growing minimum out. Idle and ended channels do not hold it back."""
+    """Watermarks of `channels` channels in, the growing minimum out. Idle and ended channels do not hold it back.
+
+    Once all are idle it is as late as in the furthest of them: nobody is left to wait for.
+    """
 
     def __init__(self, channels: int) -> None:
         self._watermarks = [MIN_WATERMARK_US] * channels
@@ -20,12 +23,12 @@ class WatermarkValve:
         self._watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
             self._idle[channel] = False  # it has ended, and is not waited for any more
-        return self._minimum()
+        return self._merged()
 
     def set_idle(self, channel: int, idle: bool) -> int | None:
         """Likewise. A channel that has ended is never idle: nothing more is expected of it."""
         self._idle[channel] = idle and self._watermarks[channel] != MAX_WATERMARK_US
-        return self._minimum()
+        return self._merged()
 
     @property
     def is_idle(self) -> bool:
@@ -34,12 +37,12 @@ class WatermarkValve:
             idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self._watermarks, strict=True)
         )
 
-    def _minimum(self) -> int | None:
-        active = [mark for mark, idle in zip(self._watermarks, self._idle, strict=True) if not idle]
-        if not active:
+    def _merged(self) -> int | None:
+        marks = list(zip(self._watermarks, self._idle, strict=True))
+        active = [mark for mark, idle in marks if not idle and mark != MAX_WATERMARK_US]
+        silent = [mark for mark, idle in marks if idle]
+        mark = min(active) if active else max(silent, default=MAX_WATERMARK_US)
+        if mark <= self.watermark_us:
             return None
-        lowest = min(active)
-        if lowest <= self.watermark_us or (lowest == MAX_WATERMARK_US and any(self._idle)):
-            return None
-        self.watermark_us = lowest
-        return lowest
+        self.watermark_us = mark
+        return mark
