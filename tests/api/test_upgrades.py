@@ -344,7 +344,7 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
     assert shown["savepoint"] is True and shown["problems"] == []
     (counts,) = (op for op in shown["operators"] if op["uid"] == "counts")
     assert counts["settings"] == ["value state 'seen' int64", "the key int64"]
-    assert "has finished" in said("stop", job.job_id, "--drain", "--savepoint", "more", status=1)["error"]
+    assert "give only one" in said("stop", job.job_id, "--drain", "--savepoint", "more", status=2)["error"]
     assert said("stop", job.job_id, "--savepoint", "more")["savepoint"] == str(tmp_path / "more")
     job.wait(60)
     assert "no running job" in said("stop", job.job_id, status=2)["error"]

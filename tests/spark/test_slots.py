@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.provider import SlotLaunch
-from midstream.spark.session import active_session, check_java, get_session, is_local_master
+from midstream.spark.session import active_session, check_java, check_master, get_session, is_local_master
 from midstream.spark.slots import SparkSlots, explain
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until, until_spark_is_idle
@@ -124,6 +125,17 @@ def test_which_masters_are_local() -> None:
     with pytest.raises(ConfigError, match=r"master 'local\[0\]' is not a Spark master; use for example 'local\[4\]'"):
         get_session("local[0]")
     assert not any(map(is_local_master, ("yarn", "spark://local:7077", "k8s://https://local", "localhost")))
+
+
+def test_a_master_that_nobody_listens_on_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_port = server.getsockname()[1]
+        check_master(f"spark://127.0.0.1:1,127.0.0.1:{open_port}")
+    for master in (f"spark://127.0.0.1:{open_port}", "spark://127.0.0.1"):
+        with pytest.raises(ClusterError, match=f"no Spark master listens on '{master}' .*start it, or name another"):
+            check_master(master)
+    for master in ("yarn", "local[2]", "k8s://https://127.0.0.1:1"):
+        check_master(master)
 
 
 def test_why_a_slots_job_failed_is_what_python_said() -> None:

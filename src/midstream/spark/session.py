@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ from midstream.runtime.threads import ENVIRONMENT
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
 LOOPBACK: Final = "127.0.0.1"
+MASTER_TIMEOUT_S: Final = 10.0
 STOPPING_WAIT_S: Final = 10.0
 """How long a Spark that stops may take to show whether its JVM ends with it."""
 
@@ -99,6 +101,7 @@ def _create(master: str | None, name: str) -> SparkSession:
     if not is_submitted:
         check_java()
         master = master or DEFAULT_MASTER
+        check_master(master)
         # else Spark takes whatever python3 is on the PATH, which has none of our packages
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings["spark.ui.enabled"] = "false"
@@ -123,6 +126,21 @@ def _create(master: str | None, name: str) -> SparkSession:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
     except Exception as error:
         raise ClusterError(f"Spark does not start{on}: {first_line(error)}") from error
+
+
+def check_master(master: str) -> None:
+    """Raises ClusterError when no standalone master listens there: Spark itself says so only after a minute."""
+    refusals = []
+    for address in master.removeprefix("spark://").split(",") if master.startswith("spark://") else ():
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), MASTER_TIMEOUT_S).close()
+        except (OSError, ValueError) as error:
+            refusals.append(f"{address}: {error}")
+        else:
+            return
+    if refusals:
+        raise ClusterError(f"no Spark master listens on {master!r} ({'; '.join(refusals)}); start it, or name another")
 
 
 def _launch_jvm(settings: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
-from midstream.core.errors import ClusterError, JobError
+from midstream.core.errors import ClusterError, ConfigError, JobError
 from midstream.protocol.messages import (
     ClientRequest,
     DoCheckpoint,
@@ -91,7 +91,14 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
 
 
 def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) -> Answer:
-    """Stop a job and wait until it has ended. Raises RequestFailed when it goes on instead."""
+    """Stop a job and wait until it has ended.
+
+    Raises ConfigError for both ways at once, RequestFailed when it goes on instead.
+    """
+    if drain and savepoint is not None:
+        raise ConfigError(
+            "--drain, --savepoint: a drained job has finished, a savepoint is for going on; give only one"
+        )
     entry = _named(job)
     place = None if savepoint is None else absolute(savepoint)
     with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent):
