@@ -40,6 +40,8 @@ SHARE_MAX: Final = 0.1
 SHARE_S_MIN: Final = 10.0
 """Of a shorter drain a tenth is no time: it is taken as so long."""
 LOST_S_MAX: Final = 60.0
+QUIET_S: Final = 3.0
+"""Three heartbeats of a slot."""
 DRAIN_S_MAX: Final = 600.0
 POLL_S: Final = 0.01
 
@@ -157,12 +159,23 @@ def _around_a_recovery(directory: Path, slots: Slots) -> tuple[ModeFigures, Mode
     try:
         await_running(job)
         before = _measured(job)
-        began_s = time.time()
         _kill_a_slot(job)
-        _recovered(job, directory, began_s, PARALLELISM, in_flight_bytes(job.status()))
+        await_running(job)
+        _until_nothing_recovers(job)
         return before, _measured(job)
     finally:
         job.cancel("measured")
+
+
+def _until_nothing_recovers(job: Job) -> None:
+    """So little was in flight that it may be over before a heartbeat says that it has begun."""
+    began_s = quiet_since_s = time.monotonic()
+    while time.monotonic() - quiet_since_s < QUIET_S:
+        if any(vertex.recovering for vertex in job.status().vertices):
+            quiet_since_s = time.monotonic()
+        if quiet_since_s - began_s > DRAIN_S_MAX:
+            raise InvariantError(f"after {DRAIN_S_MAX:g} s the job recovers still")
+        time.sleep(POLL_S)
 
 
 def _measured(job: Job) -> ModeFigures:
