@@ -8,7 +8,7 @@ REPEAT ?= 20
 RECOVERY_REPEAT ?= 100
 RECOVERY_SEEDS ?= 30000
 SIM_SECONDS ?= 120
-BENCHES ?= window exchange latency checkpoint recovery simulate
+BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 
 .PHONY: help setup setup-python demo test simulate check format bench nightly clean
 

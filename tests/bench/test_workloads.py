@@ -2,37 +2,80 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from midstream.bench import checkpoint
+from midstream.bench import checkpoint, exchange, sliding, strings, udf, window
 from midstream.bench.events import Events
 from midstream.bench.latency import BUCKETS, GROWTH, percentile_ms
 from midstream.bench.measuring import require
 from midstream.bench.summing_sink import SummingSink, column_sum
-from midstream.core.errors import InvariantError
+from midstream.core.errors import ConfigError, InvariantError
 from midstream.operators.sink import WriterContext
 
 
-@pytest.mark.parametrize("count", [2, 1000, 1002, 31_998, 2_000_000])
-def test_the_closed_forms_are_those_of_the_events(count):
-    events = Events(count)
+@pytest.mark.parametrize(
+    ("count", "lanes", "columns"), [(2, 2, 1), (1000, 2, 1), (1002, 2, 3), (31_998, 1, 2), (2_000_000, 8, 1)]
+)
+def test_the_closed_forms_are_those_of_the_events(count, lanes, columns):
+    events = Events(count, lanes=lanes, columns=columns)
     batch = events(np.arange(count))
-    assert column_sum(batch, "value") == events.value_sum
-    ms = batch.column("ts").cast(pa.int64()).to_numpy()
-    assert len(np.unique(ms // 10_000)) == events.windows
+    assert [column_sum(batch, name) for name in events.values] == events.value_sums
+    assert len(events.values) == columns
+    assert len(np.unique(milliseconds(batch) // 10_000)) == events.windows
 
 
-def test_both_halves_of_the_events_cover_the_same_time_and_all_keys():
-    events = Events(1_000_000)
+def milliseconds(batch: pa.RecordBatch) -> np.ndarray:
+    return batch.column("ts").cast(pa.int64()).to_numpy()
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 5])
+def test_all_parts_of_the_events_cover_the_same_time_and_all_keys(lanes):
+    events = Events(1_000_000, lanes=lanes)
     batch = events(np.arange(events.count))
-    ms = batch.column("ts").cast(pa.int64()).to_numpy()
-    assert np.array_equal(ms[:500_000], ms[500_000:])
-    assert (np.diff(ms[:500_000]) >= 0).all()
+    parts = milliseconds(batch).reshape(lanes, -1)
+    assert (parts == parts[0]).all()
+    assert (np.diff(parts[0]) >= 0).all()
+    assert parts.max() == 9_999  # a hundred events a millisecond, however many parts there are
     assert len(np.unique(batch.column("key"))) == 10_000
+
+
+def test_events_that_cannot_be_dealt_out_evenly_are_refused():
+    with pytest.raises(ConfigError, match="1,001 events cannot be dealt out evenly to 2 subtasks"):
+        Events(1001)
+
+
+def test_what_scores_come_to_is_what_the_function_makes_of_the_rows():
+    events = Events(30_000)
+    rows = events(np.arange(events.count)).to_pylist()
+    assert math.isclose(udf.score_sum(events), sum(udf.label(row)["score"] for row in rows), rel_tol=1e-12)
+
+
+def test_payloads_are_as_long_as_they_should_be_and_their_numbers_those_of_the_events():
+    texts = strings.Texts(140_000)
+    batch = texts(np.arange(texts.count))
+    assert set(pc.binary_length(batch.column("payload")).to_pylist()) == {strings.PAYLOAD_BYTES}
+    largest: dict[tuple[int, str], str] = {}
+    for ms, key, payload in zip(
+        milliseconds(batch), batch.column("key").to_pylist(), batch.column("payload").to_pylist(), strict=True
+    ):
+        at = (ms // 10_000, key)
+        largest[at] = max(largest.get(at, ""), payload)
+    assert texts.numbers_sum() == sum(int(payload[:4], 16) for payload in largest.values())
+
+
+@pytest.mark.parametrize("benchmark", [window, udf, strings, sliding, exchange])
+def test_a_benchmark_of_few_events_has_a_right_result_and_figures(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark, "WARM_UP_PER_SUBTASK", 100)
+    result = benchmark.run("process", events=3000, parallelism=1)
+    assert (result.events, result.parallelism, result.correct) == (3000, 1, True)
+    assert result.events_per_s > 0
+    assert result.memory_mb == result.slot_memory_mb > 0
 
 
 class Rows:
@@ -84,6 +127,9 @@ def test_percentiles_are_those_of_the_histogram():
 def test_a_wrong_result_is_an_error_and_not_a_figure():
     with pytest.raises(InvariantError, match="it must be 20"):
         require("the sum", 20, 19)
+    with pytest.raises(InvariantError, match="nan"):
+        require("the sum", 20, float("nan"), 0.5)
+    require("the sum", 20, 19, 0.1)
 
 
 def test_rows_of_the_checkpoint_benchmark_have_their_size():

@@ -14,12 +14,16 @@ from midstream.ui.cli import main
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["windows"], "there is no benchmark 'windows'; there are: window, exchange, latency"),
+        (["windows"], "there is no benchmark 'windows'; there are: window, udf, strings"),
         (["window", "--slots", "yarn"], "--slots: 'yarn' is neither of spark, process"),
-        (["window", "--events", "1001"], "--events: 1001 is not an even number"),
-        (["window", "--backlog", "10"], "--backlog: the benchmark window has none; recovery has"),
-        (["recovery", "--backlog", "0"], "--backlog: 0 is not between 1 and 4096 (MiB)"),
-        (["recovery", "--events", "2000"], "--events: the benchmark recovery has a fixed number of runs"),
+        (["window", "--events", "1001"], "1,001 events cannot be dealt out evenly to 2 subtasks"),
+        (["window", "--events", "1"], "--events: 1 is not between 1,000 and 100,000,000,000"),
+        (["udf", "--keys", "10"], "--keys: the benchmark udf has no such option; window, sliding have"),
+        (["nexmark", "--query", "q6"], "--query: there is no query 'q6'; there are: q0, q1"),
+        (["nexmark", "--query", "q0", "--events", "1010"], "1,010 events are not a multiple of 100"),
+        (["window", "--backlog", "10"], "--backlog: the benchmark window has no such option; recovery has"),
+        (["recovery", "--backlog", "0"], "--backlog: 0 is not between 1 and 4,096"),
+        (["recovery", "--events", "2000"], "--events: the benchmark recovery has no such option"),
         (["window", "--events", "many"], "--events: 'many' is not a whole number"),
     ],
 )
@@ -30,7 +34,7 @@ def test_what_cannot_be_measured_is_refused(arguments, says, capsys):
 
 def test_figures_are_shown_under_their_names():
     screen = Console(file=io.StringIO(), width=100)
-    screen.print(figures_table({"events_per_s": 3_200_000, "correct": True, "checkpoints": {"completed": 4}}))
+    screen.print(figures_table({"events_per_s": 3_200_000, "correct": True, "queries": {"q0": {"seconds": 4}}}))
     shown = screen.file.getvalue()
     assert "3,200,000" in shown
-    assert "checkpoints completed" in shown
+    assert "queries q0 seconds" in shown

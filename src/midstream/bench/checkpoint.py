@@ -111,10 +111,9 @@ class _SlowWriter(SinkWriter):
         time.sleep(batch.num_rows * ROW_S)
 
 
-def run(checkpoints: int | None, slots: Slots) -> CheckpointResult:
-    """`checkpoints` per mode. Raises InvariantError when one fails, JobError when the backlog does not come about."""
-    count, warm_up = (CHECKPOINTS, WARM_UP) if checkpoints is None else (checkpoints, checkpoints // 3)
-    few = min(count, BACKLOG_CHECKPOINTS)
+def run(slots: Slots) -> CheckpointResult:
+    """Raises InvariantError when a checkpoint fails, JobError when the backlog does not come about."""
+    count, warm_up, few = CHECKPOINTS, WARM_UP, BACKLOG_CHECKPOINTS
     return CheckpointResult(
         slots=slots,
         warm_up=warm_up,

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-KEYS = 10_000
-EVENTS_PER_MS = 50
-WINDOW_MS = 10_000
+from midstream.core.errors import ConfigError
 
-SCHEMA = pa.schema([("ts", pa.timestamp("ms")), ("key", pa.int64()), ("value", pa.float64())])
+KEYS = 10_000
+EVENTS_PER_MS = 100
+WINDOW_MS = 10_000
+VALUES = 1000
+"""So many different values a column has."""
 
 
 class Events:
-    """Event i of `count`, in two equal halves that cover the same time; call it with indices.
+    """Event i of `count`, in `lanes` equal parts that cover the same time; call it with indices.
 
-    `ts = (i mod count/2) // 50` ms, `key = (i * 2654435761 & 0xffffffff) % 10000`, `value = (i % 1000) * 0.5`.
+    `ts = (i mod count/lanes) * lanes // 100` ms, `key = (i * 2654435761 & 0xffffffff) % keys`,
+    `value = (i % 1000) * 0.5`. Of several `columns`, column k (`value_1`, `value_2` …) is `((i + k) % 1000) * 0.5`.
     """
 
-    def __init__(self, count: int) -> None:
-        assert count > 0 and count % 2 == 0, count
+    def __init__(self, count: int, *, lanes: int = 2, keys: int = KEYS, columns: int = 1) -> None:
+        if count <= 0 or count % lanes:
+            raise ConfigError(
+                f"{count:,} events cannot be dealt out evenly to {lanes} subtasks; take a multiple of {lanes}"
+            )
         self.count = count
-
-    def __call__(self, i: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        ts = (i % (self.count // 2)) // EVENTS_PER_MS
-        key = ((i * 2654435761) & 0xFFFFFFFF) % KEYS
-        value = (i % 1000) * 0.5
-        return pa.RecordBatch.from_arrays(
-            [pa.array(ts.view("M8[ms]"), SCHEMA.field("ts").type), pa.array(key), pa.array(value)], schema=SCHEMA
+        self.lanes = lanes
+        self.keys = keys
+        self.values = tuple("value" if k == 0 else f"value_{k}" for k in range(columns))
+        self.schema = pa.schema(
+            [("ts", pa.timestamp("ms")), ("key", pa.int64()), *((name, pa.float64()) for name in self.values)]
         )
 
+    def __call__(self, i: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        values = [((i + k) % VALUES) * 0.5 for k in range(len(self.values))]
+        columns = [pa.array(self.ms(i).view("M8[ms]")), pa.array(self.key(i)), *map(pa.array, values)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def ms(self, i: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return (i % (self.count // self.lanes)) * self.lanes // EVENTS_PER_MS
+
+    def key(self, i: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return ((i * 2654435761) & 0xFFFFFFFF) % self.keys
+
     @property
-    def value_sum(self) -> float:
-        """The sum of `value` over all events: exact, for every partial sum is a multiple of 0.5 far below 2**52."""
-        cycles, rest = divmod(self.count, 1000)
-        return 0.5 * (cycles * 499_500 + rest * (rest - 1) // 2)
+    def value_sums(self) -> Sequence[float]:
+        """The sum of each column over all events: exact, for partial sums are multiples of 0.5 far below 2**52."""
+        cycles, rest = divmod(self.count, VALUES)
+        full = cycles * VALUES * (VALUES - 1) // 2
+        return [0.5 * (full + int(((np.arange(rest) + k) % VALUES).sum())) for k in range(len(self.values))]
 
     @property
     def windows(self) -> int:
         """How many windows have rows."""
-        return ((self.count // 2 - 1) // EVENTS_PER_MS) // WINDOW_MS + 1
+        return ((self.count // self.lanes - 1) * self.lanes // EVENTS_PER_MS) // WINDOW_MS + 1

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.api.environment import Environment
-from midstream.bench.measuring import CheckpointFigures, Slots, measure, require
+from midstream.bench.measuring import Measured, Slots, measure, require
 from midstream.bench.summing_sink import SummingSink, Vector, keyed_sink
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.errors import InvariantError
 
-RATE_PER_S = 10_000
-EVENTS = 20 * RATE_PER_S
+RATE_PER_S = 20_000
+SECONDS = 20
 WARM_UP_SHARE = 0.1
 """Of all rows, the first ones, which are not counted."""
 PARALLELISM = 2
@@ -32,24 +31,14 @@ SHORTFALL_MAX = 0.1
 SCHEMA = pa.schema([("i", pa.int64()), ("key", pa.int64()), ("created_us", pa.int64())])
 
 
-class LatencyResult(msgspec.Struct, frozen=True, kw_only=True):
-    benchmark: str = "latency"
-    events: int
+class LatencyResult(Measured, frozen=True, kw_only=True):
     events_counted: int
-    parallelism: int
-    slots: str
     rate_per_s: int
-    rate_reached_per_s: int
     p50_ms: float
     p90_ms: float
     p99_ms: float
     p999_ms: float
     max_ms: float
-    job_start_s: float
-    slot_memory_mb: float
-    checkpoints: CheckpointFigures
-    correct: bool = True
-    """Every event arrived once: their number was compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,38 +69,30 @@ class Histogram:
         return counts
 
 
-def run(events: int | None, slots: Slots) -> LatencyResult:
-    """Raises InvariantError when rows are missing or the machine cannot keep up with the rate."""
-    workload = Stamped(EVENTS if events is None else events)
+def run(slots: Slots, *, events: int | None = None, rate: int = RATE_PER_S) -> LatencyResult:
+    """`rate` rows/s, for 20 s by default. Raises InvariantError when rows are missing or the rate is not reached."""
+    workload = Stamped(SECONDS * rate if events is None else events)
     sink = SummingSink(Histogram(workload.count), BUCKETS + 1)
 
     def build(env: Environment, workload: Stamped) -> None:
-        source = GeneratorSource(workload, workload.count, schema=SCHEMA, rows_per_s=RATE_PER_S)
+        source = GeneratorSource(workload, workload.count, schema=SCHEMA, rows_per_s=rate)
         keyed_sink(env.source(source).key_by("key"), sink)
 
     run = measure("latency", slots, PARALLELISM, CHECKPOINT_INTERVAL_S, build, workload, Stamped(WARM_UP_EVENTS))
     counts, arrived = sink.total[:BUCKETS], float(sink.total[BUCKETS])
     require("the number of rows that arrived", workload.count, arrived)
     reached_per_s = workload.count / run.run_s
-    if reached_per_s < RATE_PER_S * (1 - SHORTFALL_MAX) and events is None:
-        raise InvariantError(
-            f"only {reached_per_s:,.0f} of {RATE_PER_S:,} rows/s were reached: the machine is too busy"
-        )
+    if reached_per_s < rate * (1 - SHORTFALL_MAX) and events is None:
+        raise InvariantError(f"only {reached_per_s:,.0f} of {rate:,} rows/s were reached: the machine is too busy")
     return LatencyResult(
-        events=workload.count,
         events_counted=int(counts.sum()),
-        parallelism=PARALLELISM,
-        slots=slots,
-        rate_per_s=RATE_PER_S,
-        rate_reached_per_s=round(reached_per_s),
+        rate_per_s=rate,
         p50_ms=percentile_ms(counts, 0.5),
         p90_ms=percentile_ms(counts, 0.9),
         p99_ms=percentile_ms(counts, 0.99),
         p999_ms=percentile_ms(counts, 0.999),
         max_ms=percentile_ms(counts, 1.0),
-        job_start_s=round(run.start_s, 3),
-        slot_memory_mb=run.slot_memory_mb,
-        checkpoints=run.checkpoints,
+        **run.figures("latency", slots, workload.count, PARALLELISM),
     )
 
 

@@ -34,19 +34,54 @@ class CheckpointFigures(msgspec.Struct, frozen=True):
     state_mb_max: float
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured of every bounded job; its result was checked first, for a wrong one is an error."""
+
+    benchmark: str
+    events: int
+    parallelism: int
+    slots: str
+    seconds: float
+    """From all tasks running to the job's end, the last checkpoint and commit included."""
+    events_per_s: int
+    job_start_s: float
+    """From the start call, on a warm session, to all tasks running."""
+    slot_memory_mb: float
+    """The largest resident size of a slot's process, at its peak."""
+    memory_mb: float
+    """The peaks of all slots' processes, added up."""
+    checkpoints: CheckpointFigures
+    correct: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     start_s: float
     """From asking for the start until every task runs."""
     run_s: float
     """From there to the job's end."""
-    slot_memory_bytes: int
-    """The most that any slot's process had resident at a time."""
+    peak_bytes: tuple[int, ...]
+    """The most that each slot's process had resident at a time."""
     status: JobStatus
 
+    def figures(self, benchmark: str, slots: Slots, events: int, parallelism: int) -> dict[str, Any]:
+        """The fields of `Measured`."""
+        return {
+            "benchmark": benchmark,
+            "events": events,
+            "parallelism": parallelism,
+            "slots": slots,
+            "seconds": round(self.run_s, 3),
+            "events_per_s": round(events / self.run_s),
+            "job_start_s": round(self.start_s, 3),
+            "slot_memory_mb": round(max(self.peak_bytes, default=0) / 1e6, 1),
+            "memory_mb": self.memory_mb,
+            "checkpoints": self.checkpoints,
+        }
+
     @property
-    def slot_memory_mb(self) -> float:
-        return round(self.slot_memory_bytes / 1e6, 1)
+    def memory_mb(self) -> float:
+        return round(sum(self.peak_bytes) / 1e6, 1)
 
     @property
     def checkpoints(self) -> CheckpointFigures:
@@ -103,13 +138,14 @@ def run_measured(start: Callable[[], Job]) -> Run:
     began_s = time.perf_counter()
     job = start()
     running_s: float | None = None
-    memory_bytes = 0
+    peaks: dict[int, int] = {}
     while True:
         status = job.status()
         now_s = time.perf_counter()
         if running_s is None and all(_all_running(vertex) for vertex in status.vertices):
             running_s = now_s
-        memory_bytes = max([memory_bytes, *status.slot_memory_bytes, *map(_peak_memory, status.slot_pids)])
+        for pid, told in zip(status.slot_pids, status.slot_memory_bytes, strict=True):
+            peaks[pid] = max(peaks.get(pid, 0), told, _peak_memory(pid))
         if status.has_ended:
             break
         time.sleep(POLL_S)
@@ -119,7 +155,7 @@ def run_measured(start: Callable[[], Job]) -> Run:
             f"the job was restarted {status.restarts} times, so its figures mean nothing: {status.failures[0].summary}"
         )
     running_s = began_s if running_s is None else running_s
-    return Run(running_s - began_s, now_s - running_s, memory_bytes, status)
+    return Run(running_s - began_s, now_s - running_s, tuple(peaks.values()), status)
 
 
 def _all_running(vertex: VertexStatus) -> bool:
@@ -143,7 +179,7 @@ def _peak_memory(pid: int) -> int:
     return resident
 
 
-def require(what: str, expected: float, got: float) -> None:
-    """Raises InvariantError: a benchmark whose result is wrong has no figures."""
-    if expected != got:
+def require(what: str, expected: float, got: float, tolerance: float = 0.0) -> None:
+    """Raises InvariantError: a benchmark whose result is wrong has no figures. `tolerance` is relative."""
+    if not abs(got - expected) <= tolerance * abs(expected):  # nan is wrong
         raise InvariantError(f"the benchmark's result is wrong: {what} is {got:,.1f}, it must be {expected:,.1f}")

@@ -103,16 +103,15 @@ class _MarkingWriter(SinkWriter):
         time.sleep(batch.num_rows * self._row_s)
 
 
-def run(backlog_mib: int | None, slots: Slots) -> RecoveryResult:
-    """Raises InvariantError when a checkpoint fails, or the first one during recovery does not come in time."""
-    mib = BACKLOG_MIB if backlog_mib is None else backlog_mib
+def run(slots: Slots, *, backlog: int = BACKLOG_MIB) -> RecoveryResult:
+    """`backlog` in MiB. Raises InvariantError when a checkpoint fails, or the first during recovery is not in time."""
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
-        same, rescaled = _with_backlog(Path(directory), mib, slots)
+        same, rescaled = _with_backlog(Path(directory), backlog, slots)
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
         before, after = _around_a_recovery(Path(directory), slots)
     return RecoveryResult(
         slots=slots,
-        backlog_mib=mib,
+        backlog_mib=backlog,
         same=same,
         rescaled=rescaled,
         checkpoints_before=before,

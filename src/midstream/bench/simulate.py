@@ -83,8 +83,8 @@ def random(number: int) -> Scenario:
     return draw(FIRST_SEED + number)
 
 
-def run() -> SimulateResult:
-    """Raises InvariantError when a run fails: then the engine is wrong, and its speed means nothing."""
+def run(slots: object) -> SimulateResult:
+    """Without `slots`. Raises InvariantError when a run fails: then the engine is wrong, and its speed means nothing."""
     single, double = partial(small, parallelism=1), partial(small, parallelism=2)
     with workers(1) as pool:
         pool.apply(_measure, (double, 10))

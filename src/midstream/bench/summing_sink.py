@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -92,6 +93,21 @@ def keyed_sink(stream: KeyedStream, sink: Sink) -> None:
     stream._stream._program.add(
         "sink", inputs, lambda name: SinkOperator(name, sink, stream.schema), schema=lambda _: None, sink=sink
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Rows, and the sum of each of `columns`."""
+
+    columns: Sequence[str]
+
+    def __call__(self, batch: pa.RecordBatch) -> Vector:
+        return np.array([batch.num_rows, *(column_sum(batch, name) for name in self.columns)], dtype=np.float64)
+
+
+def summing(*columns: str) -> SummingSink:
+    """Its total has the number of rows, then the sums."""
+    return SummingSink(Sums(columns), 1 + len(columns))
 
 
 def column_sum(batch: pa.RecordBatch, name: str) -> float:

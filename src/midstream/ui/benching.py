@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
 
 import msgspec
 from rich.table import Table
@@ -12,54 +14,83 @@ from midstream.core.errors import ConfigError
 from midstream.ui import text
 from midstream.ui.answer import Answer, busy_with
 
-NAMES = ("window", "exchange", "latency", "checkpoint", "recovery", "simulate")
-SLOTS = ("spark", "process")
-BACKLOG_MIB_MAX = 4096
+SLOTS: Final = ("spark", "process")
 
 
-def run_bench(name: str, events: int | None, backlog_mib: int | None, slots: str, silent: bool) -> Answer:
-    """Raises ConfigError for what does not exist, InvariantError when the benchmark's result is wrong."""
-    if name not in NAMES:
-        raise ConfigError(f"there is no benchmark {name!r}; there are: {', '.join(NAMES)}")
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a whole number may be."""
+
+    least: int
+    most: int
+
+
+OPTIONS: Final = {
+    "events": Option(1000, 10**11),
+    "parallelism": Option(1, 64),
+    "keys": Option(1, 10**8),
+    "columns": Option(1, 1000),
+    "rate": Option(1, 10**9),
+    "backlog": Option(1, 4096),
+}
+BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "window": ("events", "parallelism", "keys", "columns"),
+    "udf": ("events", "parallelism"),
+    "strings": ("events", "parallelism"),
+    "sliding": ("events", "parallelism", "keys"),
+    "exchange": ("events", "parallelism"),
+    "latency": ("events", "rate"),
+    "checkpoint": (),
+    "recovery": ("backlog",),
+    "nexmark": ("events", "parallelism", "query"),
+    "simulate": (),
+}
+"""Modules of `midstream.bench`, and the options that the `run` of each takes by name."""
+
+
+def run_bench(name: str, slots: str, silent: bool, given: Mapping[str, int | str | None]) -> Answer:
+    """`given`: options by name, None for the benchmark's own.
+
+    Raises ConfigError for what does not exist, InvariantError when the benchmark's result is wrong.
+    """
+    if name not in BENCHMARKS:
+        raise ConfigError(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
     if slots not in SLOTS:
         raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
-    if events is not None and (events < 1000 or events % 2):
-        raise ConfigError(f"--events: {events} is not an even number of at least 1000")
-    if events is not None and name in ("simulate", "checkpoint", "recovery"):
-        raise ConfigError(f"--events: the benchmark {name} has a fixed number of runs")
-    if backlog_mib is not None and name != "recovery":
-        raise ConfigError(f"--backlog: the benchmark {name} has none; recovery has")
-    if backlog_mib is not None and not 1 <= backlog_mib <= BACKLOG_MIB_MAX:
-        raise ConfigError(f"--backlog: {backlog_mib} is not between 1 and {BACKLOG_MIB_MAX} (MiB)")
+    options = {option: value for option, value in given.items() if value is not None}
+    for option, value in options.items():
+        _check(name, option, value)
     with busy_with(f"benchmark {name}: warming up, then measuring", silent):
-        result = _benchmark(name, backlog_mib)(events, slots)
+        run = import_module(f"midstream.bench.{name}").run
+        result: msgspec.Struct = run(slots, **options)
     return Answer(result, figures_table(msgspec.to_builtins(result)))
 
 
-def _benchmark(name: str, backlog_mib: int | None) -> Callable[[int | None, Any], msgspec.Struct]:
-    from midstream.bench import checkpoint, exchange, latency, recovery, simulate, window
-
-    if name == "simulate":
-        return lambda events, slots: simulate.run()
-    if name == "checkpoint":
-        return lambda events, slots: checkpoint.run(None, slots)
-    if name == "recovery":
-        return lambda events, slots: recovery.run(backlog_mib, slots)
-    return {"window": window.run, "exchange": exchange.run, "latency": latency.run}[name]
+def _check(name: str, option: str, value: int | str) -> None:
+    if option not in BENCHMARKS[name]:
+        others = [other for other, options in BENCHMARKS.items() if option in options]
+        has = "have" if len(others) > 1 else "has"
+        raise ConfigError(f"--{option}: the benchmark {name} has no such option; {', '.join(others)} {has}")
+    limits = OPTIONS.get(option)
+    if limits is not None and isinstance(value, int) and not limits.least <= value <= limits.most:
+        raise ConfigError(f"--{option}: {value:,} is not between {limits.least:,} and {limits.most:,}")
 
 
-def figures_table(figures: dict[str, Any]) -> Table:
+def figures_table(figures: Mapping[str, Any]) -> Table:
     """One row per figure; those in groups follow their group's name."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
+    _add_rows(table, figures, "")
+    return table
+
+
+def _add_rows(table: Table, figures: Mapping[str, Any], group: str) -> None:
     for name, value in figures.items():
         if isinstance(value, dict):
-            for inner, figure in value.items():
-                table.add_row(f"{name} {inner}", _figure(figure))
+            _add_rows(table, value, f"{group}{name} ")
         else:
-            table.add_row(name, _figure(value))
-    return table
+            table.add_row(f"{group}{name}", _figure(value))
 
 
 def _figure(value: object) -> str:

@@ -222,11 +222,16 @@ def bench(
     /,
     *,
     events: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    keys: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    columns: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    rate: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    query: str | None = None,
     backlog: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
-    """Measure: window, exchange, latency, checkpoint, recovery, or simulate.
+    """Measure: window, udf, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
 
     Parameters
     ----------
@@ -234,14 +239,25 @@ def bench(
         Which benchmark.
     events
         How many events; fewer than the benchmark's own number make it quicker, not comparable.
+    parallelism
+        Slots, and subtasks of each operator (2). Not of latency, checkpoint and recovery.
+    keys
+        Of window (10,000) and sliding (1,000,000).
+    columns
+        Of window: how many are added up (1).
+    rate
+        Of latency: rows per second (20,000).
+    query
+        Of nexmark: q0, q1, q2, q3, q4, q5, q7 or q8; by default all, one after the other.
     backlog
-        Of the benchmark recovery: MiB in flight when the job fails (256).
+        Of recovery: MiB in flight when the job fails (256).
     slots
         "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """
     from midstream.ui.benching import run_bench
 
-    return run_bench(name, events, backlog, slots, json)
+    given = {"events": events, "parallelism": parallelism, "keys": keys, "columns": columns, "rate": rate}
+    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog})
 
 
 @app.command

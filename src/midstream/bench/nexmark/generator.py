@@ -1,0 +1,219 @@
+"""The events of the auction house in closed form: event n is the same whoever makes it, without state.
+
+Of 50 events one is a new person, three are new auctions, 46 are bids; ten a millisecond. Half of
+the bids go to one auction in a hundred, three quarters come from one person in a hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.core.errors import ConfigError
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+PERSON, AUCTION, BID = 0, 1, 2
+EPOCH: Final = 50
+"""Events: a person, `EPOCH_AUCTIONS` auctions, then bids."""
+EPOCH_AUCTIONS: Final = 3
+EVENTS_PER_MS: Final = 10
+FIRST_ID: Final = 1000
+FIRST_CATEGORY: Final = 10
+HOT: Final = 100
+"""One of so many auctions, and of so many persons, is a hot one."""
+ACTIVE_PERSONS: Final = 1000
+ACTIVE_AUCTIONS: Final = 100
+LIFE_MS: Final = 167
+"""Of an auction, on the average: as long as `ACTIVE_AUCTIONS` more take to begin."""
+SALTS: Final = 16
+
+_FIRST_NAMES = ["Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"]
+_LAST_NAMES = ["Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris"]
+NAMES: Final = pa.array([f"{first} {last}" for first in _FIRST_NAMES for last in _LAST_NAMES], pa.large_string())
+CITIES: Final = pa.array(
+    ["Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne"],
+    pa.large_string(),
+)
+STATES: Final = pa.array(["AZ", "CA", "ID", "OR", "WA", "WY"], pa.large_string())
+CHANNELS: Final = pa.array(["Google", "Facebook", "Baidu", "Apple"], pa.large_string())
+URLS: Final = pa.array([f"https://www.nexmark.com/item/{item}" for item in range(10_000)], pa.large_string())
+PRICES: Final = np.array([100 * int(10 ** (i / 4096 * 6) + 1e-9) for i in range(4096)], np.int64)
+
+
+class Column(NamedTuple):
+    """Values, or, with `texts`, positions in them."""
+
+    values: Int64s
+    texts: pa.Array | None = None
+
+
+Columns: TypeAlias = Mapping[str, Callable[[], Column]]
+
+_TEXT, _NUMBER, _TIME = pa.large_string(), pa.int64(), pa.timestamp("ms")
+SCHEMA: Final = pa.schema(
+    {
+        "kind": pa.int8(),
+        "time": _TIME,
+        "person": _NUMBER,
+        "name": _TEXT,
+        "city": _TEXT,
+        "state": _TEXT,
+        "email": _TEXT,
+        "credit_card": _TEXT,
+        "auction": _NUMBER,
+        "item": _TEXT,
+        "seller": _NUMBER,
+        "category": _NUMBER,
+        "initial_bid": _NUMBER,
+        "reserve": _NUMBER,
+        "expires": _TIME,
+        "bid_auction": _NUMBER,
+        "bidder": _NUMBER,
+        "price": _NUMBER,
+        "channel": _TEXT,
+        "url": _TEXT,
+    }
+)
+"""One stream of all kinds of events; the columns of the other kinds are null."""
+
+
+def draw(n: Int64s, salt: int, below: int | Int64s) -> Int64s:
+    """The `salt`-th random number of each event, from 0 to `below` - 1: splitmix64's 31 upper bits, modulo."""
+    z = (n * SALTS + salt).view(np.uint64)
+    z += np.uint64(0x9E3779B97F4A7C15)
+    shifted = z >> np.uint64(30)  # in place from here on: fresh memory costs more than the arithmetic
+    z ^= shifted
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
+    z >>= np.uint64(33)
+    drawn: Int64s = z.view(np.int64)
+    drawn %= below
+    return drawn
+
+
+def time_ms(n: Int64s) -> Int64s:
+    return n // EVENTS_PER_MS
+
+
+def kind_of(n: Int64s) -> npt.NDArray[np.int8]:
+    """PERSON, AUCTION or BID."""
+    place = n % EPOCH
+    return (place > 0).astype(np.int8) + (place > EPOCH_AUCTIONS)
+
+
+def last_auction(n: Int64s) -> Int64s:
+    """The number of the newest auction at event n."""
+    return n // EPOCH * EPOCH_AUCTIONS + np.minimum(n % EPOCH, EPOCH_AUCTIONS) - 1
+
+
+def _recent(n: Int64s, salt: int, newest: Int64s, active: int) -> Int64s:
+    """One of the `active` newest numbers."""
+    return newest - draw(n, salt, np.minimum(newest, active - 1) + 1)
+
+
+def persons(n: Int64s) -> Columns:
+    """The columns of events n, which are persons, in the order of SCHEMA."""
+    number = n // EPOCH
+    return {
+        "person": lambda: Column(FIRST_ID + number),
+        "name": lambda: Column(draw(n, 0, len(_FIRST_NAMES)) * len(_LAST_NAMES) + draw(n, 1, len(_LAST_NAMES)), NAMES),
+        "city": lambda: Column(draw(n, 2, len(CITIES)), CITIES),
+        "state": lambda: Column(draw(n, 3, len(STATES)), STATES),
+        "email": lambda: _each(pc.binary_join_element_wise("user", _decimal(number), "@example.com", "")),
+        "credit_card": lambda: _each(
+            pc.utf8_lpad(_decimal(draw(n, 4, 10**8) * 10**8 + draw(n, 5, 10**8)), width=16, padding="0")
+        ),
+    }
+
+
+def auctions(n: Int64s) -> Columns:
+    """The columns of events n, which are auctions, in the order of SCHEMA."""
+    number, newest = last_auction(n), n // EPOCH
+    return {
+        "auction": lambda: Column(FIRST_ID + number),
+        "item": lambda: _each(pc.binary_join_element_wise("item-", _decimal(number), "")),
+        "seller": lambda: Column(
+            FIRST_ID + np.where(draw(n, 0, 4) > 0, newest // HOT * HOT, _recent(n, 1, newest, ACTIVE_PERSONS))
+        ),
+        "category": lambda: Column(FIRST_CATEGORY + draw(n, 2, 5)),
+        "initial_bid": lambda: Column(100 + draw(n, 3, 10**6)),
+        "reserve": lambda: Column(100 + draw(n, 3, 10**6) + draw(n, 5, 10**6)),
+        "expires": lambda: Column(time_ms(n) + 1 + draw(n, 4, 2 * LIFE_MS)),
+    }
+
+
+def bids(n: Int64s) -> Columns:
+    """The columns of events n, which are bids, in the order of SCHEMA."""
+    auction, person = last_auction(n), n // EPOCH
+    return {
+        "bid_auction": lambda: Column(
+            FIRST_ID + np.where(draw(n, 0, 2) > 0, auction // HOT * HOT, _recent(n, 1, auction, ACTIVE_AUCTIONS))
+        ),
+        "bidder": lambda: Column(
+            FIRST_ID
+            + np.where(
+                draw(n, 2, 4) > 0,
+                np.minimum(person // HOT * HOT + 1, person),
+                _recent(n, 3, person, ACTIVE_PERSONS),
+            )
+        ),
+        "price": lambda: Column(PRICES[draw(n, 4, len(PRICES))]),
+        "channel": lambda: Column(draw(n, 5, len(CHANNELS)), CHANNELS),
+        "url": lambda: Column(draw(n, 6, len(URLS)), URLS),
+    }
+
+
+COLUMNS: Final = {PERSON: persons, AUCTION: auctions, BID: bids}
+
+
+def _decimal(number: Int64s) -> pa.Array:
+    return pa.array(number).cast(pa.string())
+
+
+def _each(texts: pa.Array) -> Column:
+    return Column(np.arange(len(texts)), texts.cast(pa.large_string()))
+
+
+class Events:
+    """`count` events, dealt out by epochs to `lanes` equal parts: call it with indices, part by part."""
+
+    def __init__(self, count: int, *, lanes: int) -> None:
+        if count <= 0 or count % (lanes * EPOCH):
+            raise ConfigError(f"{count:,} events are not a multiple of {lanes * EPOCH}, {EPOCH} for each subtask")
+        self.count = count
+        self.lanes = lanes
+
+    def numbers(self, i: Int64s) -> Int64s:
+        """Part k has the epochs k, k + lanes, k + 2 * lanes …"""
+        lane, within = np.divmod(i, self.count // self.lanes)
+        number: Int64s = (within // EPOCH * self.lanes + lane) * EPOCH + within % EPOCH
+        return number
+
+    def __call__(self, i: Int64s) -> pa.RecordBatch:
+        n = self.numbers(i)
+        kind = kind_of(n)
+        arrays = [pa.array(kind), pa.array(time_ms(n).view("M8[ms]"))]
+        for number, columns_of in COLUMNS.items():
+            here = kind == number
+            rows, valid = np.flatnonzero(here), pa.array(here).buffers()[1]
+            for name, make in columns_of(n[rows]).items():
+                arrays.append(_spread(make(), rows, valid, SCHEMA.field(name).type, len(n)))
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _spread(column: Column, rows: Int64s, valid: pa.Buffer, kind: pa.DataType, length: int) -> pa.Array:
+    """The column in `rows` of `length`, null elsewhere."""
+    values = np.zeros(length, np.int64)
+    values[rows] = column.values
+    buffers = [valid, pa.py_buffer(values)]
+    if column.texts is None:
+        return pa.Array.from_buffers(kind, length, buffers)
+    return column.texts.take(pa.Array.from_buffers(pa.int64(), length, buffers))

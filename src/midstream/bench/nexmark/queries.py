@@ -1,0 +1,265 @@
+"""The queries, as a user of midstream would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.api.stream import DataStream
+from midstream.bench.nexmark.generator import AUCTION, BID, FIRST_CATEGORY, PERSON
+from midstream.bench.summing_sink import Measure, SummingSink, Vector, summing
+from midstream.operators.aggregates import Aggregate, Columns, Count, Max
+from midstream.operators.process import CoProcessFunction, KeyedProcessFunction, ProcessContext
+from midstream.operators.rows import Row
+from midstream.operators.watermarks import WatermarkStrategy
+from midstream.operators.windows import sliding, tumbling
+from midstream.state.keyed import ListState, ValueState
+
+SIZE: Final = "10 s"
+SLIDE: Final = "2 s"
+CATEGORIES: Final = 5
+
+
+@dataclass(frozen=True)
+class Query:
+    """`build`: from the stream of all events to the result."""
+
+    build: Callable[[DataStream], DataStream]
+    checked: tuple[str, ...]
+    """What is checked beside the number of rows: by default sums of columns of the result."""
+    measure: Measure | None = None
+    """Gives rows, then what is checked, of a batch."""
+
+    def sink(self) -> SummingSink:
+        if self.measure is None:
+            return summing(*self.checked)
+        return SummingSink(self.measure, 1 + len(self.checked))
+
+
+def only(kind: int, events: DataStream, *columns: str, **named: pl.Expr) -> DataStream:
+    """Of one kind of events some columns. What is not selected need not be filtered."""
+    return events.select("kind", *columns, **named).filter(pl.col("kind") == kind).select(*columns, *named)
+
+
+def bids(events: DataStream, *columns: str) -> DataStream:
+    """With `auction` and `columns`."""
+    return only(BID, events, *columns, auction=pl.col("bid_auction"))
+
+
+# ---- q0 to q2: row by row ----
+
+
+def q0(events: DataStream) -> DataStream:
+    """All bids."""
+    return bids(events, "bidder", "price", "time")
+
+
+def q1(events: DataStream) -> DataStream:
+    """In another currency."""
+    return bids(events, "bidder", "price", "time").with_columns(price=pl.col("price") * 0.908)
+
+
+def q2(events: DataStream) -> DataStream:
+    """Of some auctions."""
+    return bids(events, "price").filter(pl.col("auction") % 123 == 0)
+
+
+# ---- q3: an incremental join ----
+
+
+class PersonsAuctions(CoProcessFunction):
+    person: ValueState[Row | None] = ValueState()
+    auctions: ListState[int] = ListState(pa.int64())
+
+    def process1(self, row: Row, ctx: ProcessContext) -> Iterator[Row]:
+        self.person.value = row
+        for auction in self.auctions:
+            yield _pair(row, auction)
+        self.auctions.clear()
+
+    def process2(self, row: Row, ctx: ProcessContext) -> Row | None:
+        person = self.person.value
+        if person is not None:
+            return _pair(person, row["auction"])
+        self.auctions.append(row["auction"])
+        return None
+
+
+def _pair(person: Row, auction: int) -> Row:
+    return {"name": person["name"], "city": person["city"], "state": person["state"], "auction": auction}
+
+
+def q3(events: DataStream) -> DataStream:
+    """Auctions of one category with their sellers from three states."""
+    persons = only(PERSON, events, "person", "name", "city", "state").filter(pl.col("state").is_in(["OR", "ID", "CA"]))
+    auctions = only(AUCTION, events, "seller", "auction", "category").filter(pl.col("category") == FIRST_CATEGORY)
+    return (
+        persons.key_by("person")
+        .connect(auctions.select("seller", "auction").key_by("seller"))
+        .process(PersonsAuctions(), {"name": str, "city": str, "state": str, "auction": int})
+    )
+
+
+# ---- q4: a join by time, and a running average ----
+
+
+class WinningBid(CoProcessFunction):
+    """The highest of an auction's bids within its time, once that is over."""
+
+    category: ValueState[int] = ValueState(pa.int64())
+    expires: ValueState[datetime | None] = ValueState(pa.timestamp("ms"))
+    best = ValueState(pa.int64(), default=0)
+    early: ListState[tuple[datetime, int]] = ListState()
+    """Time and price of bids whose auction has not come yet."""
+
+    def process1(self, row: Row, ctx: ProcessContext) -> None:
+        expires = row["expires"]
+        self.category.value = row["category"]
+        self.expires.value = expires
+        within = [price for time, price in self.early if row["time"] <= time <= expires]
+        self.best.value = max(within, default=0)
+        self.early.clear()
+        ctx.timers.event_time(expires)
+
+    def process2(self, row: Row, ctx: ProcessContext) -> None:
+        expires = self.expires.value
+        if expires is None:
+            self.early.append((row["time"], row["price"]))
+            ctx.timers.event_time(row["time"])
+        elif row["time"] <= expires and row["price"] > self.best.value:
+            self.best.value = row["price"]
+
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Row | None:
+        expires = self.expires.value
+        if expires is None:
+            self.early.clear()  # by now the auction would have come: it is over
+            return None
+        if time < expires:
+            return None
+        category, best = self.category.value, self.best.value
+        for state in self.category, self.expires, self.best, self.early:
+            state.clear()
+        return {"category": category, "price": best} if best else None
+
+
+class RunningAverage(KeyedProcessFunction):
+    total = ValueState(pa.int64(), default=0)
+    count = ValueState(pa.int64(), default=0)
+
+    def process(self, row: Row, ctx: ProcessContext) -> Row:
+        self.total.value += row["price"]
+        self.count.value += 1
+        return {**row, "average": self.total.value / self.count.value}
+
+
+@dataclass(frozen=True)
+class ByCategory:
+    """Rows, those of each category, and the sum of prices in each."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Vector:
+        category = batch.column("category").to_numpy() - FIRST_CATEGORY
+        price = batch.column("price").to_numpy()
+        counts = np.bincount(category, minlength=CATEGORIES)
+        prices = np.bincount(category, price, minlength=CATEGORIES)
+        return np.concatenate([[batch.num_rows], counts, prices]).astype(np.float64)
+
+
+def q4(events: DataStream) -> DataStream:
+    """Final prices of auctions as they end, and their average so far in the category."""
+    auctions = only(AUCTION, events, "auction", "time", "expires", "category")
+    return (
+        auctions.key_by("auction")
+        .connect(bids(events, "time", "price").key_by("auction"))
+        .process(WinningBid(), {"category": int, "price": int})
+        .key_by("category")
+        .process(RunningAverage(), {"category": int, "price": int, "average": float})
+    )
+
+
+# ---- q5, q7, q8: windows ----
+
+
+class Top(Aggregate):
+    """The rows with the largest `by`, all of them if several have it: a list of structs of `by` and `others`."""
+
+    def __init__(self, by: str, *others: str) -> None:
+        self.columns = (by, *others)
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        by = pl.col(self.columns[0])
+        return {"best": by.max(), "rows": pl.struct(self.columns).filter(by == by.max())}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        best = part("best")
+        return {"best": best.max(), "rows": part("rows").filter(best == best.max()).explode()}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part("rows")
+
+
+def _highest(by: str, window: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Of a batch what can be among the highest of its window: little is left to go to the one subtask."""
+    return lambda frame: frame.filter(pl.col(by) == pl.col(by).max().over(window))
+
+
+def _rows_of(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select("window_end", "top").explode("top").unnest("top")
+
+
+def q5(events: DataStream) -> DataStream:
+    """The auctions with the most bids, per sliding window."""
+    counts = bids(events, "time").key_by("auction").window(sliding(SIZE, SLIDE)).aggregate(n=Count())
+    return (
+        counts.map_batches(_highest("n", pl.col("window_start")))
+        .with_watermarks("window_start", WatermarkStrategy.bounded(SIZE))
+        .window_all(tumbling(SLIDE))
+        .aggregate(top=Top("n", "auction"))
+        .map_batches(_rows_of, schema={"window_end": pa.timestamp("ms"), "n": int, "auction": int})
+    )
+
+
+def q7(events: DataStream) -> DataStream:
+    """The highest bids, per window."""
+    return (
+        bids(events, "time", "price", "bidder")
+        .map_batches(_highest("price", pl.col("time").dt.truncate("10s")))
+        .window_all(tumbling(SIZE))
+        .aggregate(top=Top("price", "auction", "bidder"))
+        .map_batches(_rows_of, schema={"window_end": pa.timestamp("ms"), "price": int, "auction": int, "bidder": int})
+    )
+
+
+def q8(events: DataStream) -> DataStream:
+    """Persons who sold something in the window in which they came."""
+    came = only(PERSON, events, "time", "name", id=pl.col("person"))
+    sold = only(AUCTION, events, "time", "name", id=pl.col("seller"))
+    return (
+        came.union(sold)
+        .key_by("id")
+        .window(tumbling(SIZE))
+        .aggregate(name=Max("name"), rows=Count(), came=Count("name"))
+        .filter((pl.col("came") > 0) & (pl.col("rows") > pl.col("came")))
+        .select("id", "name")
+    )
+
+
+_BY_CATEGORY: Final = tuple(
+    f"{what}_of_{FIRST_CATEGORY + k}" for what in ("auctions", "prices") for k in range(CATEGORIES)
+)
+
+QUERIES: Final[Mapping[str, Query]] = {
+    "q0": Query(q0, ("auction", "bidder", "price")),
+    "q1": Query(q1, ("auction", "bidder", "price")),
+    "q2": Query(q2, ("auction", "price")),
+    "q3": Query(q3, ("auction",)),
+    "q4": Query(q4, _BY_CATEGORY, ByCategory()),
+    "q5": Query(q5, ("n", "auction")),
+    "q7": Query(q7, ("price", "auction", "bidder")),
+    "q8": Query(q8, ("id",)),
+}

@@ -1,0 +1,78 @@
+"""Run the queries, each as a job of its own, and check what they give."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from midstream.api.environment import Environment
+from midstream.bench.measuring import Measured, Slots, measure, require
+from midstream.bench.nexmark.expected import EXPECTED
+from midstream.bench.nexmark.generator import EPOCH, SCHEMA, Events
+from midstream.bench.nexmark.queries import QUERIES
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.errors import ConfigError
+from midstream.operators.watermarks import WatermarkStrategy
+
+EVENTS: Final = 10_000_000
+PARALLELISM: Final = 2
+WARM_UP_PER_SUBTASK: Final = 400 * EPOCH
+CHECKPOINT_INTERVAL_S: Final = 1.0
+TOLERANCE: Final = 1e-9
+"""Of sums of floats; those of whole numbers are exact."""
+
+
+class QueryResult(Measured, frozen=True, kw_only=True):
+    """`events`: persons, auctions and bids together, whichever of them the query needs."""
+
+    query: str
+    result: dict[str, float]
+    """The number of rows, and sums over them."""
+
+
+class NexmarkResult(msgspec.Struct, frozen=True, kw_only=True):
+    benchmark: str = "nexmark"
+    events: int
+    """Of each query."""
+    parallelism: int
+    slots: str
+    seconds: float
+    """Of all queries."""
+    queries: dict[str, QueryResult]
+
+
+def run(
+    slots: Slots, *, query: str = "all", events: int = EVENTS, parallelism: int = PARALLELISM
+) -> QueryResult | NexmarkResult:
+    """One query, or "all". Raises InvariantError when a result is wrong."""
+    if query in QUERIES:
+        return run_query(query, slots, events, parallelism)
+    if query != "all":
+        raise ConfigError(f"--query: there is no query {query!r}; there are: {', '.join(QUERIES)}, all")
+    results = {name: run_query(name, slots, events, parallelism) for name in QUERIES}
+    return NexmarkResult(
+        events=events,
+        parallelism=parallelism,
+        slots=slots,
+        seconds=round(sum(result.seconds for result in results.values()), 3),
+        queries=results,
+    )
+
+
+def run_query(name: str, slots: Slots, events: int, parallelism: int) -> QueryResult:
+    query = QUERIES[name]
+    sink = query.sink()
+
+    def build(env: Environment, workload: Events) -> None:
+        source = GeneratorSource(workload, workload.count, schema=SCHEMA)
+        query.build(env.source(source).with_watermarks("time", WatermarkStrategy.monotonous())).sink(sink)
+
+    workload = Events(events, lanes=parallelism)
+    warm_up = Events(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism)
+    run = measure(f"nexmark-{name}", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
+    checked = ("rows", *query.checked)
+    result = dict(zip(checked, sink.total.tolist(), strict=True))
+    for what, expected in zip(checked, EXPECTED[name](events), strict=True):
+        require(f"{name}: {what}", expected, result[what], TOLERANCE if name == "q1" else 0.0)
+    return QueryResult(query=name, result=result, **run.figures("nexmark", slots, events, parallelism))

@@ -1,0 +1,66 @@
+"""Keyed sliding windows over very many keys: what a key costs in each of its windows, in time and memory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from midstream.api.environment import Environment
+from midstream.bench.events import Events
+from midstream.bench.measuring import Measured, Slots, measure, require
+from midstream.bench.summing_sink import summing
+from midstream.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM, WARM_UP_PER_SUBTASK
+from midstream.connectors.generator import GeneratorSource
+from midstream.operators.aggregates import Count, Sum
+from midstream.operators.watermarks import WatermarkStrategy
+from midstream.operators.windows import sliding
+
+EVENTS = 10_000_000
+KEYS = 1_000_000
+SIZE_MS: Final = 10_000
+SLIDE_MS: Final = 2_000
+WINDOWS: Final = SIZE_MS // SLIDE_MS
+"""In which every event is."""
+
+
+class SlidingResult(Measured, frozen=True, kw_only=True):
+    keys: int
+    window_s: float = SIZE_MS / 1000
+    slide_s: float = SLIDE_MS / 1000
+    result_rows: int
+    base_memory_mb: float
+    """`memory_mb` of the same job with one key."""
+    bytes_per_key_and_window: float
+    """What the slots took beyond that, by `keys` and the windows that a key is in at a time."""
+
+
+def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, keys: int = KEYS) -> SlidingResult:
+    """Raises InvariantError when the result is wrong."""
+    workload = Events(events, lanes=parallelism, keys=keys)
+    sink = summing("n", "total")
+
+    def build(env: Environment, workload: Events) -> None:
+        (
+            env.source(GeneratorSource(workload, workload.count, schema=workload.schema))
+            .with_watermarks("ts", WatermarkStrategy.monotonous())
+            .key_by("key")
+            .window(sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"))
+            .aggregate(n=Count(), total=Sum("value"))
+            .sink(sink)
+        )
+
+    warm_up = Events(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism, keys=1)
+    one_key = Events(events, lanes=parallelism, keys=1)
+    # in this order: a process that is used again keeps the peak of what it did before
+    base = measure("sliding", slots, parallelism, CHECKPOINT_INTERVAL_S, build, one_key, warm_up)
+    run = measure("sliding", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
+    rows, counted, total = sink.total.tolist()
+    require("the sum of all counts", WINDOWS * events, counted)
+    require("the sum of all sums", WINDOWS * workload.value_sums[0], total)
+    beyond = max(0, sum(run.peak_bytes) - sum(base.peak_bytes))
+    return SlidingResult(
+        keys=keys,
+        result_rows=int(rows),
+        base_memory_mb=base.memory_mb,
+        bytes_per_key_and_window=round(beyond / (keys * WINDOWS), 1),
+        **run.figures("sliding", slots, events, parallelism),
+    )

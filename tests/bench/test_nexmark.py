@@ -1,0 +1,106 @@
+"""The auction house: event by event as its definition says, and what midstream and polars make of all of them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from midstream import Environment, WatermarkStrategy
+from midstream.bench.nexmark.expected import EXPECTED
+from midstream.bench.nexmark.generator import SCHEMA, Events
+from midstream.bench.nexmark.queries import QUERIES
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.errors import ConfigError
+from midstream.runtime.processes import ProcessSlots
+
+MASK = 2**64 - 1
+FIRST = "Peter Paul Luke John Saul Vicky Kate Julie Sarah Deiter Walter"
+LAST = "Shultz Abrams Spencer White Bartels Walton Smith Jones Noris"
+CITY = "Phoenix,Los Angeles,San Francisco,Boise,Portland,Bend,Redmond,Seattle,Kent,Cheyenne"
+
+
+def draw(n: int, salt: int, below: int) -> int:
+    z = (n * 16 + salt + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
+    z ^= z >> 31
+    return (z >> 33) % below
+
+
+def at(ms: int) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(milliseconds=ms)
+
+
+def defined(n: int) -> dict[str, object]:
+    """Event n, one Python number after the other."""
+    epoch, off = divmod(n, 50)
+    newest = epoch * 3 + min(off, 3) - 1
+    row: dict[str, object] = dict.fromkeys(SCHEMA.names)
+    row["time"] = at(n // 10)
+    if off == 0:
+        card = draw(n, 4, 10**8) * 10**8 + draw(n, 5, 10**8)
+        return row | {
+            "kind": 0,
+            "person": 1000 + epoch,
+            "name": f"{FIRST.split()[draw(n, 0, 11)]} {LAST.split()[draw(n, 1, 9)]}",
+            "city": CITY.split(",")[draw(n, 2, 10)],
+            "state": ("AZ", "CA", "ID", "OR", "WA", "WY")[draw(n, 3, 6)],
+            "email": f"user{epoch}@example.com",
+            "credit_card": f"{card:016d}",
+        }
+    if off <= 3:
+        hot = epoch // 100 * 100
+        first = 100 + draw(n, 3, 10**6)
+        return row | {
+            "kind": 1,
+            "auction": 1000 + newest,
+            "item": f"item-{newest}",
+            "seller": 1000 + (hot if draw(n, 0, 4) > 0 else epoch - draw(n, 1, min(epoch, 999) + 1)),
+            "category": 10 + draw(n, 2, 5),
+            "initial_bid": first,
+            "reserve": first + draw(n, 5, 10**6),
+            "expires": at(n // 10 + 1 + draw(n, 4, 334)),
+        }
+    hot_auction, hot_person = newest // 100 * 100, min(epoch // 100 * 100 + 1, epoch)
+    return row | {
+        "kind": 2,
+        "bid_auction": 1000 + (hot_auction if draw(n, 0, 2) > 0 else newest - draw(n, 1, min(newest, 99) + 1)),
+        "bidder": 1000 + (hot_person if draw(n, 2, 4) > 0 else epoch - draw(n, 3, min(epoch, 999) + 1)),
+        "price": 100 * int(10 ** (draw(n, 4, 4096) / 4096 * 6) + 1e-9),
+        "channel": ("Google", "Facebook", "Baidu", "Apple")[draw(n, 5, 4)],
+        "url": f"https://www.nexmark.com/item/{draw(n, 6, 10_000)}",
+    }
+
+
+@pytest.mark.parametrize("first", [0, 9_980_000])
+def test_events_are_what_their_definition_says(first):
+    events = Events(10_000_000, lanes=1)
+    assert events(np.arange(first, first + 10_000)).to_pylist() == [defined(n) for n in range(first, first + 10_000)]
+
+
+def test_parts_have_whole_epochs_in_turns_and_every_event_once():
+    events = Events(1500, lanes=3)
+    numbers = events.numbers(np.arange(1500)).reshape(3, 10, 50)
+    assert (numbers // 50 == (np.arange(3)[:, None] + 3 * np.arange(10))[:, :, None]).all()
+    assert sorted(numbers.ravel()) == list(range(1500))
+
+
+def test_events_that_cannot_be_dealt_out_in_epochs_are_refused():
+    with pytest.raises(ConfigError, match="1,050 events are not a multiple of 100"):
+        Events(1050, lanes=2)
+
+
+def test_all_queries_come_to_what_polars_makes_of_the_same_events():
+    count = 300_000
+    env = Environment("nexmark", parallelism=2)
+    source = GeneratorSource(Events(count, lanes=2), count, schema=SCHEMA)
+    events = env.source(source).with_watermarks("time", WatermarkStrategy.monotonous())
+    sinks = {name: query.sink() for name, query in QUERIES.items()}
+    for name, query in QUERIES.items():
+        query.build(events).sink(sinks[name])
+    assert env.execute(slots=ProcessSlots()).state == "finished"
+    for name, sink in sinks.items():
+        assert sink.total.tolist() == pytest.approx(EXPECTED[name](count), rel=1e-12), name
+        assert sink.total[0] > 0, name
