@@ -51,6 +51,7 @@ class Subpartition:
         "_quota",
         "_urgent",
         "asked",
+        "bytes_added",
         "channel",
         "closed",
         "is_local",
@@ -83,6 +84,8 @@ class Subpartition:
         """What the batch is made of that is being sent or worked off."""
         self._charged = 0
         self.queued_buffers = 0
+        self.bytes_added = 0
+        """Of all batches so far."""
         self.is_local = False
         self.closed = False
         self.on_empty: Callable[[], None] | None = None
@@ -105,7 +108,9 @@ class Subpartition:
         if self.closed:
             raise InvariantError(f"{self.channel}: {type(element).__name__} added after the end of the partition")
         if isinstance(element, pa.RecordBatch):
-            buffers = self._pool.buffers_for(batch_bytes(element))
+            size = batch_bytes(element)
+            self.bytes_added += size
+            buffers = self._pool.buffers_for(size)
             self._quota.take(buffers)
             self._charged += buffers
             self.queued_buffers += buffers
@@ -208,7 +213,6 @@ class ResultPartition:
         self.on_barrier_sent: Callable[[int], None] | None = None
         """Called with the checkpoint's id when a barrier that waited its turn has left for a remote consumer."""
         self._next = producer % max(1, self._consumers)
-        self.bytes_out = 0
         self._route = self._router()
 
     def is_available(self) -> bool:
@@ -243,10 +247,13 @@ class ResultPartition:
 
     def emit(self, batch: Batch) -> None:
         """Route the rows of `batch`; order is kept towards each consumer (and so for each key)."""
-        if batch.num_rows == 0:
-            return
-        self.bytes_out += batch_bytes(batch)
-        self._route(batch)
+        if batch.num_rows:
+            self._route(batch)
+
+    @property
+    def bytes_out(self) -> int:
+        """To all consumers, so far."""
+        return sum(sub.bytes_added for sub in self.subpartitions)
 
     def _router(self) -> Callable[[Batch], None]:
         match self.edge.partitioning:

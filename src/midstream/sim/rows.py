@@ -342,7 +342,7 @@ class Count(Operator):
             self._broadcast.update(parts["broadcast"].table().column("id").to_pylist())
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        ids = batch.column("id").to_pylist()
+        ids = batch.column("id").to_numpy().tolist()
         self._outside.work(batch.num_rows)
         if self._outside.poison:
             self._outside.check_poison(ids)
@@ -354,8 +354,8 @@ class Count(Operator):
                 self._broadcast.add(row)
             return
         if self._late_us is not None:
-            self._check_time(batch.column("ts").cast(pa.int64()).to_numpy() + self._late_us)
-        keys = batch.column("key").to_pylist()
+            self._check_time(batch.column("ts").view(pa.int64()).to_numpy() + self._late_us)
+        keys = batch.column("key").to_numpy().tolist()
         if not self._group_of.keys() >= set(keys):
             for group in self._groups(sorted(set(keys) - self._group_of.keys())):
                 self._check_owner(group)
@@ -368,7 +368,7 @@ class Count(Operator):
             counts[key] = (count, total + row)
             counted.append(count)
         if self._is_ordered:
-            self._check_order(ids, keys, batch.column("sequence").to_pylist())
+            self._check_order(ids, keys, batch.column("sequence").to_numpy().tolist())
         self._out.emit(batch.set_column(_N, "n", pa.array(np.array(counted, dtype=np.int64))))
 
     def advance_watermark(self, watermark_us: int) -> bool:

@@ -89,7 +89,7 @@ class Pack(Operator):
         ids = batch.column("ids")
         counts = ids.value_lengths().to_numpy()
         rows = ids.flatten()
-        start_us = batch.column("window_start").cast(pa.int64()).to_numpy()
+        start_us = batch.column("window_start").view(pa.int64()).to_numpy()
         columns = [
             rows,
             pa.array(np.repeat(batch.column("key").to_numpy(), counts)),
