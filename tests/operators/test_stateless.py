@@ -72,6 +72,41 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
     assert run(MapBatchesOperator("b", lambda arrow: arrow, SCHEMA, "arrow"), batch) == batch.to_pylist()
 
 
+@pytest.mark.parametrize(
+    "exprs",
+    [
+        [pl.col("s"), pl.col("n")],
+        [pl.col("s").alias("n"), pl.col("n").alias("s")],
+        [pl.all()],
+        [pl.col("n") + 1, pl.exclude("n")],
+        [pl.struct(pl.all()).alias("both")],
+        [pl.any_horizontal(pl.all().is_null()).alias("a_null"), pl.col("s")],
+        [pl.when(pl.col("n") > 1).then(pl.col("s")).alias("t")],
+        [pl.lit(1).alias("one")],
+    ],
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_reading_only_what_expressions_need_changes_nothing(exprs: list[pl.Expr], keep: bool) -> None:
+    batch = rows((1, "a"), (2, None), (None, "c"), (4, "d"))
+    frame = pl.from_arrow(batch)
+    assert isinstance(frame, pl.DataFrame)
+    made = frame.with_columns(exprs)
+    expected = made if keep else made.select(frame.select(exprs).columns)
+    assert run(ProjectOperator("p", exprs, SCHEMA, keep=keep), batch) == expected.to_dicts()
+    sliced = run(ProjectOperator("p", exprs, SCHEMA, keep=keep), batch.slice(1, 2))
+    assert sliced == expected.slice(1, 2).to_dicts()
+
+
+def test_a_filter_reads_what_its_expression_needs() -> None:
+    batch = rows((1, "a"), (2, None), (None, "c"))
+    assert run(FilterOperator("f", pl.col("s").is_not_null(), SCHEMA), batch) == [
+        {"n": 1, "s": "a"},
+        {"n": None, "s": "c"},
+    ]
+    assert run(FilterOperator("f", ~pl.any_horizontal(pl.all().is_null()), SCHEMA), batch) == [{"n": 1, "s": "a"}]
+    assert run(FilterOperator("f", pl.lit(True), SCHEMA), batch) == batch.to_pylist()
+
+
 def test_a_function_may_go_on_with_a_dict_that_it_has_returned() -> None:
     same: dict[str, Any] = {}
 
@@ -95,6 +130,10 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
         FilterOperator("f", pl.col("n"), SCHEMA)
     with pytest.raises(JobError, match="does not work row by row"):
         ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)
+    with pytest.raises(JobError, match="does not work row by row"):
+        ProjectOperator("s", [pl.all().max()], SCHEMA, keep=True)
+    with pytest.raises(SchemaError, match="column 'x' is not in the stream's schema"):
+        ProjectOperator("s", [pl.col("n", "x") + 1], SCHEMA, keep=True)
     with pytest.raises(JobError, match="is not a polars expression"):
         ProjectOperator("w", ["n"], SCHEMA, keep=True)  # type: ignore[list-item]
 

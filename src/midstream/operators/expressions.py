@@ -52,17 +52,38 @@ def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
     return made.field(0).type
 
 
-def check_row_by_row(exprs: Sequence[pl.Expr], where: str) -> None:
-    """Raises JobError for an expression whose result for a row depends on other rows of the batch.
+def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
+    """The columns that a frame needs for `exprs`: one at least, for else it would not know how many rows it has."""
+    if any(expr.meta.has_multiple_outputs() for expr in exprs):  # a selector, whose meaning depends on what there is
+        return list(schema.names)
+    names = {name for expr in exprs for name in expr.meta.root_names()}
+    return [name for name in schema.names if name in names] or schema.names[:1]
+
+
+def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
+    """Raises JobError for an expression whose result for a row of `schema` depends on other rows of the batch.
 
     Where batches are cut is the engine's business, so such a result would be arbitrary.
     """
     for expr in exprs:
         if not isinstance(expr, pl.Expr):
             raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
-        is_row_separable = getattr(expr.meta, "is_row_separable", None)  # polars 2
-        if is_row_separable is not None and not is_row_separable() and not expr.meta.is_literal():
+        if not _is_row_by_row(expr, schema):
             raise JobError(
                 f"{where}: {expr} does not work row by row (it aggregates, shifts, or sorts); "
                 "use a window's aggregate() for sums over many rows, or map_batches() if this is meant"
             )
+
+
+def _is_row_by_row(expr: pl.Expr, schema: pa.Schema) -> bool:
+    is_row_separable = getattr(expr.meta, "is_row_separable", None)  # polars 2
+    if is_row_separable is None or expr.meta.is_literal():
+        return True
+    try:
+        return bool(is_row_separable())
+    except pl.exceptions.InvalidOperationError:  # a selector in it: polars cannot tell before it knows the columns
+        pass
+    try:
+        return empty_frame(schema).clear(2).select(expr).height == 2  # finds aggregates at least
+    except pl.exceptions.PolarsError:
+        return True  # its schema is inferred next, and says what is wrong

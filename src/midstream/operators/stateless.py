@@ -15,7 +15,7 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, to_polars
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import Operator, OperatorContext, Output
-from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, infer_schema, infer_type
+from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, columns_read, infer_schema, infer_type
 from midstream.operators.rows import Row, as_it_is_now, kind_of, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
@@ -46,8 +46,10 @@ class FilterOperator(Stateless):
     def __init__(self, name: str, predicate: pl.Expr | Callable[[Row], object], schema: pa.Schema) -> None:
         super().__init__(name, schema)
         self._predicate = predicate
+        self._reads: list[str] = []
         if isinstance(predicate, pl.Expr):
-            check_row_by_row([predicate], self._where)
+            check_row_by_row([predicate], self.schema, self._where)
+            self._reads = columns_read([predicate], self.schema)
             kind = infer_type(self.schema, predicate, self._where)
             if kind != pa.bool_():
                 raise SchemaError(f"{self._where}: a filter must be boolean, this one is {kind}: {predicate}")
@@ -63,9 +65,10 @@ class FilterOperator(Stateless):
     def _filter_by_expression(self, batch: pa.RecordBatch, predicate: pl.Expr) -> pa.RecordBatch:
         try:
             # with_columns, not select: it gives a literal as many rows as the batch has
-            mask = to_polars(batch).with_columns(predicate.alias("__keep")).get_column("__keep")
+            frame = to_polars(batch.select(self._reads)).with_columns(predicate.alias("__keep"))
         except EXPRESSION_ERRORS as error:
             raise user_error(self._where, "the expression", error) from error
+        mask = frame.get_column("__keep")
         if mask.all(ignore_nulls=False):
             return batch
         return batch.filter(mask.to_arrow(compat_level=pl.CompatLevel.oldest()))
@@ -88,17 +91,26 @@ class ProjectOperator(Stateless):
 
     def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema, *, keep: bool) -> None:
         where = f"operator {name!r}"
-        check_row_by_row(exprs, where)
+        check_row_by_row(exprs, input_schema, where)
         super().__init__(name, infer_schema(input_schema, exprs, where, keep=keep))
-        self._exprs = tuple(exprs)
+        # a column that stays as it is does not go through polars, which would copy text twice
+        self._exprs = tuple(expr for expr in exprs if keep or not expr.meta.is_column())
+        self._made = infer_schema(input_schema, self._exprs, where, keep=False)
+        self._reads = columns_read(self._exprs, input_schema)
+        made = frozenset(self._made.names)
+        self._sources = [(field.name, field.name in made) for field in self.schema]
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        try:
-            # with_columns in any case: select alone would turn a batch of literals into one row
-            made = to_polars(batch).with_columns(*self._exprs).select(self.schema.names)
-        except EXPRESSION_ERRORS as error:
-            raise user_error(self._where, "an expression", error) from error
-        self._out.emit(from_polars(made, self.schema, self._where))
+        made = batch
+        if self._exprs:
+            try:
+                # with_columns in any case: select alone would turn a batch of literals into one row
+                frame = to_polars(batch.select(self._reads)).with_columns(*self._exprs).select(self._made.names)
+            except EXPRESSION_ERRORS as error:
+                raise user_error(self._where, "an expression", error) from error
+            made = from_polars(frame, self._made, self._where)
+        columns = [(made if is_made else batch).column(name) for name, is_made in self._sources]
+        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
 
 class MapOperator(Stateless):
