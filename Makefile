@@ -10,7 +10,7 @@ RECOVERY_SEEDS ?= 30000
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 
-.PHONY: help setup setup-python demo test simulate check format bench nightly clean
+.PHONY: help setup setup-python demo test simulate check format bench peers nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -45,6 +45,11 @@ format: setup-python  ## let ruff put the code in order
 
 bench: setup  ## the benchmarks of benchmarks/README.md (BENCHES="window latency" picks some)
 	@for name in $(BENCHES); do $(BIN)/midstream bench $$name || exit; done
+
+peers: setup  ## Flink, PyFlink and Bytewax in .peers/, for python benchmarks/compare.py; needs a JDK 17 and 2 GB of disk
+	@tools/peers_flink.sh
+	@tools/peers_python.sh
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 
 nightly: check test  ## also an hour of fresh seeds, recovery at length, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600

@@ -1,0 +1,253 @@
+"""midstream and its peers on the same workloads, in turns, in one run.
+
+    python benchmarks/compare.py                          every workload of PLAN, three rounds
+    python benchmarks/compare.py window udf --rounds 5    some of them
+    python benchmarks/compare.py --report                 RESULTS.md and the plots again, from what was measured
+
+Each round runs every engine once, beginning with another one each time. A run is a process of its
+own, whose last line on standard output is one JSON object; what it prints and the load of the
+machine at its start are appended to benchmarks/results/WORKLOAD.jsonl. The newest run of this
+program per workload is what the tables show: medians over its rounds, the lowest and highest
+in brackets, and the ratio to midstream taken within each round. `make peers` installs the peers;
+an engine that is not there is left out, and said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plan import PLAN, Contender, Workload
+from plots import curve_rows, plot_all
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results"
+REPORT = HERE / "RESULTS.md"
+RUN_S_MAX = 900
+"""A run that takes longer is killed, and is no result."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of one engine over the rounds of a run."""
+
+    median: float
+    low: float
+    high: float
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    arguments.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(PLAN)}; all by default")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--engines", help="only those whose name contains one of these, separated by commas")
+    arguments.add_argument("--report", action="store_true", help="measure nothing, write the tables and plots")
+    options = arguments.parse_args()
+    if unknown := [name for name in options.workloads if name not in PLAN]:
+        arguments.error(f"there is no workload {unknown[0]!r}; there are: {', '.join(PLAN)}")
+    if options.rounds < 1:
+        arguments.error("--rounds must be at least 1")
+    failed = 0
+    if not options.report:
+        for name in options.workloads or PLAN:
+            failed += measure(name, PLAN[name], options.rounds, (options.engines or "").split(","))
+    report()
+    return 1 if failed else 0
+
+
+# ---- measuring ----
+
+
+def measure(name: str, workload: Workload, rounds: int, wanted: Sequence[str]) -> int:
+    """How many runs failed."""
+    contenders = [
+        c for c in workload.contenders if any(part in c.engine for part in wanted) or c.engine.startswith("midstream")
+    ]
+    present = []
+    for contender in contenders:
+        missing = [path for path in contender.needs if not (ROOT / path).exists()]
+        if missing:
+            say(f"{name}: {contender.engine} is left out, {missing[0]} is missing (make peers)")
+        else:
+            present.append(contender)
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    failed = 0
+    for turn in range(rounds):
+        commands = list(dict.fromkeys(c.command for c in present))
+        start = turn % len(commands)
+        for command in commands[start:] + commands[:start]:
+            engines = [c for c in present if c.command == command]
+            load = os.getloadavg()[0]
+            say(f"{name}, round {turn + 1} of {rounds}, load {load:.1f}: {shlex.join(command)}")
+            result = run(command)
+            if isinstance(result, str):
+                failed += 1
+                say(f"  failed: {result}")
+                continue
+            rows = [row_of(c, result) | {"run": began, "round": turn, "load": round(load, 2)} for c in engines]
+            append(name, rows)
+            for row in rows:
+                say(f"  {row['engine']}: " + ", ".join(f"{f.name} {row.get(f.name)}" for f in workload.figures))
+    return failed
+
+
+def run(command: Sequence[str]) -> dict[str, Any] | str:
+    """What the command's last line says, or why there is nothing."""
+    environment = os.environ | {"SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")}
+    with (RESULTS / "last.log").open("wb") as log:
+        try:
+            ended = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=RUN_S_MAX, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"no result within {RUN_S_MAX} s"
+    lines = ended.stdout.decode(errors="replace").strip().splitlines()
+    if ended.returncode or not lines:
+        return f"exit status {ended.returncode}; see {RESULTS / 'last.log'}"
+    try:
+        result = json.loads(lines[-1])
+    except ValueError:
+        return f"its last line is not JSON: {lines[-1][:200]}"
+    if not isinstance(result, dict):
+        return f"its last line is not an object: {lines[-1][:200]}"
+    return result
+
+
+def row_of(contender: Contender, result: dict[str, Any]) -> dict[str, Any]:
+    """The figures at the top, those of the contender's part of the result over them, and who it is."""
+    row = {key: value for key, value in result.items() if not isinstance(value, (dict, list))}
+    part: Any = result
+    for step in contender.part:
+        part = part[step]
+    row |= {key: value for key, value in part.items() if not isinstance(value, (dict, list))}
+    if "memory_mb" not in row and "slot_memory_mb" in row:  # of the largest slot, and there are `parallelism`
+        row["memory_mb"] = row["slot_memory_mb"] * row.get("parallelism", 1)
+    return row | {"engine": contender.engine, "command": shlex.join(contender.command)}
+
+
+def append(name: str, rows: Iterable[dict[str, Any]]) -> None:
+    with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- reporting ----
+
+
+def report() -> None:
+    text = REPORT.read_text(encoding="utf-8")
+    for name, workload in PLAN.items():
+        rows = newest(name)
+        if rows:
+            text = replaced(text, name, "\n".join(table(name, workload, rows)))
+    curves = curve_rows(RESULTS / "curves.jsonl")
+    if curves:
+        text = replaced(text, "curves", "\n".join(curve_table(curves)))
+    REPORT.write_text(text, encoding="utf-8")
+    plot_all(HERE / "plots", {name: newest(name) for name in PLAN}, curves)
+
+
+def newest(name: str) -> list[dict[str, Any]]:
+    """The rows of the newest run."""
+    path = RESULTS / f"{name}.jsonl"
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    last = max(row["run"] for row in rows)
+    return [row for row in rows if row["run"] == last]
+
+
+def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str]:
+    by_engine: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_engine.setdefault(row["engine"], []).append(row)
+    loads = [row["load"] for row in rows]
+    rounds = 1 + max(row["round"] for row in rows)
+    figures = [figure for figure in workload.figures if any(row.get(figure.name) is not None for row in rows)]
+    how = f"`python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} rounds"
+    lines = [
+        f"{how}, load {min(loads)} to {max(loads)} at the start of a run. {workload.what}",
+        "",
+        "| engine | " + " | ".join(f"{figure.title} | midstream is" for figure in figures) + " |",
+        "|---" * (1 + 2 * len(figures)) + "|",
+    ]
+    for engine, mine in by_engine.items():
+        line = f"| {engine} "
+        for figure in figures:
+            values = [row[figure.name] for row in mine if row.get(figure.name) is not None]
+            line += f"| {spread(values)} | {ratio(rows, workload.base_of(engine), engine, figure)} "
+        lines.append(line + "|")
+    return lines
+
+
+def curve_table(rows: list[dict[str, Any]]) -> list[str]:
+    loads = [row["load"] for row in rows]
+    lines = [
+        f"`python benchmarks/curves.py`, load {min(loads)} to {max(loads)} at the start of a run.",
+        "",
+        "| | at | is | after, rounds |",
+        "|---|---|---|---|",
+    ]
+    for curve in dict.fromkeys(row["curve"] for row in rows):
+        mine = [row for row in rows if row["curve"] == curve]
+        for x in sorted({row["x"] for row in mine}):
+            at = [row for row in mine if row["x"] == x]
+            values = spread([row["y"] for row in at])
+            lines.append(
+                f"| {at[0]['y_title']} | {x:,} {at[0]['x_title']} | {values} | `{at[0]['command']}`, {len(at)} |"
+            )
+    return lines
+
+
+def spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    if len(values) == 1:
+        return number(values[0])
+    return f"{number(statistics.median(values))} ({number(min(values))}–{number(max(values))})"
+
+
+def ratio(rows: list[dict[str, Any]], base: str, engine: str, figure: Any) -> str:
+    """How many times better `base` is than `engine`, round by round."""
+    if engine == base:
+        return ""
+    here = {row["round"]: row.get(figure.name) for row in rows if row["engine"] == base}
+    there = {row["round"]: row.get(figure.name) for row in rows if row["engine"] == engine}
+    pairs = [(here[turn], value) for turn, value in there.items() if value and here.get(turn)]
+    ratios = [mine / other if figure.more_is_better else other / mine for mine, other in pairs]
+    return f"{spread(ratios)} ×" if ratios else ""
+
+
+def number(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def replaced(text: str, name: str, body: str) -> str:
+    """The text between the markers of `name`; at the end when there are none yet."""
+    begin, end = f"<!-- compare {name} -->", f"<!-- end of {name} -->"
+    block = f"{begin}\n{body}\n{end}"
+    if begin not in text:
+        return f"{text.rstrip()}\n\n### {name}\n\n{block}\n"
+    head, rest = text.split(begin, 1)
+    return head + block + rest.split(end, 1)[1]
+
+
+if __name__ == "__main__":
+    RESULTS.mkdir(exist_ok=True)
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""One run of one workload in a bare loop, two processes; the last line on stdout is the result as JSON.
+
+usage: .venv/bin/python benchmarks/peers/loops/run.py WORKLOAD [--variant V] [--events N] [--max-seconds S]
+
+Seconds count from both processes being ready (imported, connected) to the end of the later one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+os.environ["POLARS_MAX_THREADS"] = "1"  # one core per process; read when polars is imported
+
+import latency
+import plain
+import window
+from definitions import (
+    LATENCY_RATE_PER_S,
+    LATENCY_S,
+    arguments,
+    expected_udf,
+    expected_window,
+    print_result,
+    require,
+)
+from processes import run_together
+
+EVENTS = {"udf": 4_000_000, "window": 20_000_000, "latency": LATENCY_RATE_PER_S * LATENCY_S}
+VARIANTS = {"udf": tuple(plain.VARIANTS), "window": ("exchange", "polars"), "latency": ("socket",)}
+PROCESSES = 2
+
+
+def main() -> None:
+    args = arguments(__doc__, [*EVENTS])
+    if args.parallelism != PROCESSES:
+        sys.exit(f"error: these loops run in {PROCESSES} processes, not {args.parallelism}")
+    events = args.events or EVENTS[args.workload]
+    variant = args.variant or VARIANTS[args.workload][0]
+    if variant not in VARIANTS[args.workload]:
+        sys.exit(f"error: {args.workload} has the variants {', '.join(VARIANTS[args.workload])}, not {variant}")
+    if args.workload == "latency":
+        _latency(events)
+        return
+    half = events // 2
+    halves = [(0, half), (half, half)]
+    if args.workload == "udf":
+        done = run_together(plain.label_and_count, [(variant, *own, args.max_seconds) for own in halves])
+    elif variant == "polars":
+        done = run_together(window.without_exchange, [(*own, args.max_seconds) for own in halves])
+    else:
+        ports = _free_ports()
+        done = run_together(
+            window.with_exchange, [(*own, args.max_seconds, subtask, ports) for subtask, own in enumerate(halves)]
+        )
+    read = [result[0] for result in done.results]
+    totals = [float(sum(result[column])) for column in (1, 2) for result in [list(zip(*done.results, strict=True))]]
+    ranges = [(first, first + count) for (first, _), count in zip(halves, read, strict=True)]
+    if args.workload == "udf":
+        require(expected_udf(ranges), totals, relative=1e-6)
+    else:
+        require(expected_window(ranges), totals)
+    print_result(
+        engine="loop",
+        version=f"python {platform.python_version()}",
+        workload=args.workload,
+        variant=variant,
+        events=sum(read),
+        parallelism=PROCESSES,
+        seconds=done.seconds,
+        memory_mb=done.memory_mb,
+        result_rows=sum(result[3] for result in done.results),
+        **({"bounded": True} if sum(read) < events else {}),
+    )
+
+
+def _latency(rows: int) -> None:
+    port = _free_ports()[0]
+    done = run_together(_either, [("sink", port, rows), ("source", port, rows)])
+    arrived, number_sum, percentiles = done.results[0]
+    require([rows, rows * (rows - 1) // 2], [arrived, number_sum])
+    print_result(
+        engine="loop",
+        version=f"python {platform.python_version()}",
+        workload="latency",
+        variant="socket",
+        events=rows,
+        parallelism=PROCESSES,
+        seconds=done.seconds,
+        **percentiles,
+        memory_mb=done.memory_mb,
+    )
+
+
+def _either(begin, role, port, rows):  # type: ignore[no-untyped-def]
+    return (latency.sink if role == "sink" else latency.source)(begin, port, rows)
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""NEXMark q0 to q5, q7 and q8 on Spark Structured Streaming, in SQL expressions.
+
+As in `windows`, the source counts blocks of events and Spark makes the events; columns that a query does not use
+are not made, for Spark's optimizer sees that. Where a query waits for a watermark, an event of the year 2100 follows.
+
+What Structured Streaming cannot express is done next to it:
+- q4: the average per category would have to be updated behind an append-only aggregation; the sink adds up counts
+  and sums per category instead. A highest price is emitted when no bid can be in time for any auction of that age,
+  up to 334 ms of event time after it expires.
+- q5, q7: there is no rank over a stream; a second aggregation per window takes the winners out of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from definitions import require
+from nexmark_reference import CITY, EXPECTED, EXPIRES_MS, FIRST, FIRST_ID, LAST, PRICE, STATE
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from session import BLOCK, Run, run_query
+
+FAR_MS = 4_102_444_800_000
+ORIGIN_MS = 86_400_000
+"""Event time begins a day late: Spark's watermark begins at 0, and what is not after it counts as late."""
+TIME_MS = f"unix_millis(time) - {ORIGIN_MS}"
+WINDOW = "10 seconds"
+SLIDE = "2 seconds"
+
+
+def run_nexmark(
+    spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None, *, query: str
+) -> Run:
+    """Raises TimeoutError when the time is up: a part of a query's result cannot be checked."""
+    if n % BLOCK:
+        raise ValueError(f"the number of events must be a multiple of {BLOCK}, and is {n}")
+    build, is_windowed = QUERIES[query]
+    blocks, per_batch = n // BLOCK, max(2, batch // BLOCK)
+
+    def events() -> DataFrame:
+        source = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", per_batch)
+            .option("numPartitions", parallelism)
+            .load()
+        )
+        end = f"value * {BLOCK} + if(value < {blocks}, {BLOCK - 1}, 0)"
+        indices = source.where(f"value <= {blocks if is_windowed else blocks - 1}")
+        made = indices.selectExpr(f"explode(sequence(value * {BLOCK}, {end})) n")
+        return made.selectExpr(
+            "n",
+            "n div 50 person",
+            "n % 50 off",
+            f"n >= {n} is_end",
+            f"timestamp_millis(if(n < {n}, {ORIGIN_MS} + n div 10, {FAR_MS})) time",
+        )
+
+    result, metrics = build(events)
+    last_batch = blocks // per_batch + 1 if is_windowed else -(-blocks // per_batch) - 1
+    run = run_query(result, {f"m{i}": metric for i, metric in enumerate(metrics)}, last_batch, max_seconds)
+    if run.is_bounded:
+        raise TimeoutError(f"{query} had done {len(run.batches)} of {last_batch + 1} batches after {max_seconds:g} s")
+    require(EXPECTED[query](n), run.totals, relative=1e-9 if query == "q1" else 0.0)
+    return run
+
+
+def drawn(events: DataFrame, **draws: tuple[int, int | str]) -> DataFrame:
+    """With columns name=(salt, k): a number below k. One step per projection, for each uses the one before twice."""
+    steps: list[Callable[[int, str, int | str], str]] = [
+        lambda salt, name, k: f"n * 16 + {salt} + {_signed(0x9E3779B97F4A7C15)}",
+        lambda salt, name, k: f"({name} ^ shiftrightunsigned({name}, 30)) * {_signed(0xBF58476D1CE4E5B9)}",
+        lambda salt, name, k: f"({name} ^ shiftrightunsigned({name}, 27)) * {_signed(0x94D049BB133111EB)}",
+        lambda salt, name, k: f"shiftrightunsigned({name} ^ shiftrightunsigned({name}, 31), 33) % ({k})",
+    ]
+    for step in steps:
+        events = events.withColumns({name: F.expr(step(salt, name, k)) for name, (salt, k) in draws.items()})
+    return events
+
+
+def _signed(constant: int) -> str:
+    return f"{constant - 2**64 if constant >= 2**63 else constant}L"
+
+
+def persons(events: DataFrame) -> DataFrame:
+    made = drawn(events.where("off = 0 or is_end"), first=(0, 11), last=(1, 9), place=(2, 10), region=(3, 6))
+    return made.select(
+        F.expr(f"if(is_end, -1, {FIRST_ID} + person)").alias("id"),
+        F.concat(_of(FIRST, "first"), F.lit(" "), _of(LAST, "last")).alias("name"),
+        _of(CITY, "place").alias("city"),
+        _of(STATE, "region").alias("state"),
+        "time",
+    )
+
+
+def auctions(events: DataFrame) -> DataFrame:
+    made = drawn(
+        events.where("(off >= 1 and off <= 3) or is_end"),
+        is_hot=(0, 4),
+        back=(1, "least(person, 999) + 1"),
+        kind=(2, 5),
+        lasts_ms=(4, EXPIRES_MS),
+    )
+    return made.selectExpr(
+        f"if(is_end, -2, {FIRST_ID} + person * 3 + off - 1) id",
+        f"if(is_end, -3, {FIRST_ID} + if(is_hot > 0, (person div 100) * 100, person - back)) seller",
+        "10 + kind category",
+        "time",
+        "time + make_dt_interval(0, 0, 0, (1 + lasts_ms) / 1000) expires",
+    )
+
+
+def bids(events: DataFrame) -> DataFrame:
+    made = drawn(
+        events.where("off >= 4 or is_end").withColumn("newest", F.expr("person * 3 + 2")),
+        is_hot=(0, 2),
+        back=(1, "least(newest, 99) + 1"),
+        is_rich=(2, 4),
+        past=(3, "least(person, 999) + 1"),
+        step=(4, 4096),
+    )
+    return made.select(
+        F.expr(f"if(is_end, -4, {FIRST_ID} + if(is_hot > 0, (newest div 100) * 100, newest - back))").alias("auction"),
+        F.expr(f"{FIRST_ID} + if(is_rich > 0, least((person div 100) * 100 + 1, person), person - past)").alias(
+            "bidder"
+        ),
+        _of(PRICE, "step").alias("price"),
+        "time",
+    )
+
+
+def _of(values: Sequence[str] | Sequence[int], index: str) -> Column:
+    quoted = ", ".join(f"'{value}'" if isinstance(value, str) else f"{value}L" for value in values)
+    return F.expr(f"array({quoted})[cast({index} as int)]")
+
+
+def _totals(rows: DataFrame, *columns: str) -> tuple[DataFrame, list[Column]]:
+    return rows, [F.count(F.lit(1)), *(F.sum(F.expr(column)) for column in columns)]
+
+
+Events = Callable[[], DataFrame]
+Query = tuple[DataFrame, list[Column]]
+
+
+def _q0(events: Events) -> Query:
+    return _totals(bids(events()), "auction", "bidder", "price", TIME_MS)
+
+
+def _q1(events: Events) -> Query:
+    converted = bids(events()).withColumn("price", F.expr("price * 0.908D"))
+    return _totals(converted, "auction", "bidder", "price", TIME_MS)
+
+
+def _q2(events: Events) -> Query:
+    return _totals(bids(events()).where("auction % 123 = 0").select("auction", "price"), "auction", "price")
+
+
+def _q3(events: Events) -> Query:
+    sold = auctions(events()).where("category = 10").selectExpr("id auction", "seller")
+    near = persons(events()).where("state in ('OR', 'ID', 'CA')")
+    joined = sold.join(near, F.expr("seller = id"))
+    return _totals(joined.select("name", "city", "state", "auction"), "auction")
+
+
+def _q4(events: Events) -> Query:
+    sold = auctions(events()).withColumnRenamed("time", "opened").withWatermark("opened", "0 seconds")
+    offered = bids(events()).select("auction", "price", "time").withWatermark("time", "0 seconds")
+    in_time = F.expr(
+        "auction = id and time >= opened and time <= expires "
+        f"and time <= opened + interval '{EXPIRES_MS / 1000}' second"
+    )
+    final = sold.join(offered, in_time).groupBy("opened", "id", "category").agg(F.max("price").alias("price"))
+    metrics = [
+        F.coalesce(F.sum(F.expr(f"if(category = {category}, {what}, 0L)")), F.lit(0))
+        for category in range(10, 15)
+        for what in ("1L", "price")
+    ]
+    return final, metrics
+
+
+def _q5(events: Events) -> Query:
+    offered = bids(events()).select("auction", "time").withWatermark("time", "0 seconds")
+    counts = offered.groupBy(F.window("time", WINDOW, SLIDE), "auction").agg(F.count(F.lit(1)).alias("n"))
+    lists = counts.groupBy("window").agg(
+        F.max("n").alias("most"), F.collect_list(F.struct("auction", "n")).alias("all")
+    )
+    best = lists.selectExpr("window", "explode(filter(all, x -> x.n = most)) best").selectExpr("window", "best.*")
+    return _totals(best, "n", "auction")
+
+
+def _q7(events: Events) -> Query:
+    offered = bids(events()).withWatermark("time", "0 seconds")
+    same = offered.groupBy(F.window("time", WINDOW), "price").agg(
+        F.collect_list(F.struct("auction", "bidder")).alias("same")
+    )
+    highest = same.groupBy("window").agg(F.max("price").alias("price"), F.max_by("same", "price").alias("same"))
+    best = highest.selectExpr("window", "price", "explode(same) bid").selectExpr("window", "price", "bid.*")
+    return _totals(best, "price", "auction")
+
+
+def _q8(events: Events) -> Query:
+    created = persons(events()).withWatermark("time", "0 seconds")
+    created = created.select("id", "name", F.window("time", WINDOW).alias("window"))
+    sold = auctions(events()).withWatermark("time", "0 seconds")
+    sellers = sold.select("seller", F.window("time", WINDOW).alias("sold")).dropDuplicates(["seller", "sold"])
+    joined = created.join(sellers, F.expr("id = seller and window = sold"))
+    return _totals(joined.select("window", "id", "name"), "id")
+
+
+QUERIES: dict[str, tuple[Callable[[Events], Query], bool]] = {
+    "q0": (_q0, False),
+    "q1": (_q1, False),
+    "q2": (_q2, False),
+    "q3": (_q3, False),
+    "q4": (_q4, True),
+    "q5": (_q5, True),
+    "q7": (_q7, True),
+    "q8": (_q8, False),
+}
+"""How to build a query, and whether its last rows wait for a watermark."""

@@ -1,0 +1,84 @@
+"""One run of one workload on Spark Structured Streaming; the last line on stdout is the result as JSON.
+
+usage: .venv/bin/python benchmarks/peers/spark/run.py WORKLOAD [--variant V] [--events N] [--max-seconds S]
+
+Seconds count from the beginning of the first micro-batch to the end of the one in which the last windows fired,
+its commit included; the session is warm: the same query has run a few batches before.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+
+import latency
+import nexmark
+import pyspark
+import windows
+from definitions import LATENCY_RATE_PER_S, LATENCY_S, arguments, print_result
+from session import STATE_STORES, open_session
+
+WINDOWED = {
+    "window": {"native": windows.run_window},
+    "strings": {
+        "shuffled": partial(windows.run_strings, is_shuffled=True),
+        "partial": partial(windows.run_strings, is_shuffled=False),
+    },
+    "sliding": {"native": windows.run_sliding},
+    "udf": {name: partial(windows.run_udf, variant=name) for name in windows.UDF_VARIANTS},
+    **{query: {"native": partial(nexmark.run_nexmark, query=query)} for query in nexmark.QUERIES},
+}
+EVENTS = {"window": 20_000_000, "strings": 10_000_000, "sliding": 10_000_000, "udf": 4_000_000}
+NEXMARK_EVENTS = 10_000_000
+BATCH = {"window": 4_000_000, "strings": 1_000_000, "sliding": 200_000, "udf": 400_000}
+NEXMARK_BATCH = {"q0": 2_000_000, "q1": 2_000_000, "q2": 2_000_000}
+NEXMARK_BATCH_OTHERS = 500_000
+"""Events in a micro-batch: so many that one takes about a second."""
+
+
+LATENCY_EVENTS = LATENCY_RATE_PER_S * LATENCY_S
+
+
+def main() -> None:
+    args = arguments(__doc__, [*WINDOWED, "latency"], batch=None)
+    workload = args.workload
+    wanted, _, state_store = (args.variant or "").partition("+")
+    variants = latency.VARIANTS if workload == "latency" else WINDOWED[workload]
+    variant = wanted or next(iter(variants))
+    if variant not in variants or state_store not in ("", *STATE_STORES):
+        sys.exit(
+            f"error: {workload} has the variants {', '.join(variants)}, each also with +{' or +'.join(STATE_STORES)} "
+            f"for a state store; not {args.variant}"
+        )
+    settings = latency.VARIANTS[variant].settings(args.parallelism) if workload == "latency" else {}
+    spark = open_session(args.parallelism, state_store or "hdfs", **settings)
+    try:
+        if workload == "latency":
+            run = latency.run_latency(
+                spark, args.events or LATENCY_EVENTS, args.parallelism, variant=latency.VARIANTS[variant]
+            )
+            events = run.events
+        else:
+            events = args.events or EVENTS.get(workload, NEXMARK_EVENTS)
+            batch = args.batch or {**BATCH, **NEXMARK_BATCH}.get(workload, NEXMARK_BATCH_OTHERS)
+            run = variants[variant](spark, events, batch, args.parallelism, args.max_seconds)
+            events = run.events_of(events)
+    finally:
+        spark.stop()
+    print_result(
+        engine="spark",
+        version=pyspark.__version__,
+        workload=workload,
+        variant=variant + (f"+{state_store}" if state_store else ""),
+        events=events,
+        parallelism=args.parallelism,
+        seconds=run.seconds,
+        **run.figures,
+    )
+
+
+if __name__ == "__main__":
+    main()

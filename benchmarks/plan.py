@@ -1,0 +1,197 @@
+"""What `compare.py` runs: per workload the engines, the command of each, and which of their figures count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIDSTREAM = ".venv/bin/midstream"
+PYTHON = ".venv/bin/python"
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    title: str
+    more_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`part`: where in the JSON object its figures are. `needs`: files without which it is left out."""
+
+    engine: str
+    command: tuple[str, ...]
+    part: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    what: str
+    figures: tuple[Figure, ...]
+    contenders: tuple[Contender, ...]
+    bases: tuple[tuple[str, str], ...] = ()
+    """Which of midstream's rows an engine is compared with, by the beginning of its name; else "midstream"."""
+
+    def base_of(self, engine: str) -> str:
+        return next((base for start, base in self.bases if engine.startswith(start)), "midstream")
+
+
+EVENTS_PER_S = Figure("events_per_s", "events/s")
+MEMORY = Figure("memory_mb", "memory MB", more_is_better=False)
+P50 = Figure("p50_ms", "p50 ms", more_is_better=False)
+P99 = Figure("p99_ms", "p99 ms", more_is_better=False)
+
+
+def ours(name: str, *options: str, engine: str = "midstream", part: tuple[str, ...] = ()) -> Contender:
+    return Contender(engine, (MIDSTREAM, "bench", name, "--json", *options), part)
+
+
+def flink(workload: str, *options: str, engine: str = "Flink Java") -> Contender:
+    return Contender(
+        engine, (PYTHON, "benchmarks/peers/flink/run.py", workload, *options), needs=(".peers/flink/bin/python",)
+    )
+
+
+def spark(workload: str, *options: str, engine: str = "Structured Streaming") -> Contender:
+    return Contender(engine, (PYTHON, "benchmarks/peers/spark/run.py", workload, *options))
+
+
+def bytewax(workload: str, *options: str) -> Contender:
+    return Contender(
+        "Bytewax",
+        (".peers/bytewax/bin/python", "benchmarks/peers/bytewax/run.py", workload, *options),
+        needs=(".peers/bytewax/bin/python",),
+    )
+
+
+def loops(workload: str, variant: str, engine: str) -> Contender:
+    return Contender(engine, (PYTHON, "benchmarks/peers/loops/run.py", workload, "--variant", variant))
+
+
+QUERIES = {
+    "q0": "All bids pass.",
+    "q1": "Bids with their price in another currency.",
+    "q2": "Bids on some auctions.",
+    "q3": "Auctions of a category joined with sellers of three states, without bounds in time.",
+    "q4": "Average of the winning bids per category, per auction as it ends.",
+    "q5": "The auctions with the most bids in windows of 10 s every 2 s.",
+    "q7": "The highest bids of every 10 s.",
+    "q8": "Persons who opened an auction in the 10 s in which they came.",
+}
+
+PLAN: dict[str, Workload] = {
+    "window": Workload(
+        "W1: 20 M events through a keyed exchange into tumbling windows of 10 s, 10,000 keys, a checkpoint each second.",
+        (EVENTS_PER_S, MEMORY),
+        (
+            ours("window"),
+            flink("window"),
+            flink("window", "--engine", "python", engine="PyFlink, process mode"),
+            flink("window", "--engine", "python", "--variant", "thread", engine="PyFlink, thread mode"),
+            spark("window", engine="Structured Streaming, native"),
+            bytewax("window"),
+            loops("window", "exchange", "loop with an exchange (numpy, Arrow)"),
+            loops("window", "polars", "loop without one (polars)"),
+        ),
+    ),
+    "udf": Workload(
+        "W2: 4 M events through a Python function, dict to dict, then keyed windows.",
+        (EVENTS_PER_S, MEMORY),
+        (
+            ours("udf"),
+            *(
+                spark("udf", "--variant", variant, engine=f"Structured Streaming, {variant}")
+                for variant in ("udf", "arrow-udf", "pandas-udf", "map-in-pandas", "map-in-arrow")
+            ),
+            flink("udf", engine="PyFlink, process mode"),
+            flink("udf", "--variant", "thread", engine="PyFlink, thread mode"),
+            bytewax("udf"),
+            loops("udf", "numpy", "plain loops (columns by numpy)"),
+            loops("udf", "python", "plain loops (all Python)"),
+        ),
+    ),
+    "strings": Workload(
+        "W6: 10 M events with text keys and 100 bytes of text each, which reach the window.",
+        (EVENTS_PER_S, MEMORY),
+        (
+            ours("strings"),
+            flink("strings"),
+            spark("strings", engine="Structured Streaming, native"),
+            bytewax("strings"),
+        ),
+    ),
+    "sliding": Workload(
+        "W7: 10 M events, 1 M keys, windows of 10 s every 2 s.",
+        (EVENTS_PER_S, MEMORY),
+        (ours("sliding"), flink("sliding"), spark("sliding", engine="Structured Streaming, native")),
+    ),
+    **{
+        f"exchange-{parallelism}": Workload(
+            f"W8: the keyed exchange alone, {parallelism} to {parallelism} subtasks on two cores.",
+            (EVENTS_PER_S, MEMORY),
+            (
+                ours("exchange", "--parallelism", str(parallelism)),
+                flink("exchange", "--parallelism", str(parallelism)),
+            ),
+        )
+        for parallelism in (2, 4, 8)
+    },
+    "latency": Workload(
+        "W5: 20,000 rows/s from creation to the sink behind a keyed exchange, an exactly-once checkpoint each second.",
+        (P99, P50),
+        (
+            ours("latency"),
+            flink("latency", engine="Flink Java, by default"),
+            flink("latency", "--variant", "1", engine="Flink Java, buffers wait 1 ms"),
+            spark("latency", engine="Structured Streaming, micro-batches"),
+            spark("latency", "--variant", "real-time", engine="Structured Streaming, real-time mode"),
+            bytewax("latency"),
+            loops("latency", "socket", "a socket and nothing else"),
+        ),
+    ),
+    "checkpoint": Workload(
+        "W3: checkpoints one after the other behind a sink that takes 1 ms a row, parallelism 4, buffers of 4 KiB.",
+        (Figure("checkpoints_per_s", "checkpoints/s"), P50, P99),
+        (
+            ours("checkpoint", engine="midstream, aligned", part=("aligned",)),
+            ours("checkpoint", engine="midstream, unaligned", part=("unaligned",)),
+            ours("checkpoint", engine="midstream, unaligned after 1 ms", part=("unaligned_1",)),
+            flink("checkpoint", "--variant", "aligned", engine="Flink Java, aligned"),
+            flink("checkpoint", "--variant", "aligned_debloat", engine="Flink Java, aligned, debloated"),
+            flink("checkpoint", "--variant", "unaligned", engine="Flink Java, unaligned"),
+            flink("checkpoint", "--variant", "unaligned_1", engine="Flink Java, unaligned after 1 ms"),
+        ),
+        (
+            ("Flink Java, aligned", "midstream, aligned"),
+            ("Flink Java, unaligned after", "midstream, unaligned after 1 ms"),
+            ("Flink Java, unaligned", "midstream, unaligned"),
+        ),
+    ),
+    "recovery": Workload(
+        "W4: as much in flight as the engine holds (up to 256 MiB), a failure, and the way back.",
+        (
+            Figure("first_checkpoint_s", "first checkpoint s", more_is_better=False),
+            Figure("first_row_s", "first row s", more_is_better=False),
+            Figure("drained_s", "drained s", more_is_better=False),
+            Figure("in_flight_mib", "in flight MiB"),
+        ),
+        (
+            ours("recovery", part=("same",)),
+            flink("recovery", "--variant", "during", engine="Flink Java, checkpoints during recovery"),
+            flink("recovery", "--variant", "off", engine="Flink Java, by default"),
+        ),
+    ),
+    **{
+        query: Workload(
+            f"NEXMark {query}: {what}",
+            (EVENTS_PER_S, MEMORY),
+            (
+                ours("nexmark", "--query", query),
+                flink(query),
+                spark(query, engine="Structured Streaming, native"),
+            ),
+        )
+        for query, what in QUERIES.items()
+    },
+}
