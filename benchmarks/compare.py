@@ -1,8 +1,8 @@
 """midstream and its peers on the same workloads, in turns, in one run.
 
-    python benchmarks/compare.py                          every workload of PLAN, three rounds
-    python benchmarks/compare.py window udf --rounds 5    some of them
-    python benchmarks/compare.py --report                 RESULTS.md and the plots again, from what was measured
+    .venv/bin/python benchmarks/compare.py                          every workload of PLAN, three rounds
+    .venv/bin/python benchmarks/compare.py window udf --rounds 5    some of them
+    .venv/bin/python benchmarks/compare.py --report                 RESULTS.md and the plots again, from what was measured
 
 Each round runs every engine once, beginning with another one each time. A run is a process of its
 own, whose last line on standard output is one JSON object; what it prints and the load of the
@@ -178,7 +178,7 @@ def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str
     loads = [row["load"] for row in rows]
     rounds = 1 + max(row["round"] for row in rows)
     figures = [figure for figure in workload.figures if any(row.get(figure.name) is not None for row in rows)]
-    how = f"`python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} rounds"
+    how = f"`.venv/bin/python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} rounds"
     lines = [
         f"{how}, load {min(loads)} to {max(loads)} at the start of a run. {workload.what}",
         "",
@@ -197,7 +197,7 @@ def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str
 def curve_table(rows: list[dict[str, Any]]) -> list[str]:
     loads = [row["load"] for row in rows]
     lines = [
-        f"`python benchmarks/curves.py`, load {min(loads)} to {max(loads)} at the start of a run.",
+        f"`.venv/bin/python benchmarks/curves.py`, load {min(loads)} to {max(loads)} at the start of a run.",
         "",
         "| | at | is | after, rounds |",
         "|---|---|---|---|",

@@ -1,10 +1,10 @@
 """How midstream's cost grows: with slots, keys, columns, and rows in flight.
 
-    python benchmarks/curves.py                    all curves, three rounds
-    python benchmarks/curves.py keys --rounds 1    one of them
+    .venv/bin/python benchmarks/curves.py                    all curves, three rounds
+    .venv/bin/python benchmarks/curves.py keys --rounds 1    one of them
 
 Each round measures every point of a curve, the largest first in every other round. The runs are
-appended to benchmarks/results/curves.jsonl; `python benchmarks/compare.py --report` makes plots and
+appended to benchmarks/results/curves.jsonl; `.venv/bin/python benchmarks/compare.py --report` makes plots and
 tables of the newest of each curve, and is called at the end.
 """
 
