@@ -48,8 +48,12 @@ def ours(name: str, *options: str, engine: str = "midstream", part: tuple[str, .
 
 
 def flink(workload: str, *options: str, engine: str = "Flink Java") -> Contender:
+    """With task managers that talk by TCP, as slots do; in one JVM, which compiles and collects for all of them."""
+    cluster = () if "python" in options or workload == "udf" else ("--cluster", "tcp", "--gc", "Parallel")
     return Contender(
-        engine, (PYTHON, "benchmarks/peers/flink/run.py", workload, *options), needs=(".peers/flink/bin/python",)
+        engine,
+        (PYTHON, "benchmarks/peers/flink/run.py", workload, *cluster, *options),
+        needs=(".peers/flink/benchmarks.jar",),
     )
 
 
@@ -90,6 +94,7 @@ PLAN: dict[str, Workload] = {
         (
             ours("window"),
             flink("window"),
+            flink("window", "--cluster", "local", engine="Flink Java, exchange in memory"),
             flink("window", "--engine", "python", engine="PyFlink, process mode"),
             flink("window", "--engine", "python", "--variant", "thread", engine="PyFlink, thread mode"),
             spark("window", engine="Structured Streaming, native"),
@@ -108,8 +113,10 @@ PLAN: dict[str, Workload] = {
                 spark("udf", "--variant", variant, engine=f"Structured Streaming, {variant}")
                 for variant in ("udf", "arrow-udf", "pandas-udf", "map-in-pandas", "map-in-arrow")
             ),
-            flink("udf", engine="PyFlink, process mode"),
+            flink("udf", "--variant", "process", engine="PyFlink, process mode"),
             flink("udf", "--variant", "thread", engine="PyFlink, thread mode"),
+            flink("udf", "--variant", "table", engine="PyFlink Table API"),
+            flink("udf", "--variant", "table_pandas", engine="PyFlink Table API, pandas"),
             bytewax("udf"),
             loops("udf", "numpy", "plain loops (columns by numpy)"),
             loops("udf", "python", "plain loops (all Python)"),
@@ -130,7 +137,7 @@ PLAN: dict[str, Workload] = {
         (EVENTS_PER_S, MEMORY),
         (
             ours("sliding"),
-            flink("sliding"),
+            flink("sliding", "--heap", "12g"),
             spark("sliding", "--max-seconds", "60", engine="Structured Streaming, native, at most 60 s"),
         ),
     ),
@@ -167,6 +174,7 @@ PLAN: dict[str, Workload] = {
             ours("checkpoint", engine="midstream, unaligned after 1 ms", part=("unaligned_1",)),
             flink("checkpoint", "--variant", "aligned", engine="Flink Java, aligned"),
             flink("checkpoint", "--variant", "aligned_debloat", engine="Flink Java, aligned, debloated"),
+            flink("checkpoint", "--variant", "aligned_debloat_50", engine="Flink Java, aligned, debloated to 50 ms"),
             flink("checkpoint", "--variant", "unaligned", engine="Flink Java, unaligned"),
             flink("checkpoint", "--variant", "unaligned_1", engine="Flink Java, unaligned after 1 ms"),
         ),

@@ -1,0 +1,191 @@
+package midstream.peers;
+
+/** The generator of NEXMark events in closed form: event n is a function of n alone. */
+final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> {
+    static final int EPOCH = 50;
+    static final int AUCTIONS_PER_EPOCH = 3;
+    static final int FIRST_ID = 1000;
+    static final int PERSON = 0;
+    static final int AUCTION = 1;
+    static final int BID = 2;
+    private static final int EVENTS_PER_MS = 10;
+    private static final int LIFE_MS = 2 * 167;
+
+    private static final String[] FIRST = {
+        "Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"
+    };
+    private static final String[] LAST = {
+        "Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris"
+    };
+    private static final String[] CITY = {
+        "Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne"
+    };
+    private static final String[] STATE = {"AZ", "CA", "ID", "OR", "WA", "WY"};
+    private static final String[] CHANNEL = {"Google", "Facebook", "Baidu", "Apple"};
+    private static final int PRICES = 4096;
+    private static final long[] PRICE = new long[PRICES];
+
+    static {
+        for (int i = 0; i < PRICES; i++) {
+            PRICE[i] = 100 * (long) Math.floor(Math.pow(10, i / (double) PRICES * 6) + 1e-9);
+        }
+    }
+
+    /** A POJO of all three kinds; never serialised, for queries take from it what they need in the source's chain. */
+    public static final class Event {
+        public int kind;
+        public long timeMs;
+        /** Of the person or auction, or of the bid's auction. */
+        public long id;
+        /** Who sells or bids. */
+        public long person;
+        /** Of the bid, or where the auction begins. */
+        public long price;
+        public long reserve;
+        public long expiresMs;
+        public int category;
+        public String name;
+        public String city;
+        public String state;
+        public String email;
+        public String card;
+        public String item;
+        public String channel;
+        public String url;
+    }
+
+    private final int splits;
+    private final boolean allColumns;
+
+    /** Without `allColumns`, those that no query reads are left out: email, card, item, channel, url. */
+    NexmarkEvents(int splits, boolean allColumns) {
+        this.splits = splits;
+        this.allColumns = allColumns;
+    }
+
+    /** Split s has the epochs that leave s when divided by how many splits there are. */
+    private long number(int split, long j) {
+        return (j / EPOCH * splits + split) * EPOCH + j % EPOCH;
+    }
+
+    @Override
+    public long timestampMs(int split, long j) {
+        return timeMs(number(split, j));
+    }
+
+    @Override
+    public Event make(int split, long j) {
+        long n = number(split, j);
+        Event event = new Event();
+        event.kind = kind(n);
+        event.timeMs = timeMs(n);
+        switch (event.kind) {
+            case PERSON -> person(event, n);
+            case AUCTION -> auction(event, n);
+            default -> bid(event, n);
+        }
+        return event;
+    }
+
+    private void person(Event event, long n) {
+        event.id = FIRST_ID + lastPerson(n);
+        event.name = name(n);
+        event.city = CITY[(int) draw(n, 2, CITY.length)];
+        event.state = state(n);
+        if (allColumns) {
+            event.email = "user" + lastPerson(n) + "@example.com";
+            event.card = card(draw(n, 4, 100_000_000) * 100_000_000 + draw(n, 5, 100_000_000));
+        }
+    }
+
+    private void auction(Event event, long n) {
+        event.id = FIRST_ID + lastAuction(n);
+        event.person = seller(n);
+        event.category = category(n);
+        event.price = 100 + draw(n, 3, 1_000_000);
+        event.expiresMs = expiresMs(n);
+        event.reserve = event.price + draw(n, 5, 1_000_000);
+        if (allColumns) {
+            event.item = "item-" + lastAuction(n);
+        }
+    }
+
+    private void bid(Event event, long n) {
+        event.id = bidAuction(n);
+        event.person = bidder(n);
+        event.price = price(n);
+        if (allColumns) {
+            event.channel = CHANNEL[(int) draw(n, 5, CHANNEL.length)];
+            event.url = "https://www.nexmark.com/item/" + draw(n, 6, 10_000);
+        }
+    }
+
+    static long mix(long x) {
+        long z = x + 0x9E3779B97F4A7C15L;
+        z = (z ^ z >>> 30) * 0xBF58476D1CE4E5B9L;
+        z = (z ^ z >>> 27) * 0x94D049BB133111EBL;
+        return z ^ z >>> 31;
+    }
+
+    static long draw(long n, int salt, long k) {
+        return (mix(n * 16 + salt) >>> 33) % k;
+    }
+
+    static int kind(long n) {
+        long off = n % EPOCH;
+        return off == 0 ? PERSON : off <= AUCTIONS_PER_EPOCH ? AUCTION : BID;
+    }
+
+    static long timeMs(long n) {
+        return n / EVENTS_PER_MS;
+    }
+
+    static long lastPerson(long n) {
+        return n / EPOCH;
+    }
+
+    static long lastAuction(long n) {
+        return n / EPOCH * AUCTIONS_PER_EPOCH + Math.min(n % EPOCH, AUCTIONS_PER_EPOCH) - 1;
+    }
+
+    static String name(long n) {
+        return FIRST[(int) draw(n, 0, FIRST.length)] + " " + LAST[(int) draw(n, 1, LAST.length)];
+    }
+
+    static String state(long n) {
+        return STATE[(int) draw(n, 3, STATE.length)];
+    }
+
+    private static String card(long digits) {
+        String text = Long.toString(digits);
+        return "0".repeat(16 - text.length()) + text;
+    }
+
+    static long seller(long n) {
+        long last = lastPerson(n);
+        return FIRST_ID + (draw(n, 0, 4) > 0 ? last / 100 * 100 : last - draw(n, 1, Math.min(last, 999) + 1));
+    }
+
+    static int category(long n) {
+        return 10 + (int) draw(n, 2, 5);
+    }
+
+    static long expiresMs(long n) {
+        return timeMs(n) + 1 + draw(n, 4, LIFE_MS);
+    }
+
+    static long bidAuction(long n) {
+        long last = lastAuction(n);
+        return FIRST_ID + (draw(n, 0, 2) > 0 ? last / 100 * 100 : last - draw(n, 1, Math.min(last, 99) + 1));
+    }
+
+    static long bidder(long n) {
+        long last = lastPerson(n);
+        long hot = Math.min(last / 100 * 100 + 1, last);
+        return FIRST_ID + (draw(n, 2, 4) > 0 ? hot : last - draw(n, 3, Math.min(last, 999) + 1));
+    }
+
+    static long price(long n) {
+        return PRICE[(int) draw(n, 4, PRICES)];
+    }
+}
