@@ -89,7 +89,7 @@ SLOW = {"q4": ("--events", "400000")}
 
 PLAN: dict[str, Workload] = {
     "window": Workload(
-        "W1: 20 M events through a keyed exchange into tumbling windows of 10 s, 10,000 keys, a checkpoint each second.",
+        "20 M events through a keyed exchange into tumbling windows of 10 s, 10,000 keys, a checkpoint each second.",
         (EVENTS_PER_S, MEMORY),
         (
             ours("window"),
@@ -105,7 +105,7 @@ PLAN: dict[str, Workload] = {
         ),
     ),
     "udf": Workload(
-        "W2: 4 M events through a Python function, dict to dict, then keyed windows.",
+        "4 M events through a Python function, dict to dict, then keyed windows.",
         (EVENTS_PER_S, MEMORY),
         (
             ours("udf"),
@@ -123,7 +123,7 @@ PLAN: dict[str, Workload] = {
         ),
     ),
     "strings": Workload(
-        "W6: 10 M events with text keys and 100 bytes of text each, which reach the window.",
+        "10 M events with text keys and 100 bytes of text each, which reach the window.",
         (EVENTS_PER_S, MEMORY),
         (
             ours("strings"),
@@ -133,7 +133,7 @@ PLAN: dict[str, Workload] = {
         ),
     ),
     "sliding": Workload(
-        "W7: 10 M events, 1 M keys, windows of 10 s every 2 s.",
+        "10 M events, 1 M keys, windows of 10 s every 2 s.",
         (EVENTS_PER_S, MEMORY),
         (
             ours("sliding"),
@@ -143,7 +143,7 @@ PLAN: dict[str, Workload] = {
     ),
     **{
         f"exchange-{parallelism}": Workload(
-            f"W8: the keyed exchange alone, {parallelism} to {parallelism} subtasks on two cores.",
+            f"the keyed exchange alone, {parallelism} to {parallelism} subtasks on two cores.",
             (EVENTS_PER_S, MEMORY),
             (
                 ours("exchange", "--parallelism", str(parallelism)),
@@ -153,7 +153,7 @@ PLAN: dict[str, Workload] = {
         for parallelism in (2, 4, 8)
     },
     "latency": Workload(
-        "W5: 20,000 rows/s from creation to the sink behind a keyed exchange, an exactly-once checkpoint each second.",
+        "20,000 rows/s from creation to the sink behind a keyed exchange, an exactly-once checkpoint each second.",
         (P99, P50),
         (
             ours("latency"),
@@ -166,7 +166,7 @@ PLAN: dict[str, Workload] = {
         ),
     ),
     "checkpoint": Workload(
-        "W3: checkpoints one after the other behind a sink that takes 1 ms a row, parallelism 4, buffers of 4 KiB.",
+        "Checkpoints one after the other behind a sink that takes 1 ms a row, parallelism 4, buffers of 4 KiB.",
         (Figure("checkpoints_per_s", "checkpoints/s"), P50, P99),
         (
             ours("checkpoint", engine="midstream, aligned", part=("aligned",)),
@@ -185,7 +185,7 @@ PLAN: dict[str, Workload] = {
         ),
     ),
     "recovery": Workload(
-        "W4: as much in flight as the engine holds (up to 256 MiB), a failure, and the way back.",
+        "As much in flight as the engine holds (up to 256 MiB), a failure, and the way back.",
         (
             Figure("first_checkpoint_s", "first checkpoint s", more_is_better=False),
             Figure("first_row_s", "first row s", more_is_better=False),

@@ -18,7 +18,7 @@ import org.apache.flink.streaming.api.windowing.assigners.WindowAssigner;
 import org.apache.flink.streaming.api.windowing.windows.TimeWindow;
 
 /**
- * The events of W1 behind a keyed exchange: window, sliding, strings, exchange. The time of an event is its record's
+ * The events of `window` behind a keyed exchange: window, sliding, strings, exchange. The time of an event is its record's
  * timestamp, which Flink sends along anyway, and not a column as well: that favours Flink.
  */
 final class KeyedJobs {
@@ -151,7 +151,7 @@ final class KeyedJobs {
         }
     }
 
-    /** What windows of W6 hold: the payload of the last row too. */
+    /** What windows of `strings` hold: the payload of the last row too. */
     public static final class WithPayload {
         public long n;
         public double sum;

@@ -9,7 +9,7 @@ import org.apache.flink.api.java.tuple.Tuple3;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 
-/** W5: from a row's creation, through a keyed exchange, to its sink, at 20,000 rows/s. */
+/** From a row's creation, through a keyed exchange, to its sink, at 20,000 rows/s. */
 final class LatencyJob {
     private static final int RATE_PER_S = 20_000;
     private static final int USUAL_S = 20;

@@ -17,7 +17,7 @@ public final class PythonPeers {
 
     private PythonPeers() {}
 
-    /** The events of W1 with their time as a column too, for user code that wants it in its row. */
+    /** The events of `window` with their time as a column too, for user code that wants it in its row. */
     static final class Rows implements IndexSource.Generator<Row> {
         static final TypeInformation<Row> TYPE = Types.ROW_NAMED(
                 new String[] {"ts", "key", "value"}, Types.LONG, Types.LONG, Types.DOUBLE);

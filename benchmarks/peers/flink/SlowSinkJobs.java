@@ -19,7 +19,7 @@ import org.apache.flink.core.execution.JobClient;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.util.Collector;
 
-/** W3 and W4: source → rebalance → map → rebalance → a sink that takes its time over every row of 1 KiB. */
+/** Source → rebalance → map → rebalance → a sink that takes its time over every row of 1 KiB. */
 final class SlowSinkJobs {
     private static final int ROW_BYTES = 1024;
     private static final int WARM_UP = 100;
