@@ -6,7 +6,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHON
 REPEAT ?= 20
 RECOVERY_REPEAT ?= 100
-RECOVERY_SEEDS ?= 30000
+RECOVERY_SEEDS ?= 100000
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 
