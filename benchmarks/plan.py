@@ -143,7 +143,7 @@ PLAN: dict[str, Workload] = {
     ),
     **{
         f"exchange-{parallelism}": Workload(
-            f"the keyed exchange alone, {parallelism} to {parallelism} subtasks on two cores.",
+            f"The keyed exchange alone, {parallelism} to {parallelism} subtasks on two cores.",
             (EVENTS_PER_S, MEMORY),
             (
                 ours("exchange", "--parallelism", str(parallelism)),
