@@ -178,7 +178,8 @@ def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str
     loads = [row["load"] for row in rows]
     rounds = 1 + max(row["round"] for row in rows)
     figures = [figure for figure in workload.figures if any(row.get(figure.name) is not None for row in rows)]
-    how = f"`.venv/bin/python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} round{"s" if rounds > 1 else ""}"
+    plural = "s" if rounds > 1 else ""
+    how = f"`.venv/bin/python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} round{plural}"
     lines = [
         f"{how}, load {min(loads)} to {max(loads)} at the start of a run. {workload.what}",
         "",
