@@ -18,7 +18,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 import backpressured
-from backpressured import KEYS, PADDING, check_exact, rows_in_flight, until_more_rows
+from backpressured import KEYS, PADDING, check_exact, rows_in_flight
 from midstream import BroadcastProcessFunction, BroadcastState, CollectSink, Environment, ValueState
 from midstream.runtime.job import Job
 from midstream.spark.session import get_session
@@ -27,6 +27,8 @@ from waiting import until
 
 ROWS = 20_000
 RULES = 300
+PILED_UP_BYTES = 2**17
+"""In flight in a checkpoint, so that hundreds of rows are in the next one too."""
 
 
 class Ruled(BroadcastProcessFunction):
@@ -74,7 +76,11 @@ def go(session: SparkSession, directory: Path, is_struck: bool) -> None:
         env, first = job_of(directory, 0.003)
         job = env.start(parallelism=7, slots=SparkSlots(session))
         jobs.append(job)
-        until_more_rows(job, "ruled")
+        until(
+            "rows to pile up before the slow function",
+            lambda: any(taken.in_flight_bytes > PILED_UP_BYTES for taken in job.status().checkpoints),
+            60,
+        )
         path = job.stop(timeout_s=60)
         assert path is not None and rows_in_flight(path) > 100, path
         env, second = job_of(directory, 0.0002)
