@@ -35,7 +35,9 @@ ROOT = HERE.parent
 RESULTS = HERE / "results"
 REPORT = HERE / "RESULTS.md"
 RUN_S_MAX = 900
-"""A run that takes longer is killed, and is no result."""
+"""A run that takes longer is ended, and is no result."""
+END_S_MAX = 60
+"""How long it may take to end what it has started."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,18 @@ def measure(name: str, workload: Workload, rounds: int, wanted: Sequence[str]) -
     contenders = [
         c for c in workload.contenders if any(part in c.engine for part in wanted) or c.engine.startswith("midstream")
     ]
-    present = []
+    present: list[Contender] = []
+    left_out: list[dict[str, Any]] = []
     for contender in contenders:
         missing = [path for path in contender.needs if not (ROOT / path).exists()]
         if missing:
             say(f"{name}: {contender.engine} is left out, {missing[0]} is missing (make peers)")
+            left_out.append({"engine": contender.engine, "failure": "left out: not installed"})
         else:
             present.append(contender)
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     failed = 0
+    append(name, [row | {"run": began, "round": 0, "load": 0.0} for row in left_out])
     for turn in range(rounds):
         commands = list(dict.fromkeys(c.command for c in present))
         start = turn % len(commands)
@@ -91,11 +96,13 @@ def measure(name: str, workload: Workload, rounds: int, wanted: Sequence[str]) -
             load = os.getloadavg()[0]
             say(f"{name}, round {turn + 1} of {rounds}, load {load:.1f}: {shlex.join(command)}")
             result = run(command)
+            when = {"run": began, "round": turn, "load": round(load, 2)}
             if isinstance(result, str):
                 failed += 1
                 say(f"  failed: {result}")
+                append(name, [{"engine": c.engine, "failure": result, **when} for c in engines])
                 continue
-            rows = [row_of(c, result) | {"run": began, "round": turn, "load": round(load, 2)} for c in engines]
+            rows = [row_of(c, result) | when for c in engines]
             append(name, rows)
             for row in rows:
                 say(f"  {row['engine']}: " + ", ".join(f"{f.name} {row.get(f.name)}" for f in workload.figures))
@@ -106,15 +113,20 @@ def run(command: Sequence[str]) -> dict[str, Any] | str:
     """What the command's last line says, or why there is nothing."""
     environment = os.environ | {"SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")}
     with (RESULTS / "last.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log)
         try:
-            ended = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=RUN_S_MAX, check=False
-            )
+            printed, _ = process.communicate(timeout=RUN_S_MAX)
         except subprocess.TimeoutExpired:
+            process.terminate()  # it ends what it has started
+            try:
+                process.communicate(timeout=END_S_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
             return f"no result within {RUN_S_MAX} s"
-    lines = ended.stdout.decode(errors="replace").strip().splitlines()
-    if ended.returncode or not lines:
-        return f"exit status {ended.returncode}; see {RESULTS / 'last.log'}"
+    lines = printed.decode(errors="replace").strip().splitlines()
+    if process.returncode or not lines:
+        return f"exit status {process.returncode}; see {(RESULTS / 'last.log').relative_to(ROOT)}"
     try:
         result = json.loads(lines[-1])
     except ValueError:
@@ -172,27 +184,44 @@ def newest(name: str) -> list[dict[str, Any]]:
 
 
 def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str]:
-    by_engine: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_engine.setdefault(row["engine"], []).append(row)
-    loads = [row["load"] for row in rows]
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    runs = [row for row in rows if "failure" not in row]
+    loads = [row["load"] for row in runs] or [0.0]
     rounds = 1 + max(row["round"] for row in rows)
-    figures = [figure for figure in workload.figures if any(row.get(figure.name) is not None for row in rows)]
+    figures = [figure for figure in workload.figures if any(row.get(figure.name) is not None for row in runs)]
+    titles = [title for f in figures for title in ([f.title, "midstream is"] if f.is_compared else [f.title])]
     plural = "s" if rounds > 1 else ""
     how = f"`.venv/bin/python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} round{plural}"
+    absent = [c.engine for c in workload.contenders if c.engine not in engines]
     lines = [
-        f"{how}, load {min(loads)} to {max(loads)} at the start of a run. {workload.what}",
+        f"{how}, load {min(loads)} to {max(loads)} at the start of a run. {workload.what}"
+        + (f" Not run: {', '.join(absent)}." if absent else ""),
         "",
-        "| engine | " + " | ".join(f"{figure.title} | midstream is" for figure in figures) + " |",
-        "|---" * (1 + 2 * len(figures)) + "|",
+        f"| engine | {' | '.join(titles)} | |",
+        "|---" * (len(titles) + 2) + "|",
     ]
-    for engine, mine in by_engine.items():
+    for engine in engines:
+        mine = [row for row in runs if row["engine"] == engine]
         line = f"| {engine} "
         for figure in figures:
-            values = [row[figure.name] for row in mine if row.get(figure.name) is not None]
-            line += f"| {spread(values)} | {ratio(rows, workload.base_of(engine), engine, figure)} "
-        lines.append(line + "|")
+            line += f"| {spread([row[figure.name] for row in mine if row.get(figure.name) is not None])} "
+            if figure.is_compared:
+                line += f"| {ratio(runs, workload.base_of(engine), engine, figure)} "
+        lines.append(f"{line}| {remarks(mine, [row for row in rows if row['engine'] == engine])} |")
     return lines
+
+
+def remarks(runs: Sequence[dict[str, Any]], all_runs: Sequence[dict[str, Any]]) -> str:
+    """What must be known of an engine's figures: runs that failed, ended by their bound, or were smaller."""
+    found = []
+    failures = [row["failure"] for row in all_runs if "failure" in row]
+    if failures:
+        found.append(f"{len(failures)} of {len(all_runs)} failed: {failures[-1]}")
+    if any(row.get("bounded") for row in runs):
+        found.append("ended by its time limit, after " + spread([row["events"] for row in runs]) + " events")
+    elif "--events" in (runs[0]["command"] if runs else ""):
+        found.append(spread([row["events"] for row in runs]) + " events")
+    return "; ".join(found)
 
 
 def curve_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -94,7 +94,7 @@ def require(expected: Sequence[float], got: Sequence[float], *, relative: float 
     if not any(expected):
         raise ValueError("no result is due yet, so there is nothing to check: allow more time, or take smaller batches")
     for wanted, found in zip(expected, got, strict=True):
-        if abs(found - wanted) > relative * abs(wanted):
+        if not abs(found - wanted) <= relative * abs(wanted):  # nor when it is no number
             raise ValueError(f"the result is wrong: it must be {list(expected)} and is {list(got)}")
 
 

@@ -73,6 +73,26 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
 
 
 @pytest.mark.parametrize(
+    "expr",
+    [
+        pl.all().max(),
+        pl.all().cum_count(),
+        pl.all().shift(),
+        pl.all().forward_fill(),
+        pl.all().sort(),
+        pl.exclude("s").rank(),
+        pl.exclude("s").sum().over("s"),
+        pl.col("n") - pl.col("n").min(),
+        pl.col("n") + pl.len(),
+    ],
+)
+def test_an_expression_that_looks_at_other_rows_is_refused(expr: pl.Expr) -> None:
+    for keep in (False, True):
+        with pytest.raises(JobError, match="does not work row by row"):
+            ProjectOperator("s", [expr], SCHEMA, keep=keep)
+
+
+@pytest.mark.parametrize(
     "exprs",
     [
         [pl.col("s"), pl.col("n")],
@@ -83,6 +103,8 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
         [pl.any_horizontal(pl.all().is_null()).alias("a_null"), pl.col("s")],
         [pl.when(pl.col("n") > 1).then(pl.col("s")).alias("t")],
         [pl.lit(1).alias("one")],
+        [pl.last().alias("z"), pl.nth(0) + 1],
+        [pl.col("n").map_elements({1: 11, 2: 12, 4: 14}.get, pl.Int64).alias("by_function")],
     ],
 )
 @pytest.mark.parametrize("keep", [False, True])
@@ -130,8 +152,6 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
         FilterOperator("f", pl.col("n"), SCHEMA)
     with pytest.raises(JobError, match="does not work row by row"):
         ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)
-    with pytest.raises(JobError, match="does not work row by row"):
-        ProjectOperator("s", [pl.all().max()], SCHEMA, keep=True)
     with pytest.raises(SchemaError, match="column 'x' is not in the stream's schema"):
         ProjectOperator("s", [pl.col("n", "x") + 1], SCHEMA, keep=True)
     with pytest.raises(JobError, match="is not a polars expression"):

@@ -34,9 +34,9 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     try:
         made = frame.with_columns(*exprs) if keep else frame.select(*exprs)
     except pl.exceptions.ColumnNotFoundError as error:
-        first = str(error).splitlines()[0]  # in polars 1 the name alone, since then: unable to find column "x"; …
-        quoted = re.search(r'"([^"]+)"', first)
-        name = quoted.group(1) if quoted else first.strip("\"' ")
+        first = str(error).splitlines()[0]
+        quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
+        name = quoted.group(1) if quoted else first
         raise SchemaError(
             f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
         ) from error
@@ -76,14 +76,25 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
 
 
 def _is_row_by_row(expr: pl.Expr, schema: pa.Schema) -> bool:
-    is_row_separable = getattr(expr.meta, "is_row_separable", None)  # polars 2
-    if is_row_separable is None or expr.meta.is_literal():
+    """What polars says itself, where it can, and what comes out for a few rows, together and one by one."""
+    if expr.meta.is_literal():
         return True
     try:
-        return bool(is_row_separable())
-    except pl.exceptions.InvalidOperationError:  # a selector in it: polars cannot tell before it knows the columns
-        pass
+        if not expr.meta.is_row_separable():
+            return False
+    except EXPRESSION_ERRORS:
+        pass  # a selector or a function in it: polars cannot tell before it knows the columns
+    rows = pl.DataFrame([_probe(name, kind) for name, kind in empty_frame(schema).schema.items()])
     try:
-        return empty_frame(schema).clear(2).select(expr).height == 2  # finds aggregates at least
+        apart = pl.concat([rows[index : index + 1].with_columns(expr) for index in range(rows.height)])
+        return rows.with_columns(expr).equals(apart)
+    except EXPRESSION_ERRORS:
+        return True  # not for these values; its schema is inferred next, and says what is wrong with it
+
+
+def _probe(name: str, kind: pl.DataType) -> pl.Series:
+    """Values of which each differs from its neighbours, the smallest, the sum and so on."""
+    try:
+        return pl.Series(name, [2, None, 0, 2]).cast(kind, strict=False)
     except pl.exceptions.PolarsError:
-        return True  # its schema is inferred next, and says what is wrong
+        return pl.Series(name, [None] * 4, kind)
