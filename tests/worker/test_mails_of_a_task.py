@@ -13,8 +13,10 @@ from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
-from midstream.graph.job_graph import SourceSpec, Vertex
+from midstream.graph.job_graph import OperatorSpec, SourceSpec, Vertex
+from midstream.operators.base import OperatorContext, Output
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 from recovering import Steps
@@ -40,10 +42,27 @@ class Silent(Source):
         raise AssertionError("there is none")
 
 
+class AlwaysDue(Stateless):
+    """Wants to be woken at once, whenever it has been woken."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        self._context = context
+        self.woken = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        self.woken += 1
+        self._context.call_at(0, self._wake)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        raise AssertionError("there are no rows")
+
+
 class Slot:
     """Runs the steps of one task for as long as it wants to be run."""
 
-    def __init__(self, storage: Storage | None = None) -> None:
+    def __init__(self, storage: Storage | None = None, operators: tuple[OperatorSpec, ...] = ()) -> None:
         self.is_scheduled = False
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
@@ -59,7 +78,7 @@ class Slot:
             send=self.sent.append,
             schedule=self.schedule,
         )
-        vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), ())
+        vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), operators)
         self.task = Task(TaskId(0, 0), vertex, JobConfig(name="job"), seams, [], [])
         self.task.open({}, {}, {})
         self.task.start()
@@ -93,6 +112,20 @@ def test_a_task_that_has_nothing_to_read_handles_every_mail(mails: int, at_once:
             slot.run()
     slot.run()
     assert handled == list(range(mails))
+
+
+def test_timers_that_are_always_due_and_mails_that_always_come_leave_rows_their_turn() -> None:
+    due = AlwaysDue("due", Silent.schema)
+    slot = Slot(MemoryStorage(), (OperatorSpec("due", "due", due),))
+    slot.task.no_more_splits()
+    for _ in range(8 * (MAILS_IN_A_ROW_MAX + 1)):
+        for _, timer in slot.io.timers:
+            timer.ring()
+        slot.io.timers.clear()
+        slot.task.mail(lambda: None)
+        slot.task.step(0.0)
+    assert isinstance(slot.sent[-1], m.TaskEndOfData), "its source's turn never came"
+    assert due.woken > 1
 
 
 def test_a_task_ends_behind_its_final_checkpoint_although_the_next_one_is_triggered_with_it() -> None:

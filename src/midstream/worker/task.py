@@ -144,6 +144,8 @@ class Task:
         self._mails_in_a_row = 0
         self._due: deque[Callable[[], None]] = deque()
         """Operators' timers that have come due; they may emit, so they wait for the output."""
+        self._due_was_last = False
+        """They take turns with rows, or an operator that is always due would keep the rows from getting on."""
         self._timers: set[Timer] = set()
 
         self._edges = _TaskEdges(partitions)
@@ -425,9 +427,15 @@ class Task:
         if not self._output_available():
             self._backpressured_since = started_s
             return False
-        if self._due and not self._chain.is_firing:
+        if self._due and not self._chain.is_firing and not self._due_was_last:
+            self._due_was_last = True
             self._due.popleft()()
             return True
+        self._due_was_last = False
+        return self._work() or bool(self._due)
+
+    def _work(self) -> bool:
+        """Rows, or what follows from them."""
         if self._chain.is_firing:
             self._chain.pump()
             return True
