@@ -56,7 +56,7 @@ def flink(workload: str, *options: str, engine: str = "Flink Java") -> Contender
     cluster = () if "python" in options or workload == "udf" else ("--cluster", "tcp", "--gc", "Parallel")
     return Contender(
         engine,
-        (PYTHON, "benchmarks/peers/flink/run.py", workload, *cluster, *options),
+        (PYTHON, "benchmarks/peers/flink/run.py", workload, *cluster, "--timeout", "840", *options),
         needs=(".peers/flink/benchmarks.jar",),
     )
 
