@@ -143,8 +143,6 @@ def row_of(contender: Contender, result: dict[str, Any]) -> dict[str, Any]:
     for step in contender.part:
         part = part[step]
     row |= {key: value for key, value in part.items() if not isinstance(value, (dict, list))}
-    if "memory_mb" not in row and "slot_memory_mb" in row:  # of the largest slot, and there are `parallelism`
-        row["memory_mb"] = row["slot_memory_mb"] * row.get("parallelism", 1)
     return row | {"engine": contender.engine, "command": shlex.join(contender.command)}
 
 
