@@ -322,6 +322,7 @@ class Run:
         self._root, self._origin = self._new_directory(), saved.url
         self._oracle.begin_again(self.disk, saved.cut)
         self._is_over, self._still = False, 0
+        self._is_as_it_was = False
         self._launch(self.scenario.rescaled or self.scenario.shape, saved.url)
         world.run(self._look, world.step_number + self.scenario.steps_max)
         if not self._is_over and not world.bugs:
