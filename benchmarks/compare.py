@@ -1,10 +1,10 @@
 """midstream and its peers on the same workloads, in turns, in one run.
 
-    .venv/bin/python benchmarks/compare.py                          every workload of PLAN, three rounds
+    .venv/bin/python benchmarks/compare.py all --rounds 3           every workload of PLAN
     .venv/bin/python benchmarks/compare.py window udf --rounds 5    some of them
     .venv/bin/python benchmarks/compare.py --report                 RESULTS.md and the plots again, from what was measured
 
-Each round runs every engine once, beginning with another one each time. A run is a process of its
+Each round runs every engine once, beginning with another one each time; some only in the first rounds. A run is a process of its
 own, whose last line on standard output is one JSON object; what it prints and the load of the
 machine at its start are appended to benchmarks/results/WORKLOAD.jsonl. The newest run of this
 program per workload is what the tables show: medians over its rounds, the lowest and highest
@@ -34,10 +34,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
 REPORT = HERE / "RESULTS.md"
-RUN_S_MAX = 900
+RUN_S_MAX = 300
 """A run that takes longer is ended, and is no result."""
 END_S_MAX = 60
 """How long it may take to end what it has started."""
+LEFT_OUT = "not installed"
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,22 @@ class Cell:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    arguments.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(PLAN)}; all by default")
+    arguments.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(PLAN)}; or all")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--engines", help="only those whose name contains one of these, separated by commas")
     arguments.add_argument("--report", action="store_true", help="measure nothing, write the tables and plots")
     options = arguments.parse_args()
-    if unknown := [name for name in options.workloads if name not in PLAN]:
+    wanted = [*PLAN] if options.workloads in ([], ["all"]) else options.workloads
+    if unknown := [name for name in wanted if name not in PLAN]:
         arguments.error(f"there is no workload {unknown[0]!r}; there are: {', '.join(PLAN)}")
     if options.rounds < 1:
         arguments.error("--rounds must be at least 1")
     failed = 0
     if not options.report:
-        for name in options.workloads or PLAN:
+        for name in wanted:
+            began_s = time.monotonic()
             failed += measure(name, PLAN[name], options.rounds, (options.engines or "").split(","))
+            say(f"{name} took {(time.monotonic() - began_s) / 60:.1f} minutes")
     report()
     return 1 if failed else 0
 
@@ -82,21 +86,23 @@ def measure(name: str, workload: Workload, rounds: int, wanted: Sequence[str]) -
         missing = [path for path in contender.needs if not (ROOT / path).exists()]
         if missing:
             say(f"{name}: {contender.engine} is left out, {missing[0]} is missing (make peers)")
-            left_out.append({"engine": contender.engine, "failure": "left out: not installed"})
+            left_out.append({"engine": contender.engine, "failure": LEFT_OUT})
         else:
             present.append(contender)
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     failed = 0
     append(name, [row | {"run": began, "round": 0, "load": 0.0} for row in left_out])
     for turn in range(rounds):
-        commands = list(dict.fromkeys(c.command for c in present))
-        start = turn % len(commands)
+        commands = list(dict.fromkeys(c.command for c in present if turn < c.rounds_max))
+        start = turn % max(1, len(commands))
         for command in commands[start:] + commands[:start]:
             engines = [c for c in present if c.command == command]
             load = os.getloadavg()[0]
             say(f"{name}, round {turn + 1} of {rounds}, load {load:.1f}: {shlex.join(command)}")
+            began_s = time.monotonic()
             result = run(command)
-            when = {"run": began, "round": turn, "load": round(load, 2)}
+            took_s = round(time.monotonic() - began_s, 1)
+            when = {"run": began, "round": turn, "load": round(load, 2), "took_s": took_s}
             if isinstance(result, str):
                 failed += 1
                 say(f"  failed: {result}")
@@ -205,20 +211,26 @@ def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str
             line += f"| {spread([row[figure.name] for row in mine if row.get(figure.name) is not None])} "
             if figure.is_compared:
                 line += f"| {ratio(runs, workload.base_of(engine), engine, figure)} "
-        lines.append(f"{line}| {remarks(mine, [row for row in rows if row['engine'] == engine])} |")
+        lines.append(f"{line}| {remarks(mine, [row for row in rows if row['engine'] == engine], rounds)} |")
     return lines
 
 
-def remarks(runs: Sequence[dict[str, Any]], all_runs: Sequence[dict[str, Any]]) -> str:
-    """What must be known of an engine's figures: runs that failed, ended by their bound, or were smaller."""
+def remarks(runs: Sequence[dict[str, Any]], all_runs: Sequence[dict[str, Any]], rounds: int) -> str:
+    """What must be known of an engine's figures: runs that failed, ended by their bound, were smaller, or fewer."""
     found = []
     failures = [row["failure"] for row in all_runs if "failure" in row]
-    if failures:
+    if LEFT_OUT in failures:
+        found.append(LEFT_OUT)
+    elif failures:
         found.append(f"{len(failures)} of {len(all_runs)} failed: {failures[-1]}")
     if any(row.get("bounded") for row in runs):
-        found.append("ended by its time limit, after " + spread([row["events"] for row in runs]) + " events")
+        unit = "events" if "events_per_s" in runs[0] else "checkpoints"
+        found.append(f"bounded by time, to {spread([row['events'] for row in runs])} {unit}")
     elif "--events" in (runs[0]["command"] if runs else ""):
-        found.append(spread([row["events"] for row in runs]) + " events")
+        found.append("bounded to " + spread([row["events"] for row in runs]) + " events")
+    turns = {row["round"] for row in all_runs}
+    if runs and len(turns) < rounds:
+        found.append(f"{len(turns)} round{'s' if len(turns) > 1 else ''}")
     return "; ".join(found)
 
 

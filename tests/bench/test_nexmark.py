@@ -92,6 +92,20 @@ def test_events_that_cannot_be_dealt_out_in_epochs_are_refused():
         Events(1050, lanes=2)
 
 
+def test_only_the_columns_that_a_query_reads_are_made():
+    events = Events(1500, lanes=3, columns=("price", "person"))
+    assert events.schema.names == ["kind", "time", "person", "price"]
+    i = np.arange(1500)
+    assert events(i).equals(Events(1500, lanes=3)(i).select(events.schema.names))
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_reads_no_more_than_it_says(name):
+    events = Events(5000, lanes=1, columns=QUERIES[name].reads)
+    stream = Environment("nexmark").source(GeneratorSource(events, events.count, schema=events.schema))
+    QUERIES[name].build(stream.with_watermarks("time", WatermarkStrategy.monotonous()))
+
+
 def test_all_queries_come_to_what_polars_makes_of_the_same_events():
     count = 300_000
     env = Environment("nexmark", parallelism=2)

@@ -27,7 +27,17 @@ def test_the_closed_forms_are_those_of_the_events(count, lanes, columns):
     batch = events(np.arange(count))
     assert [column_sum(batch, name) for name in events.values] == events.value_sums
     assert len(events.values) == columns
-    assert len(np.unique(milliseconds(batch) // 10_000)) == events.windows
+
+
+@pytest.mark.parametrize(("count", "lanes", "keys"), [(2, 2, 10), (1_234_002, 3, 1000), (2_000_000, 8, 7), (90, 1, 50)])
+def test_pairs_of_windows_and_keys_are_counted_as_they_are(count, lanes, keys):
+    events = Events(count, lanes=lanes, keys=keys)
+    batch = events(np.arange(count))
+    ms, key = milliseconds(batch), batch.column("key").to_numpy()
+    assert events.pairs() == len(np.unique(ms // 10_000 * keys + key))
+    assert events.pairs(keys=3) == len(np.unique(ms // 10_000 * 3 + key % 3))
+    sliding = [(ms // 2_000 + later) * keys + key for later in range(5)]
+    assert events.pairs(slide_ms=2_000) == len(np.unique(np.concatenate(sliding)))
 
 
 def milliseconds(batch: pa.RecordBatch) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 `window`:  `columns` sends numpy columns through the dataflow, split by key, as Bytewax's documentation advises for
            speed; what they mean is up to the operator written here. `stateful` is one state per key, written for this
-           workload; `operators` is `fold_window`.
-`udf`:     `label` per row, then `stateful` or `operators`.
-`strings`: `columns` and `stateful`, with the payload.
+           workload.
+`udf`:     `label` per row, then `stateful`.
+`strings`: `columns`, with the payload.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 import bytewax.operators as op
-import bytewax.operators.windowing as win
 import numpy as np
 import pyarrow as pa
 from bytewax.dataflow import Dataflow
@@ -29,6 +28,7 @@ from definitions import (
     LATENCY_RATE_PER_S,
     LATENCY_WARM_UP_SHARE,
     MULTIPLIER,
+    PAYLOADS,
     WINDOW_MS,
     label,
 )
@@ -42,8 +42,10 @@ KEY_GROUPS = ("0", "4")
 """The columns of a group travel together. Bytewax places these two names on different ones of two workers."""
 TICK = timedelta(milliseconds=1)
 
-Output: TypeAlias = tuple[int, float]
-"""Count and sum of one window and key."""
+PAYLOAD = pa.array([f"{number:04x}" * 25 for number in range(PAYLOADS)])
+
+Output: TypeAlias = tuple[int, float, int]
+"""Count and sum of one window and key, and the number that its largest payload repeats, 0 without one."""
 
 
 class Measured:
@@ -54,6 +56,7 @@ class Measured:
         self.began_s: float | None = None
         self.counted = 0
         self.total = 0.0
+        self.payloads = 0
         self.results = 0
         self.latencies_ms: list[float] = []
 
@@ -99,10 +102,6 @@ class _Half(StatefulSourcePartition[Any, int]):
         columns = zip([moments[t] for t in ts.tolist()], key.tolist(), value.tolist(), strict=True)
         if self._shape == "dicts":
             return [{"ts": t, "key": k, "value": v} for t, k, v in columns]
-        if self._shape == "strings":
-            return [
-                (f"user-{k:06d}", (t, v, f"{n:010x}" * 10)) for (t, k, v), n in zip(columns, i.tolist(), strict=True)
-            ]
         return [(str(k), (t, v)) for t, k, v in columns]
 
     def snapshot(self) -> int:
@@ -116,33 +115,34 @@ class Totals(DynamicSink[Output]):
 
 class _Adding(StatelessSinkPartition[Output]):
     def write_batch(self, items: list[Output]) -> None:
-        for count, total in items:
+        for count, total, payload in items:
             measured.counted += count
             measured.total += total
+            measured.payloads += payload
             measured.results += 1
 
 
 class KeyedWindows(StatefulBatchLogic[Any, Output, Any]):
-    """Windows of one key; values are (ts, value, ...). One fires when event time is `DRIFT_MS` past its end."""
+    """Windows of one key; values are (ts, value). One fires when event time is `DRIFT_MS` past its end."""
 
-    def __init__(self, resume: dict[int, tuple[int, float, str]] | None) -> None:
+    def __init__(self, resume: dict[int, Output] | None) -> None:
         self._windows = dict(resume or {})
 
     def on_batch(self, values: list[Any]) -> tuple[Iterable[Output], bool]:
         windows = self._windows
-        for ts, value, *payload in values:
+        for ts, value in values:
             window = int((ts - EPOCH).total_seconds()) * 1000 // WINDOW_MS
-            count, total, largest = windows.get(window, (0, 0.0, ""))
-            windows[window] = (count + 1, total + value, max(largest, *payload) if payload else "")
+            count, total, _ = windows.get(window, (0, 0.0, 0))
+            windows[window] = (count + 1, total + value, 0)
         past = window - DRIFT_MS // WINDOW_MS
         if min(windows) >= past:
             return (), False
-        return [windows.pop(old)[:2] for old in sorted(windows) if old < past], False
+        return [windows.pop(old) for old in sorted(windows) if old < past], False
 
     def on_eof(self) -> tuple[Iterable[Output], bool]:
-        return [found[:2] for found in self._windows.values()], True
+        return list(self._windows.values()), True
 
-    def snapshot(self) -> dict[int, tuple[int, float, str]]:
+    def snapshot(self) -> dict[int, Output]:
         return dict(self._windows)
 
 
@@ -181,7 +181,11 @@ def _merged(parts: pa.Table) -> list[Output]:
     if "payload_max" in parts.column_names:
         wanted.append(("payload_max", "max"))
     result = parts.group_by(["window", "key"], use_threads=False).aggregate(wanted)
-    return list(zip(result["value_count_sum"].to_pylist(), result["value_sum_sum"].to_pylist(), strict=True))
+    counts, totals = result["value_count_sum"].to_pylist(), result["value_sum_sum"].to_pylist()
+    if "payload_max" not in parts.column_names:
+        return [(count, total, 0) for count, total in zip(counts, totals, strict=True)]
+    payloads = [int(payload[:4], 16) for payload in result["payload_max_max"].to_pylist()]
+    return list(zip(counts, totals, payloads, strict=True))
 
 
 def split(batch: tuple[str, Any, Any, Any, Any], *, has_strings: bool) -> list[tuple[str, Any]]:
@@ -197,32 +201,9 @@ def split(batch: tuple[str, Any, Any, Any, Any], *, has_strings: bool) -> list[t
         columns: dict[str, Any] = {"window": window[begin:end], "key": key[begin:end], "value": value[begin:end]}
         if has_strings:  # made for each piece, as a slice of an Arrow array pickles the whole array
             columns["key"] = pa.array([f"user-{number:06d}" for number in key[begin:end].tolist()])
-            columns["payload"] = pa.array([f"{number:010x}" * 10 for number in i[begin:end].tolist()])
+            columns["payload"] = PAYLOAD.take(pa.array(i[begin:end] % PAYLOADS))
         pieces.append((name, (part, watermark_ms, columns)))
     return pieces
-
-
-def _fold(key: str, up: Any) -> Any:
-    """`fold_window` over (ts, value) pairs or labelled rows; event time is what it was told, not what passes here."""
-    at, amount = (0, 1) if key == "pairs" else ("ts", "score")
-    clock = win.EventClock(
-        ts_getter=lambda row: row[at],
-        wait_for_system_duration=timedelta(milliseconds=DRIFT_MS),
-        now_getter=lambda: EPOCH,
-        to_system_utc=lambda _: None,
-    )
-    windower = win.TumblingWindower(length=timedelta(milliseconds=WINDOW_MS), align_to=EPOCH)
-    out = win.fold_window(
-        "fold",
-        up,
-        clock,
-        windower,
-        builder=lambda: (0, 0.0),
-        folder=lambda found, row: (found[0] + 1, found[1] + row[amount]),
-        merger=lambda one, other: (one[0] + other[0], one[1] + other[1]),
-        ordered=False,
-    )
-    return op.map_value("result", out.down, lambda window: window[1])
 
 
 def dataflow(workload: str, variant: str, n: int, max_seconds: float) -> Dataflow:
@@ -230,23 +211,16 @@ def dataflow(workload: str, variant: str, n: int, max_seconds: float) -> Dataflo
     if workload == "latency":
         op.output("sink", op.input("source", flow, StampedRows(n)), LatencySink(n))
         return flow
-    shapes = {"udf": "dicts", "strings": "strings", "window": "pairs"}
-    shape = "columns" if variant == "columns" else shapes[workload]
+    shape = "columns" if variant == "columns" else {"udf": "dicts", "window": "pairs"}[workload]
     stream = op.input("source", flow, Events(n, shape, max_seconds))
     if shape == "columns":
         has_strings = workload == "strings"
         pieces = op.flat_map("split", stream, lambda batch: split(batch, has_strings=has_strings))
         results = op.stateful_batch("windows", pieces, ColumnWindows)
-    elif workload == "udf":
-        labelled = op.map("label", stream, label)
-        if variant == "operators":
-            results = _fold("labelled", op.key_on("by_name", labelled, lambda row: row["name"]))
-        else:
-            pairs = op.map("pair", labelled, lambda row: (row["name"], (row["ts"], row["score"])))
-            results = op.stateful_batch("windows", pairs, KeyedWindows)
-    elif variant == "operators":
-        results = _fold("pairs", stream)
     else:
+        if workload == "udf":
+            labelled = op.map("label", stream, label)
+            stream = op.map("pair", labelled, lambda row: (row["name"], (row["ts"], row["score"])))
         results = op.stateful_batch("windows", stream, KeyedWindows)
     op.output("sink", op.key_rm("totals", results), Totals())
     return flow

@@ -1,6 +1,5 @@
 package midstream.peers;
 
-import java.io.IOException;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -19,8 +18,7 @@ import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 
 /**
  * Where jobs run, and what Flink's REST interface says of them. `local`: one task manager with P slots in this JVM,
- * exchange in memory. `tcp`: P task managers with one slot each in this JVM, exchange over loopback. `HOST:PORT`: the
- * REST address of a cluster of processes, which has this program on its class path.
+ * exchange in memory. `tcp`: P task managers with one slot each in this JVM, exchange over loopback.
  */
 public final class Cluster implements AutoCloseable {
 
@@ -38,51 +36,25 @@ public final class Cluster implements AutoCloseable {
         }
     }
 
-    private static final long START_MS_MAX = 60_000;
-
     private final MiniCluster mini;
     private final String host;
     private final int port;
     private final HttpClient http = HttpClient.newHttpClient();
     private final ObjectMapper json = new ObjectMapper();
 
-    /** `settings`: of the task managers; a cluster of processes has been given them already. */
+    /** `settings`: of the task managers. */
     public Cluster(String where, int slots, Configuration settings) throws Exception {
-        if (where.contains(":")) {
-            mini = null;
-            host = where.substring(0, where.indexOf(':'));
-            port = Integer.parseInt(where.substring(where.indexOf(':') + 1));
-            awaitTaskManagers(slots);
-        } else {
-            boolean tcp = where.equals("tcp");
-            mini = new MiniCluster(new MiniClusterConfiguration.Builder()
-                    .setConfiguration(settings)
-                    .setNumTaskManagers(tcp ? slots : 1)
-                    .setNumSlotsPerTaskManager(tcp ? 1 : slots)
-                    .withRandomPorts()
-                    .build());
-            mini.start();
-            URI rest = mini.getRestAddress().get();
-            host = rest.getHost();
-            port = rest.getPort();
-        }
-    }
-
-    private void awaitTaskManagers(int count) throws Exception {
-        long deadlineMs = System.currentTimeMillis() + START_MS_MAX;
-        while (true) {
-            try {
-                if (get("/taskmanagers").get("taskmanagers").size() >= count) {
-                    return;
-                }
-            } catch (IOException | NullPointerException notYet) {
-                // it does not listen yet, or not everything of it is there
-            }
-            if (System.currentTimeMillis() > deadlineMs) {
-                throw new IllegalStateException("there are no " + count + " task managers after a minute");
-            }
-            Thread.sleep(100);
-        }
+        boolean tcp = where.equals("tcp");
+        mini = new MiniCluster(new MiniClusterConfiguration.Builder()
+                .setConfiguration(settings)
+                .setNumTaskManagers(tcp ? slots : 1)
+                .setNumSlotsPerTaskManager(tcp ? 1 : slots)
+                .withRandomPorts()
+                .build());
+        mini.start();
+        URI rest = mini.getRestAddress().get();
+        host = rest.getHost();
+        port = rest.getPort();
     }
 
     public StreamExecutionEnvironment environment(Configuration settings, int parallelism) {
@@ -185,8 +157,6 @@ public final class Cluster implements AutoCloseable {
 
     @Override
     public void close() {
-        if (mini != null) {
-            mini.closeAsync(); // not awaited: it would wait for results that nobody fetches
-        }
+        mini.closeAsync(); // not awaited: it would wait for results that nobody fetches
     }
 }

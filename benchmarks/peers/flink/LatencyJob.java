@@ -14,14 +14,13 @@ final class LatencyJob {
     private static final int RATE_PER_S = 20_000;
     private static final int USUAL_S = 20;
     private static final double WARM_UP_SHARE = 0.1;
-    private static final double SHORTFALL_MAX = 0.1;
-    static final int BUCKETS = 1024;
+    private static final int BUCKETS = 1024;
     private static final double GROWTH = 1.02;
 
     private LatencyJob() {}
 
     /** Number within its split, key, and when it was made, in µs by the wall clock. */
-    static final class Stamped implements IndexSource.Generator<Tuple3<Long, Long, Long>> {
+    private static final class Stamped implements IndexSource.Generator<Tuple3<Long, Long, Long>> {
         static final TypeInformation<Tuple3<Long, Long, Long>> TYPE = Types.TUPLE(Types.LONG, Types.LONG, Types.LONG);
         private final long rows;
 
@@ -57,14 +56,9 @@ final class LatencyJob {
             cluster.run(settings, parallelism, env -> build(env, RATE_PER_S * 2));
             Cluster.Outcome outcome = cluster.run(settings, parallelism, env -> build(env, events));
             double[] found = outcome.sums("latency");
-            Report.require("the rows that arrived", events, found[BUCKETS], 0);
-            double wantedS = events / (double) RATE_PER_S;
-            if (outcome.seconds() - 2 > wantedS * (1 + SHORTFALL_MAX)) { // up to 2 s for the last checkpoint
-                throw new IllegalStateException("it took " + outcome.seconds() + " s to make what takes " + wantedS
-                        + " s at " + RATE_PER_S + " rows/s: the machine is too busy");
-            }
             return new Report(options, variant, parallelism)
                     .rate(events, outcome.seconds())
+                    .put("result", new double[] {found[BUCKETS]})
                     .put("rate_per_s", RATE_PER_S)
                     .put("p50_ms", percentileMs(found, 0.5))
                     .put("p90_ms", percentileMs(found, 0.9))
@@ -78,32 +72,23 @@ final class LatencyJob {
     private static void build(StreamExecutionEnvironment env, long events) {
         int splits = env.getParallelism();
         long rows = events / splits;
+        long warm = (long) (rows * WARM_UP_SHARE);
         IndexSource<Tuple3<Long, Long, Long>> source =
                 new IndexSource<>(new Stamped(rows), Stamped.TYPE, splits, rows, (double) RATE_PER_S / splits, 0);
         env.fromSource(source, WatermarkStrategy.noWatermarks(), "events")
                 .keyBy(row -> row.f1, Types.LONG)
-                .flatMap(histogram(rows, row -> row.f0, row -> nowUs() - row.f2));
-    }
-
-    interface Number<T> extends java.io.Serializable {
-        long of(T row);
-    }
-
-    /** `number`: of a row within its split of `rows`; `tookUs`: how long it was under way. */
-    static <T> Totals<T> histogram(long rows, Number<T> number, Number<T> tookUs) {
-        long warm = (long) (rows * WARM_UP_SHARE);
-        return new Totals<>("latency", BUCKETS + 2, (row, sums) -> {
-            sums[BUCKETS] += 1;
-            if (number.of(row) >= warm) {
-                sums[BUCKETS + 1] += 1;
-                double us = Math.max(1, tookUs.of(row));
-                sums[Math.min(BUCKETS - 1, (int) (Math.log(us) / Math.log(GROWTH)))] += 1;
-            }
-        });
+                .flatMap(new Totals<Tuple3<Long, Long, Long>>("latency", BUCKETS + 2, (row, sums) -> {
+                    sums[BUCKETS] += 1;
+                    if (row.f0 >= warm) {
+                        sums[BUCKETS + 1] += 1;
+                        double us = Math.max(1, nowUs() - row.f2);
+                        sums[Math.min(BUCKETS - 1, (int) (Math.log(us) / Math.log(GROWTH)))] += 1;
+                    }
+                }));
     }
 
     /** The upper bound of the bucket in which that share is reached. */
-    static double percentileMs(double[] sums, double share) {
+    private static double percentileMs(double[] sums, double share) {
         double below = 0;
         for (int bucket = 0; bucket < BUCKETS; bucket++) {
             below += sums[bucket];

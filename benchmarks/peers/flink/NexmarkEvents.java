@@ -3,8 +3,8 @@ package midstream.peers;
 /** The generator of NEXMark events in closed form: event n is a function of n alone. */
 final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> {
     static final int EPOCH = 50;
-    static final int AUCTIONS_PER_EPOCH = 3;
-    static final int FIRST_ID = 1000;
+    private static final int AUCTIONS_PER_EPOCH = 3;
+    private static final int FIRST_ID = 1000;
     static final int PERSON = 0;
     static final int AUCTION = 1;
     static final int BID = 2;
@@ -21,7 +21,6 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         "Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne"
     };
     private static final String[] STATE = {"AZ", "CA", "ID", "OR", "WA", "WY"};
-    private static final String[] CHANNEL = {"Google", "Facebook", "Baidu", "Apple"};
     private static final int PRICES = 4096;
     private static final long[] PRICE = new long[PRICES];
 
@@ -31,36 +30,17 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         }
     }
 
-    /** A POJO of all three kinds; never serialised, for queries take from it what they need in the source's chain. */
+    /** Never serialised: queries draw what they read of it, and nothing else, in the source's chain. */
     public static final class Event {
         public int kind;
+        public long n;
         public long timeMs;
-        /** Of the person or auction, or of the bid's auction. */
-        public long id;
-        /** Who sells or bids. */
-        public long person;
-        /** Of the bid, or where the auction begins. */
-        public long price;
-        public long reserve;
-        public long expiresMs;
-        public int category;
-        public String name;
-        public String city;
-        public String state;
-        public String email;
-        public String card;
-        public String item;
-        public String channel;
-        public String url;
     }
 
     private final int splits;
-    private final boolean allColumns;
 
-    /** Without `allColumns`, those that no query reads are left out: email, card, item, channel, url. */
-    NexmarkEvents(int splits, boolean allColumns) {
+    NexmarkEvents(int splits) {
         this.splits = splits;
-        this.allColumns = allColumns;
     }
 
     /** Split s has the epochs that leave s when divided by how many splits there are. */
@@ -78,73 +58,36 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         long n = number(split, j);
         Event event = new Event();
         event.kind = kind(n);
+        event.n = n;
         event.timeMs = timeMs(n);
-        switch (event.kind) {
-            case PERSON -> person(event, n);
-            case AUCTION -> auction(event, n);
-            default -> bid(event, n);
-        }
         return event;
     }
 
-    private void person(Event event, long n) {
-        event.id = FIRST_ID + lastPerson(n);
-        event.name = name(n);
-        event.city = CITY[(int) draw(n, 2, CITY.length)];
-        event.state = state(n);
-        if (allColumns) {
-            event.email = "user" + lastPerson(n) + "@example.com";
-            event.card = card(draw(n, 4, 100_000_000) * 100_000_000 + draw(n, 5, 100_000_000));
-        }
-    }
-
-    private void auction(Event event, long n) {
-        event.id = FIRST_ID + lastAuction(n);
-        event.person = seller(n);
-        event.category = category(n);
-        event.price = 100 + draw(n, 3, 1_000_000);
-        event.expiresMs = expiresMs(n);
-        event.reserve = event.price + draw(n, 5, 1_000_000);
-        if (allColumns) {
-            event.item = "item-" + lastAuction(n);
-        }
-    }
-
-    private void bid(Event event, long n) {
-        event.id = bidAuction(n);
-        event.person = bidder(n);
-        event.price = price(n);
-        if (allColumns) {
-            event.channel = CHANNEL[(int) draw(n, 5, CHANNEL.length)];
-            event.url = "https://www.nexmark.com/item/" + draw(n, 6, 10_000);
-        }
-    }
-
-    static long mix(long x) {
+    private static long mix(long x) {
         long z = x + 0x9E3779B97F4A7C15L;
         z = (z ^ z >>> 30) * 0xBF58476D1CE4E5B9L;
         z = (z ^ z >>> 27) * 0x94D049BB133111EBL;
         return z ^ z >>> 31;
     }
 
-    static long draw(long n, int salt, long k) {
+    private static long draw(long n, int salt, long k) {
         return (mix(n * 16 + salt) >>> 33) % k;
     }
 
-    static int kind(long n) {
+    private static int kind(long n) {
         long off = n % EPOCH;
         return off == 0 ? PERSON : off <= AUCTIONS_PER_EPOCH ? AUCTION : BID;
     }
 
-    static long timeMs(long n) {
+    private static long timeMs(long n) {
         return n / EVENTS_PER_MS;
     }
 
-    static long lastPerson(long n) {
+    private static long lastPerson(long n) {
         return n / EPOCH;
     }
 
-    static long lastAuction(long n) {
+    private static long lastAuction(long n) {
         return n / EPOCH * AUCTIONS_PER_EPOCH + Math.min(n % EPOCH, AUCTIONS_PER_EPOCH) - 1;
     }
 
@@ -156,9 +99,16 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         return STATE[(int) draw(n, 3, STATE.length)];
     }
 
-    private static String card(long digits) {
-        String text = Long.toString(digits);
-        return "0".repeat(16 - text.length()) + text;
+    static String city(long n) {
+        return CITY[(int) draw(n, 2, CITY.length)];
+    }
+
+    static long person(long n) {
+        return FIRST_ID + lastPerson(n);
+    }
+
+    static long auction(long n) {
+        return FIRST_ID + lastAuction(n);
     }
 
     static long seller(long n) {

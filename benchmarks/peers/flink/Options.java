@@ -11,8 +11,7 @@ record Options(
         int parallelism,
         double maxSeconds,
         String cluster,
-        String directory,
-        String of) {
+        String directory) {
 
     static Options parse(String[] arguments) {
         Map<String, String> given = new HashMap<>();
@@ -25,9 +24,8 @@ record Options(
                 Long.parseLong(given.getOrDefault("--events", "0")),
                 Integer.parseInt(given.getOrDefault("--parallelism", "0")),
                 Double.parseDouble(given.getOrDefault("--max-seconds", "0")),
-                given.getOrDefault("--cluster", "local"),
-                given.get("--directory"),
-                given.getOrDefault("--of", ""));
+                given.getOrDefault("--cluster", "tcp"),
+                given.get("--directory"));
     }
 
     long eventsOr(long usual) {

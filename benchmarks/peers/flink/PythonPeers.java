@@ -1,20 +1,14 @@
 package midstream.peers;
 
-import org.apache.flink.api.common.functions.OpenContext;
-import org.apache.flink.api.common.functions.RichFlatMapFunction;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.api.java.tuple.Tuple2;
-import org.apache.flink.api.java.tuple.Tuple3;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.types.Row;
-import org.apache.flink.util.Collector;
 
 /** What a PyFlink job takes from Java: its source and its sink, so that Python only does what is measured. */
 public final class PythonPeers {
-    private static final int SUBTASKS_MAX = 64;
-
     private PythonPeers() {}
 
     /** The events of `window` with their time as a column too, for user code that wants it in its row. */
@@ -48,29 +42,9 @@ public final class PythonPeers {
         return new IndexSource<>(new Rows(events, splits), Rows.TYPE, splits, events / splits, 0, maxSeconds);
     }
 
-    public static IndexSource<Tuple3<Long, Long, Long>> stamped(long events, int splits, double rowsPerSecond) {
-        LatencyJob.Stamped stamped = new LatencyJob.Stamped(events / splits);
-        return new IndexSource<>(
-                stamped, LatencyJob.Stamped.TYPE, splits, events / splits, rowsPerSecond / splits, 0);
-    }
-
-    /** Counts what each subtask reads, under `read`: what must come out if the clock ends the run. */
+    /** See KeyedJobs. */
     public static <T> void count(DataStream<T> rows) {
-        rows.flatMap(new RichFlatMapFunction<T, Long>() {
-            private final Totals.Sums sums = new Totals.Sums(SUBTASKS_MAX);
-            private int subtask;
-
-            @Override
-            public void open(OpenContext context) {
-                subtask = getRuntimeContext().getTaskInfo().getIndexOfThisSubtask();
-                getRuntimeContext().addAccumulator("read", sums);
-            }
-
-            @Override
-            public void flatMap(T row, Collector<Long> out) {
-                sums.sums[subtask]++;
-            }
-        }).returns(Types.LONG);
+        KeyedJobs.count(rows);
     }
 
     /** Adds results up under `results`: rows, first field (a count), second field (a sum). */
@@ -80,21 +54,6 @@ public final class PythonPeers {
             sums[1] += ((Number) row.getField(0)).doubleValue();
             sums[2] += ((Number) row.getField(1)).doubleValue();
         }));
-    }
-
-    /** Rows of number within the split and µs under way, under `latency`; see LatencyJob. */
-    public static void latencies(DataStream<Row> results, long events, int splits) {
-        results.flatMap(LatencyJob.histogram(
-                events / splits, row -> (Long) ((Row) row).getField(0), row -> (Long) ((Row) row).getField(1)));
-    }
-
-    public static double percentileMs(double[] sums, double share) {
-        return LatencyJob.percentileMs(sums, share);
-    }
-
-    /** How many rows arrived. */
-    public static double arrived(double[] sums) {
-        return sums[LatencyJob.BUCKETS];
     }
 
     public static Configuration ofCluster() {

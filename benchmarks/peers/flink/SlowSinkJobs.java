@@ -153,8 +153,7 @@ final class SlowSinkJobs {
                 .flatMap(new SlowSink(directory, rowNs, first)).uid("sink");
     }
 
-    /** Of the task managers; the same for those that are processes. */
-    static Map<String, String> checkpointCluster(String variant) {
+    private static Map<String, String> checkpointCluster(String variant) {
         Map<String, String> more = new HashMap<>(Map.of("taskmanager.memory.segment-size", "4kb",
                 "taskmanager.memory.min-segment-size", "256b"));
         if (variant.startsWith("aligned_debloat")) {
@@ -227,15 +226,15 @@ final class SlowSinkJobs {
 
     /**
      * Buffers so large that about the backlog is in flight: the number of buffers is fixed in Flink 2. A result
-     * partition has 2 a channel and 8 more; over a network the inputs have as many again.
+     * partition has 2 a channel and 8 more, and so has an input.
      */
-    static Map<String, String> recoveryCluster(int parallelism, boolean network) {
-        int buffers = 2 * parallelism * (2 * parallelism + 8) * (network ? 2 : 1);
+    private static Map<String, String> recoveryCluster(int parallelism) {
+        int buffers = 2 * 2 * parallelism * (2 * parallelism + 8);
         int kib = Integer.highestOneBit(BACKLOG_MIB * 1024 * 5 / 4 / buffers);
         return Map.of(
                 "taskmanager.memory.segment-size", kib + "kb",
-                "taskmanager.memory.network.min", "1gb",
-                "taskmanager.memory.network.max", "1gb");
+                "taskmanager.memory.network.min", "512mb",
+                "taskmanager.memory.network.max", "512mb");
     }
 
     /** Variants: `during`, checkpoints during recovery; `off`, without. */
@@ -258,7 +257,7 @@ final class SlowSinkJobs {
                 "restart-strategy.fixed-delay.attempts", "1"));
         String directory = options.directory();
         long rowNs = 200_000;
-        Map<String, String> settings = recoveryCluster(parallelism, !options.cluster().equals("local"));
+        Map<String, String> settings = recoveryCluster(parallelism);
         try (Cluster cluster = new Cluster(options.cluster(), parallelism, Settings.ofCluster(settings))) {
             Configuration first = Settings.ofJob(directory, DAY_MS, more);
             JobClient job = cluster.start(first, parallelism, env -> build(env, directory, rowNs, 0));

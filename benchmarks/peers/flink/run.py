@@ -1,8 +1,8 @@
 """Runs one Flink benchmark once and prints its figures as the last line of stdout, a JSON object.
 
-    run.py WORKLOAD [--engine java|python] [--variant V] [--cluster local|tcp|processes] [--events N] ...
+    .venv/bin/python benchmarks/peers/flink/run.py WORKLOAD [--engine java|python] [--variant V] [--events N] ...
 
-Standard library only; everything it starts has ended when it ends. README.md has the workloads and variants.
+Everything it starts has ended when it ends. README.md has the workloads and variants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,14 +21,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from definitions import expected, halves, require, require_rate
 
 HERE = Path(__file__).resolve().parent
 HOME = HERE.parents[2] / ".peers" / "flink"
 MAIN = "midstream.peers.Main"
 SAMPLE_S = 0.2
 STOP_S = 10.0
-SLOTS = {"checkpoint": 4, "recovery": 4}
-"""Parallelism where it is not 2."""
+RELATIVE = {"udf": 1e-6, "q1": 1e-9}
+"""How exact a result must be if it need not be right to the last bit; numpy's round() is not Python's."""
+RELATIVE_OF_PANDAS = 1e-5
 OPENED = "java.base/{}=ALL-UNNAMED"
 PACKAGES = ("java.lang", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.lang.reflect", "java.text",
             "java.time", "java.util", "java.util.concurrent", "java.util.concurrent.atomic",
@@ -48,10 +53,10 @@ def main() -> int:
             if options.engine == "python":
                 command, environment = _python_command(options, directory)
             else:
-                rest = _start_cluster(options, directory, children) if options.cluster == "processes" else None
-                command, environment = _java_command(options, directory, rest), dict(os.environ)
-            figures = _figures(command, environment, options.timeout, children)
-        except BenchmarkError as error:
+                command = [*_java(options.heap, directory), MAIN, *_arguments(options, directory)]
+                environment = dict(os.environ)
+            figures = checked(_figures(command, environment, options.timeout, children))
+        except (BenchmarkError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     print(json.dumps(figures))
@@ -67,12 +72,11 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("workload")
     parser.add_argument("--engine", choices=["java", "python"])
     parser.add_argument("--variant", default="")
-    parser.add_argument("--cluster", choices=["local", "tcp", "processes"], default="local")
+    parser.add_argument("--cluster", choices=["local", "tcp"], default="tcp")
     parser.add_argument("--events", type=int, default=0)
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--parallelism", type=int, default=0)
     parser.add_argument("--heap", default="4g", help="of each JVM that works")
-    parser.add_argument("--gc", default="Parallel", choices=["G1", "Parallel"])
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which everything is killed")
     options = parser.parse_args()
     if options.engine is None:
@@ -82,13 +86,13 @@ def _parsed() -> argparse.Namespace:
     return options
 
 
-def _java(heap: str, gc: str, directory: str) -> list[str]:
+def _java(heap: str, directory: str) -> list[str]:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
         raise BenchmarkError(f"{java} was not found: Flink needs Java 17")
     opened = [f"--add-opens={OPENED.format(package)}" for package in PACKAGES]
-    return [java, f"-Xms{heap}", f"-Xmx{heap}", f"-XX:+Use{gc}GC", f"-Djava.io.tmpdir={directory}", *opened, f"-Dlog4j.configurationFile={HERE}/log4j.properties",
+    return [java, f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseParallelGC", f"-Djava.io.tmpdir={directory}", *opened, f"-Dlog4j.configurationFile={HERE}/log4j.properties",
             "-Dlog4j2.disableJmx=true", "-cp", os.pathsep.join([str(HOME / "benchmarks.jar"), f"{_pyflink()}/lib/*"])]  # fmt: skip
 
 
@@ -99,16 +103,11 @@ def _pyflink() -> str:
     return found[0]
 
 
-def _java_command(options: argparse.Namespace, directory: str, rest: str | None) -> list[str]:
-    heap = options.heap if rest is None else "512m"
-    return [*_java(heap, options.gc, directory), MAIN, *_arguments(options, directory, rest)]
-
-
-def _arguments(options: argparse.Namespace, directory: str, rest: str | None) -> list[str]:
+def _arguments(options: argparse.Namespace, directory: str) -> list[str]:
     return [
         options.workload,
         *("--directory", directory),
-        *("--cluster", rest or options.cluster),
+        *("--cluster", options.cluster),
         *("--variant", options.variant),
         *("--events", str(options.events)),
         *("--max-seconds", str(options.max_seconds)),
@@ -118,74 +117,13 @@ def _arguments(options: argparse.Namespace, directory: str, rest: str | None) ->
 
 def _python_command(options: argparse.Namespace, directory: str) -> tuple[list[str], dict[str, str]]:
     environment = dict(os.environ)
-    environment["JVM_ARGS"] = (
-        f"-Xms{options.heap} -Xmx{options.heap} -XX:+Use{options.gc}GC -Djava.io.tmpdir={directory}"
-    )
+    environment["JVM_ARGS"] = f"-Xms{options.heap} -Xmx{options.heap} -XX:+UseParallelGC -Djava.io.tmpdir={directory}"
     environment["PEER_PYTHON"] = str(HOME / "bin" / "python")
     environment["HADOOP_CLASSPATH"] = str(HOME / "benchmarks.jar")  # the one way onto the class path of PyFlink's JVM
     environment["TMPDIR"] = directory  # what PyFlink leaves behind
     python = str(HOME / "bin" / "python")
     environment["PATH"] = f"{HOME / 'bin'}{os.pathsep}{environment['PATH']}"
-    return [python, str(HERE / "pyflink_jobs.py"), *_arguments(options, directory, None)], environment
-
-
-def _start_cluster(options: argparse.Namespace, directory: str, children: _Children) -> str:
-    """A job manager and P task managers of one slot each, in processes of their own; its REST address."""
-    slots = options.parallelism or SLOTS.get(options.workload, 2)
-    rest, rpc = _free_port(), _free_port()
-    (Path(directory) / "config.yaml").write_text("{}\n")
-    asked = subprocess.run(
-        [*_java("256m", "Serial", directory), MAIN, "settings", "--of", options.workload, "--variant", options.variant,
-         "--parallelism", str(slots)],
-        check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    common = {
-        **json.loads(asked.stdout),
-        "jobmanager.rpc.address": "127.0.0.1",
-        "jobmanager.rpc.port": str(rpc),
-        "jobmanager.bind-host": "127.0.0.1",
-        "rest.address": "127.0.0.1",
-        "rest.bind-address": "127.0.0.1",
-        "rest.port": str(rest),
-        "io.tmp.dirs": directory,
-    }
-    manager = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
-    children.start(
-        [*_java("1g", options.gc, directory), manager, "--configDir", directory, *_dynamic(common)],
-        stdout=sys.stderr.fileno(),
-    )
-    worker = {
-        **common,
-        "taskmanager.host": "127.0.0.1",
-        "taskmanager.bind-host": "127.0.0.1",
-        "taskmanager.numberOfTaskSlots": "1",
-        "taskmanager.cpu.cores": "1",
-        "taskmanager.memory.task.heap.size": "1g",  # only what Flink believes; the heap is the JVM's
-        "taskmanager.memory.task.off-heap.size": "0b",
-        "taskmanager.memory.managed.size": "0b",
-        "taskmanager.memory.framework.heap.size": "128m",
-        "taskmanager.memory.framework.off-heap.size": "128m",
-        "taskmanager.memory.jvm-metaspace.size": "256m",
-        "taskmanager.memory.jvm-overhead.min": "256m",
-        "taskmanager.memory.jvm-overhead.max": "256m",
-    }
-    runner = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
-    workers = set()
-    for _ in range(slots):
-        command = [*_java(options.heap, options.gc, directory), runner, "--configDir", directory, *_dynamic(worker)]
-        workers.add(children.start(command, stdout=sys.stderr.fileno()).pid)
-    children.workers = workers
-    return f"127.0.0.1:{rest}"
-
-
-def _dynamic(settings: dict[str, str]) -> list[str]:
-    return [part for name, value in settings.items() for part in ("-D", f"{name}={value}")]
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    return [python, str(HERE / "pyflink_jobs.py"), *_arguments(options, directory)], environment
 
 
 class _Children:
@@ -193,25 +131,26 @@ class _Children:
 
     def __init__(self) -> None:
         self.started: list[subprocess.Popen[str]] = []
-        self.workers: set[int] = set()
-        """Whose memory counts, with what they have started; all, if it is empty."""
         self._peak_kb: dict[int, int] = {}
         self._over = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
 
-    def start(
-        self, command: Sequence[str], environment: dict[str, str] | None = None, stdout: int | None = subprocess.PIPE
-    ) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            command, env=environment, stdout=stdout, text=True, start_new_session=True, stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
         self.started.append(child)
         return child
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            for pid in _sessions(self.workers or {child.pid for child in self.started}):
+            for pid in _sessions({child.pid for child in self.started}):
                 self._peak_kb[pid] = max(self._peak_kb.get(pid, 0), _peak_kb(pid))
 
     def peak_bytes(self) -> int:
@@ -268,7 +207,7 @@ def _peak_kb(pid: int) -> int:
 
 def _figures(
     command: Sequence[str], environment: dict[str, str], timeout_s: float, children: _Children
-) -> dict[str, object]:
+) -> dict[str, Any]:
     child = children.start(command, environment)
     try:
         printed, _ = child.communicate(timeout=timeout_s)
@@ -278,9 +217,37 @@ def _figures(
     if child.returncode != 0 or not lines:
         raise BenchmarkError(f"{command[0]} ended with status {child.returncode}; what it said is above")
     print(*lines[:-1], sep="\n", end="\n" if lines[:-1] else "", file=sys.stderr)
-    figures: dict[str, object] = json.loads(lines[-1])
+    figures: dict[str, Any] = json.loads(lines[-1])
     figures["memory_mb"] = round(children.peak_bytes() / 1e6)
     return figures
+
+
+def checked(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures without the job's result, which must be right. Raises ValueError."""
+    workload = figures["workload"]
+    if workload in ("checkpoint", "recovery"):  # without an end, and so without a result
+        return figures | {"correct": True}
+    events, found = figures["events"], figures.pop("result")
+    if workload in ("window", "udf", "strings", "sliding"):
+        ranges = halves(events)
+        if "read" in figures:  # of each half so many from its beginning
+            read = [int(count) for count in figures.pop("read")]
+            ranges = [(first, first + count) for (first, _), count in zip(ranges, read, strict=True)]
+            rate = round(sum(read) / figures["seconds"], 1)
+            figures |= {"events": sum(read), "events_per_s": rate, "bounded": sum(read) < events}
+        wanted = expected(workload, ranges)
+    elif workload in ("exchange", "latency"):
+        wanted = {"rows": events}
+        if workload == "latency":
+            require_rate(events, figures["seconds"])
+    else:
+        from midstream.bench.nexmark.expected import EXPECTED
+        from midstream.bench.nexmark.queries import QUERIES
+
+        wanted = dict(zip(("rows", *QUERIES[workload].checked), EXPECTED[workload](events), strict=True))
+    relative = RELATIVE_OF_PANDAS if figures["variant"] == "table_pandas" else RELATIVE.get(workload, 0.0)
+    require(wanted, dict(zip(wanted, found, strict=True)), relative=relative)
+    return figures | {"result_rows": int(found[0]), "correct": True}
 
 
 if __name__ == "__main__":

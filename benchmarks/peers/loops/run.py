@@ -23,10 +23,11 @@ from definitions import (
     LATENCY_RATE_PER_S,
     LATENCY_S,
     arguments,
-    expected_udf,
-    expected_window,
+    expected,
+    halves,
     print_result,
     require,
+    require_rate,
 )
 from processes import run_together
 
@@ -46,35 +47,33 @@ def main() -> None:
     if args.workload == "latency":
         _latency(events)
         return
-    half = events // 2
-    halves = [(0, half), (half, half)]
+    parts = [(first, end - first) for first, end in halves(events)]
     if args.workload == "udf":
-        done = run_together(plain.label_and_count, [(variant, *own, args.max_seconds) for own in halves])
+        done = run_together(plain.label_and_count, [(variant, *own, args.max_seconds) for own in parts])
     elif variant == "polars":
-        done = run_together(window.without_exchange, [(*own, args.max_seconds) for own in halves])
+        done = run_together(window.without_exchange, [(*own, args.max_seconds) for own in parts])
     else:
         ports = _free_ports()
         done = run_together(
-            window.with_exchange, [(*own, args.max_seconds, subtask, ports) for subtask, own in enumerate(halves)]
+            window.with_exchange, [(*own, args.max_seconds, subtask, ports) for subtask, own in enumerate(parts)]
         )
-    read = [result[0] for result in done.results]
-    totals = [float(sum(result[column])) for column in (1, 2) for result in [list(zip(*done.results, strict=True))]]
-    ranges = [(first, first + count) for (first, _), count in zip(halves, read, strict=True)]
-    if args.workload == "udf":
-        require(expected_udf(ranges), totals, relative=1e-6)
-    else:
-        require(expected_window(ranges), totals)
+    read, n, total, rows = (sum(column) for column in zip(*done.results, strict=True))
+    ranges = [(first, first + result[0]) for (first, _), result in zip(parts, done.results, strict=True)]
+    wanted = expected(args.workload, ranges)
+    if variant != "exchange":  # each process has windows of its own
+        wanted["rows"] = sum(expected(args.workload, [own])["rows"] for own in ranges)
+    require(wanted, {"rows": rows, "n": n, "total": total}, relative=1e-6 if args.workload == "udf" else 0.0)
     print_result(
         engine="loop",
         version=f"python {platform.python_version()}",
         workload=args.workload,
         variant=variant,
-        events=sum(read),
+        events=read,
         parallelism=PROCESSES,
         seconds=done.seconds,
         memory_mb=done.memory_mb,
-        result_rows=sum(result[3] for result in done.results),
-        **({"bounded": True} if sum(read) < events else {}),
+        result_rows=rows,
+        **({"bounded": True} if read < events else {}),
     )
 
 
@@ -82,7 +81,8 @@ def _latency(rows: int) -> None:
     port = _free_ports()[0]
     done = run_together(_either, [("sink", port, rows), ("source", port, rows)])
     arrived, number_sum, percentiles = done.results[0]
-    require([rows, rows * (rows - 1) // 2], [arrived, number_sum])
+    require({"n": rows, "numbers": rows * (rows - 1) // 2}, {"n": arrived, "numbers": number_sum})
+    require_rate(rows, done.seconds)
     print_result(
         engine="loop",
         version=f"python {platform.python_version()}",

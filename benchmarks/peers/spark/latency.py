@@ -5,10 +5,8 @@ source costs Spark next to nothing. A row's latency ends where the task of the s
 system's monotonic one, which `System.nanoTime` and Python read alike on Linux.
 
 `micro-batch`: a batch follows the last one at once; each is a checkpoint.
-`async-progress`: its write-ahead logs are written once a second, not in the way of a batch; at least once.
 `real-time`: real-time mode with the streaming shuffle, a batch and so a checkpoint every second (Spark's own minimum
-is 5 s: `real-time-5s`), and buffers of the shuffle that wait for 1 ms at most (`real-time-defaults`: as Spark has it,
-with batches of 5 s). All its tasks run at once, so there are twice as many task slots as the parallelism.
+is 5 s), and buffers of the shuffle that wait for 1 ms at most. All its tasks run at once, so there are twice as many task slots as the parallelism.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from definitions import LATENCY_KEYS, LATENCY_RATE_PER_S, LATENCY_WARM_UP_SHARE, percentiles_ms, require
+from definitions import LATENCY_KEYS, LATENCY_RATE_PER_S, LATENCY_WARM_UP_SHARE, percentiles_ms, require, require_rate
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from session import STATE_STORES, session_memory_mb, wait_until
+from session import session_memory_mb, wait_until
 
 BLOCK = 200
 WARM_UP_S = 8
@@ -35,37 +33,22 @@ It never fits 32 bits, which Py4J would make a different type of.
 DRAIN_S_MAX = 60.0
 
 
-@dataclass(frozen=True)
-class Variant:
-    options: dict[str, str] = field(default_factory=dict)
-    real_time: str | None = None
-    """How long a batch of real-time mode runs."""
-
-    is_tuned: bool = True
-
-    def settings(self, parallelism: int) -> dict[str, Any]:
-        """Of the session."""
-        if self.real_time is None:
-            return {}
-        return {
-            "spark.sql.streaming.stateStore.providerClass": STATE_STORES["rocksdb"],  # it insists, without any state
-            "slots": 2 * parallelism,
-            "spark.shuffle.manager": "org.apache.spark.shuffle.streaming.MultiShuffleManager",
-            "spark.sql.streaming.realTimeMode.minBatchDuration": "1000",
-            "spark.sql.streaming.realTimeMode.allowlistCheck": "false",  # it knows no sink that only takes rows
-            **({"spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1"} if self.is_tuned else {}),
-        }
+VARIANTS = ("micro-batch", "real-time")
 
 
-VARIANTS = {
-    "micro-batch": Variant(),
-    "async-progress": Variant(
-        {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "1000"}
-    ),
-    "real-time": Variant(real_time="1 second"),
-    "real-time-5s": Variant(real_time="5 seconds"),
-    "real-time-defaults": Variant(real_time="5 seconds", is_tuned=False),
-}
+def settings(variant: str, parallelism: int) -> dict[str, Any]:
+    """Of the session."""
+    if variant == "micro-batch":
+        return {}
+    states = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    return {
+        "slots": 2 * parallelism,
+        "spark.sql.streaming.stateStore.providerClass": states,  # it insists, without any state
+        "spark.shuffle.manager": "org.apache.spark.shuffle.streaming.MultiShuffleManager",
+        "spark.sql.streaming.realTimeMode.minBatchDuration": "1000",
+        "spark.sql.streaming.realTimeMode.allowlistCheck": "false",  # it knows no sink that only takes rows
+        "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
+    }
 
 
 @dataclass(frozen=True)
@@ -75,19 +58,22 @@ class LatencyRun:
     figures: dict[str, Any]
 
 
-def run_latency(spark: SparkSession, n: int, parallelism: int, *, variant: Variant) -> LatencyRun:
+def run_latency(spark: SparkSession, n: int, parallelism: int, variant: str) -> LatencyRun:
     if not sys.platform.startswith("linux"):
         raise OSError(
             "latencies compare System.nanoTime with Python's monotonic clock, which are one clock on Linux only"
         )
     _run(spark, WARM_UP_S * LATENCY_RATE_PER_S, parallelism, variant)
-    return _run(spark, n // BLOCK * BLOCK, parallelism, variant)
+    run = _run(spark, n // BLOCK * BLOCK, parallelism, variant)
+    require_rate(run.events, run.seconds)
+    return run
 
 
-def _run(spark: SparkSession, n: int, parallelism: int, variant: Variant) -> LatencyRun:
+def _run(spark: SparkSession, n: int, parallelism: int, variant: str) -> LatencyRun:
+    is_real_time = variant == "real-time"
     jvm = spark._jvm
     package = "org.apache.spark.sql.execution.streaming"
-    source = f"{package}.sources.LowLatency" if variant.real_time else f"{package}.runtime."
+    source = f"{package}.sources.LowLatency" if is_real_time else f"{package}.runtime."
     module = getattr(jvm, f"{source}MemoryStream$")
     stream = getattr(module, "MODULE$").apply(
         spark._jsparkSession, parallelism, jvm.org.apache.spark.sql.Encoders.LONG()
@@ -112,9 +98,9 @@ def _run(spark: SparkSession, n: int, parallelism: int, variant: Variant) -> Lat
     )
     directory = tempfile.mkdtemp(prefix="peer-spark-")
     try:
-        writer = observed.writeStream.format("noop").option("checkpointLocation", directory).options(**variant.options)
-        if variant.real_time:
-            writer = writer.outputMode("update").trigger(realTime=variant.real_time)
+        writer = observed.writeStream.format("noop").option("checkpointLocation", directory)
+        if is_real_time:
+            writer = writer.outputMode("update").trigger(realTime="1 second")
         query = writer.start()
         try:
             began_s = time.monotonic()
@@ -128,7 +114,7 @@ def _run(spark: SparkSession, n: int, parallelism: int, variant: Variant) -> Lat
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     found = [batch["observedMetrics"]["totals"] for batch in batches]
-    require([n, n * (n - 1) // 2], [sum(one["n"] for one in found), sum(one["sum"] for one in found)])
+    require({"n": n, "sum": n * (n - 1) // 2}, {what: sum(one[what] for one in found) for what in ("n", "sum")})
     took_ms = [batch["durationMs"]["triggerExecution"] for batch in batches]
     figures = {
         **percentiles_ms([took / 1000 for one in found for took in one["took_us"]]),

@@ -19,14 +19,11 @@ import nexmark
 import pyspark
 import windows
 from definitions import LATENCY_RATE_PER_S, LATENCY_S, arguments, print_result
-from session import STATE_STORES, open_session
+from session import open_session
 
 WINDOWED = {
     "window": {"native": windows.run_window},
-    "strings": {
-        "shuffled": partial(windows.run_strings, is_shuffled=True),
-        "partial": partial(windows.run_strings, is_shuffled=False),
-    },
+    "strings": {"native": windows.run_strings},
     "sliding": {"native": windows.run_sliding},
     "udf": {name: partial(windows.run_udf, variant=name) for name in windows.UDF_VARIANTS},
     **{query: {"native": partial(nexmark.run_nexmark, query=query)} for query in nexmark.QUERIES},
@@ -45,21 +42,15 @@ LATENCY_EVENTS = LATENCY_RATE_PER_S * LATENCY_S
 def main() -> None:
     args = arguments(__doc__, [*WINDOWED, "latency"], batch=None)
     workload = args.workload
-    wanted, _, state_store = (args.variant or "").partition("+")
     variants = latency.VARIANTS if workload == "latency" else WINDOWED[workload]
-    variant = wanted or next(iter(variants))
-    if variant not in variants or state_store not in ("", *STATE_STORES):
-        sys.exit(
-            f"error: {workload} has the variants {', '.join(variants)}, each also with +{' or +'.join(STATE_STORES)} "
-            f"for a state store; not {args.variant}"
-        )
-    settings = latency.VARIANTS[variant].settings(args.parallelism) if workload == "latency" else {}
-    spark = open_session(args.parallelism, state_store or "hdfs", **settings)
+    variant = args.variant or next(iter(variants))
+    if variant not in variants:
+        sys.exit(f"error: {workload} has the variants {', '.join(variants)}, not {variant}")
+    settings = latency.settings(variant, args.parallelism) if workload == "latency" else {}
+    spark = open_session(args.parallelism, **settings)
     try:
         if workload == "latency":
-            run = latency.run_latency(
-                spark, args.events or LATENCY_EVENTS, args.parallelism, variant=latency.VARIANTS[variant]
-            )
+            run = latency.run_latency(spark, args.events or LATENCY_EVENTS, args.parallelism, variant)
             events = run.events
         else:
             events = args.events or EVENTS.get(workload, NEXMARK_EVENTS)
@@ -72,7 +63,7 @@ def main() -> None:
         engine="spark",
         version=pyspark.__version__,
         workload=workload,
-        variant=variant + (f"+{state_store}" if state_store else ""),
+        variant=variant,
         events=events,
         parallelism=args.parallelism,
         seconds=run.seconds,

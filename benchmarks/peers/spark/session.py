@@ -16,10 +16,6 @@ import psutil
 from definitions import peak_mb
 from pyspark.sql import Column, DataFrame, SparkSession
 
-STATE_STORES = {
-    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-}
 WARM_UP_BATCHES = 3
 WARM_UP_S_MAX = 15.0
 POLL_S = 0.05
@@ -54,6 +50,7 @@ class Run:
     is_bounded: bool
     """The time was up before the last batch."""
     memory_mb: float
+    result_rows: int = 0
 
     @property
     def seconds(self) -> float:
@@ -84,12 +81,13 @@ class Run:
             "state_mb_max": round(state.state_bytes / 1e6, 1),
             "state_rows_max": max(batch.state_rows for batch in self.batches),
             "state_bytes_per_row": round(state.state_bytes / max(1, state.state_rows), 1),
+            "result_rows": self.result_rows,
             "memory_mb": self.memory_mb,
             **({"bounded": True} if self.is_bounded else {}),
         }
 
 
-def open_session(parallelism: int, state_store: str, *, slots: int | None = None, **settings: Any) -> SparkSession:
+def open_session(parallelism: int, *, slots: int | None = None, **settings: Any) -> SparkSession:
     """`slots`: how many tasks run at a time, as many as `parallelism` unless given."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -104,8 +102,6 @@ def open_session(parallelism: int, state_store: str, *, slots: int | None = None
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": parallelism,
         "spark.sql.streaming.numRecentProgressUpdates": 1_000_000,
-        "spark.sql.streaming.stateStore.providerClass": STATE_STORES[state_store],
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         **settings,
     }.items():
         builder = builder.config(name, value)
@@ -117,8 +113,6 @@ def run_query(
     metrics: Mapping[str, Column],
     last_batch: int,
     max_seconds: float | None,
-    *,
-    warm_up_batches: int = WARM_UP_BATCHES,
 ) -> Run:
     """Run the query into a sink that takes every row and adds `metrics` up, until `last_batch` has been committed.
 
@@ -126,8 +120,7 @@ def run_query(
     """
     observed = frame.observe("totals", *(column.alias(name) for name, column in metrics.items()))
     names = list(metrics)
-    if warm_up_batches:
-        _run(observed, names, min(last_batch, warm_up_batches - 1), WARM_UP_S_MAX)
+    _run(observed, names, min(last_batch, WARM_UP_BATCHES - 1), WARM_UP_S_MAX)
     return _run(observed, names, last_batch, max_seconds)
 
 

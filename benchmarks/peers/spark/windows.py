@@ -9,17 +9,17 @@ watermark makes Spark fire all other windows, and its own never fires.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
 from definitions import (
     KEYS,
     MULTIPLIER,
+    PAYLOADS,
     SLIDING_KEYS,
-    expected_sliding,
-    expected_udf,
-    expected_window,
-    fired_ranges,
+    expected,
+    halves,
     label,
     require,
 )
@@ -62,55 +62,33 @@ def with_time(events: DataFrame) -> DataFrame:
     return events.withWatermark("ts", "0 seconds")
 
 
-def total_of(result: DataFrame, **more: Column) -> tuple[DataFrame, dict[str, Column]]:
-    return result, {"n": F.sum("n"), "total": F.sum("total"), "rows": F.count(F.lit(1)), **more}
-
-
 def run_window(spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None) -> Run:
     i, last = indices(spark, n, batch, parallelism)
     events = i.selectExpr(f"timestamp_millis({ts_ms(n)}) ts", f"{key(KEYS)} key", "(i % 1000) * 0.5D value")
     result = with_time(events).groupBy(F.window("ts", "10 seconds"), "key").agg(*_count_and_sum("value"))
-    run = run_query(*total_of(result), last, max_seconds)
-    require(expected_window(fired_ranges(n, run.watermark_ms)), run.totals[:2])
-    return run
+    return _checked("window", result, n, last, max_seconds)
 
 
 def run_sliding(spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None) -> Run:
     i, last = indices(spark, n, batch, parallelism)
     events = i.selectExpr(f"timestamp_millis({ts_ms(n)}) ts", f"{key(SLIDING_KEYS)} key", "(i % 1000) * 0.5D value")
     result = with_time(events).groupBy(F.window("ts", "10 seconds", "2 seconds"), "key").agg(*_count_and_sum("value"))
-    run = run_query(*total_of(result), last, max_seconds)
-    require(expected_sliding(n, run.watermark_ms), run.totals[:2])
-    return run
+    return _checked("sliding", result, n, last, max_seconds)
 
 
-def run_strings(
-    spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None, *, is_shuffled: bool
-) -> Run:
-    """`is_shuffled`: every row with its payload goes through the exchange, else what is left after a partial aggregation.
-
-    The second is what Spark does by itself. As it cannot hash-aggregate a maximum of strings, it sorts for that.
-    """
+def run_strings(spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None) -> Run:
+    """Spark aggregates before the exchange; as it cannot hash-aggregate a maximum of strings, it sorts for that."""
     i, last = indices(spark, n, batch, parallelism)
-    events = with_time(
-        i.selectExpr(
-            f"timestamp_millis({ts_ms(n)}) ts",
-            f"concat('user-', lpad(cast({key(KEYS)} as string), 6, '0')) key",
-            "(i % 1000) * 0.5D value",
-            "repeat(lpad(lower(hex(i)), 10, '0'), 10) payload",
-        )
+    events = i.selectExpr(
+        f"timestamp_millis({ts_ms(n)}) ts",
+        f"concat('user-', lpad(cast({key(KEYS)} as string), 6, '0')) key",
+        "(i % 1000) * 0.5D value",
+        f"repeat(lpad(lower(hex(i % {PAYLOADS})), 4, '0'), 25) payload",
     )
-    if is_shuffled:
-        events = events.repartition(parallelism, "key")
-        payload = F.max(F.octet_length("payload")).alias("payload")
-    else:
-        payload = F.max("payload").alias("payload")
-    result = events.groupBy(F.window("ts", "10 seconds"), "key").agg(*_count_and_sum("value"), payload)
-    length = F.max("payload") if is_shuffled else F.max(F.octet_length("payload"))
-    run = run_query(*total_of(result, length=length), last, max_seconds)
-    require(expected_window(fired_ranges(n, run.watermark_ms)), run.totals[:2])
-    require([100], [max(batch.observed[-1] for batch in run.batches)])
-    return run
+    largest = F.max("payload").alias("payload")
+    result = with_time(events).groupBy(F.window("ts", "10 seconds"), "key").agg(*_count_and_sum("value"), largest)
+    number = F.conv(F.substring("payload", 1, 4), 16, 10).cast("long")
+    return _checked("strings", result, n, last, max_seconds, payloads=F.sum(number))
 
 
 def run_udf(
@@ -120,11 +98,16 @@ def run_udf(
     events = i.selectExpr(f"{ts_ms(n)} ts", f"{key(KEYS)} key", "(i % 1000) * 0.5D value")
     labelled = UDF_VARIANTS[variant](events).selectExpr("timestamp_millis(ts) ts", "name", "score")
     result = with_time(labelled).groupBy(F.window("ts", "10 seconds"), "name").agg(*_count_and_sum("score"))
-    run = run_query(*total_of(result), last, max_seconds)
-    count, total = expected_udf(fired_ranges(n, run.watermark_ms))
-    require([count], run.totals[:1])
-    require([total], run.totals[1:2], relative=1e-6)
-    return run
+    return _checked("udf", result, n, last, max_seconds)
+
+
+def _checked(workload: str, result: DataFrame, n: int, last: int, max_seconds: float | None, **more: Column) -> Run:
+    metrics = {"rows": F.count(F.lit(1)), "n": F.sum("n"), "total": F.sum("total"), **more}
+    run = run_query(result, metrics, last, max_seconds)
+    wanted = expected(workload, halves(n), float("inf") if run.watermark_ms is None else run.watermark_ms)
+    found = dict(zip(metrics, run.totals, strict=True))
+    require(wanted, found, relative=1e-6 if workload == "udf" else 0.0)
+    return replace(run, result_rows=int(found["rows"]))
 
 
 def _count_and_sum(column: str) -> list[Column]:

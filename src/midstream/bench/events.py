@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +57,18 @@ class Events:
         full = cycles * VALUES * (VALUES - 1) // 2
         return [0.5 * (full + int(((np.arange(rest) + k) % VALUES).sum())) for k in range(len(self.values))]
 
-    @property
-    def windows(self) -> int:
-        """How many windows have rows."""
-        return ((self.count // self.lanes - 1) * self.lanes // EVENTS_PER_MS) // WINDOW_MS + 1
+    def pairs(self, *, slide_ms: int = WINDOW_MS, keys: int | None = None) -> int:
+        """How many pairs of a window and a key have rows; `keys`: of `key` modulo that."""
+        keys = keys or self.keys
+        lane, panes = self.count // self.lanes, WINDOW_MS // slide_ms
+        seen: deque[npt.NDArray[np.bool_]] = deque(maxlen=panes)
+        """Keys of the panes of a window."""
+        in_use = int(self.ms(np.array([lane - 1]))[0]) // slide_ms + 1
+        begins = [min(lane, -(-pane * slide_ms * EVENTS_PER_MS // self.lanes)) for pane in range(in_use + panes)]
+        found = 0
+        for begin, end in pairwise(begins):
+            seen.append(np.zeros(keys, np.bool_))
+            for number in range(self.lanes):
+                seen[-1][self.key(np.arange(begin, end) + number * lane) % keys] = True
+            found += int(np.any(seen, axis=0).sum())
+        return found

@@ -54,6 +54,7 @@ def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, k
     base = measure("sliding", slots, parallelism, CHECKPOINT_INTERVAL_S, build, one_key, warm_up)
     run = measure("sliding", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
     rows, counted, total = sink.total.tolist()
+    require("the number of rows", workload.pairs(slide_ms=SLIDE_MS), rows)
     require("the sum of all counts", WINDOWS * events, counted)
     require("the sum of all sums", WINDOWS * workload.value_sums[0], total)
     beyond = max(0, sum(run.peak_bytes) - sum(base.peak_bytes))

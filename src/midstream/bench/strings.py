@@ -83,6 +83,7 @@ def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM) -
     warm_up = Texts(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism)
     run = measure("strings", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
     rows, counted, total, characters, numbers = sink.total.tolist()
+    require("the number of rows", workload.pairs(), rows)
     require("the sum of all counts", events, counted)
     require("the sum of all sums", workload.value_sums[0], total)
     require("the length of all payloads", PAYLOAD_BYTES * rows, characters)

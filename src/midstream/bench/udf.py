@@ -70,6 +70,7 @@ def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM) -
     warm_up = Events(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism)
     run = measure("udf", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
     rows, counted, total = sink.total.tolist()
+    require("the number of rows", workload.pairs(keys=NAMES), rows)
     require("the sum of all counts", events, counted)
     require("the sum of all scores", score_sum(workload), total, TOLERANCE)
     return UdfResult(result_rows=int(rows), **run.figures("udf", slots, events, parallelism))

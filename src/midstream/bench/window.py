@@ -45,6 +45,7 @@ def run(
 
     run = measure("window", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
     rows, counted, *sums = sink.total.tolist()
+    require("the number of rows", workload.pairs(), rows)
     require("the sum of all counts", events, counted)
     for name, expected, got in zip(workload.values, workload.value_sums, sums, strict=True):
         require(f"the sum of all sums of {name}", expected, got)

@@ -6,7 +6,7 @@ the bids go to one auction in a hundred, three quarters come from one person in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -185,11 +185,13 @@ def _each(texts: pa.Array) -> Column:
 class Events:
     """`count` events, dealt out by epochs to `lanes` equal parts: call it with indices, part by part."""
 
-    def __init__(self, count: int, *, lanes: int) -> None:
+    def __init__(self, count: int, *, lanes: int, columns: Sequence[str] = SCHEMA.names) -> None:
+        """Only `columns`, and those of every event, are made."""
         if count <= 0 or count % (lanes * EPOCH):
             raise ConfigError(f"{count:,} events are not a multiple of {lanes * EPOCH}, {EPOCH} for each subtask")
         self.count = count
         self.lanes = lanes
+        self.schema = pa.schema([field for field in SCHEMA if field.name in ("kind", "time", *columns)])
 
     def numbers(self, i: Int64s) -> Int64s:
         """Part k has the epochs k, k + lanes, k + 2 * lanes …"""
@@ -205,8 +207,9 @@ class Events:
             here = kind == number
             rows, valid = np.flatnonzero(here), pa.array(here).buffers()[1]
             for name, make in columns_of(n[rows]).items():
-                arrays.append(_spread(make(), rows, valid, SCHEMA.field(name).type, len(n)))
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+                if name in self.schema.names:
+                    arrays.append(_spread(make(), rows, valid, SCHEMA.field(name).type, len(n)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _spread(column: Column, rows: Int64s, valid: pa.Buffer, kind: pa.DataType, length: int) -> pa.Array:

@@ -31,6 +31,8 @@ class Query:
     """`build`: from the stream of all events to the result."""
 
     build: Callable[[DataStream], DataStream]
+    reads: tuple[str, ...]
+    """Columns of events beside their kind and time."""
     checked: tuple[str, ...]
     """What is checked beside the number of rows: by default sums of columns of the result."""
     measure: Measure | None = None
@@ -253,13 +255,15 @@ _BY_CATEGORY: Final = tuple(
     f"{what}_of_{FIRST_CATEGORY + k}" for what in ("auctions", "prices") for k in range(CATEGORIES)
 )
 
+_BID: Final = ("bid_auction", "bidder", "price")
+
 QUERIES: Final[Mapping[str, Query]] = {
-    "q0": Query(q0, ("auction", "bidder", "price")),
-    "q1": Query(q1, ("auction", "bidder", "price")),
-    "q2": Query(q2, ("auction", "price")),
-    "q3": Query(q3, ("auction",)),
-    "q4": Query(q4, _BY_CATEGORY, ByCategory()),
-    "q5": Query(q5, ("n", "auction")),
-    "q7": Query(q7, ("price", "auction", "bidder")),
-    "q8": Query(q8, ("id",)),
+    "q0": Query(q0, _BID, ("auction", "bidder", "price")),
+    "q1": Query(q1, _BID, ("auction", "bidder", "price")),
+    "q2": Query(q2, ("bid_auction", "price"), ("auction", "price")),
+    "q3": Query(q3, ("person", "name", "city", "state", "auction", "seller", "category"), ("auction",)),
+    "q4": Query(q4, ("auction", "category", "expires", "bid_auction", "price"), _BY_CATEGORY, ByCategory()),
+    "q5": Query(q5, ("bid_auction",), ("n", "auction")),
+    "q7": Query(q7, _BID, ("price", "auction", "bidder")),
+    "q8": Query(q8, ("person", "name", "seller"), ("id",)),
 }

@@ -9,7 +9,7 @@ import msgspec
 from midstream.api.environment import Environment
 from midstream.bench.measuring import Measured, Slots, measure, require
 from midstream.bench.nexmark.expected import EXPECTED
-from midstream.bench.nexmark.generator import EPOCH, SCHEMA, Events
+from midstream.bench.nexmark.generator import EPOCH, Events
 from midstream.bench.nexmark.queries import QUERIES
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.errors import ConfigError
@@ -65,11 +65,11 @@ def run_query(name: str, slots: Slots, events: int, parallelism: int) -> QueryRe
     sink = query.sink()
 
     def build(env: Environment, workload: Events) -> None:
-        source = GeneratorSource(workload, workload.count, schema=SCHEMA)
+        source = GeneratorSource(workload, workload.count, schema=workload.schema)
         query.build(env.source(source).with_watermarks("time", WatermarkStrategy.monotonous())).sink(sink)
 
-    workload = Events(events, lanes=parallelism)
-    warm_up = Events(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism)
+    workload = Events(events, lanes=parallelism, columns=query.reads)
+    warm_up = Events(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism, columns=query.reads)
     run = measure(f"nexmark-{name}", slots, parallelism, CHECKPOINT_INTERVAL_S, build, workload, warm_up)
     checked = ("rows", *query.checked)
     result = dict(zip(checked, sink.total.tolist(), strict=True))

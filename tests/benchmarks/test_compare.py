@@ -1,0 +1,184 @@
+"""The harness that compares engines, with commands that only print: no engine is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import compare
+from plan import PLAN, Contender, Figure, Workload
+
+RATE = Figure("events_per_s", "events/s")
+P99 = Figure("p99_ms", "p99 ms", more_is_better=False)
+MEMORY = Figure("memory_mb", "memory MB", is_compared=False)
+
+
+def command(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def printing(*lines: object) -> tuple[str, ...]:
+    return command("".join(f"print({line if isinstance(line, str) else json.dumps(line)!r});" for line in lines))
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "RESULTS", tmp_path)
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    monkeypatch.setattr(compare, "REPORT", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    return tmp_path
+
+
+# ---- a run ----
+
+
+def test_the_last_line_is_the_result_whatever_was_printed_before():
+    assert compare.run(printing("'warming up'", {"events": 5})) == {"events": 5}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import sys; print('{}'); sys.exit(3)", "exit status 3; see last.log"),
+        ("pass", "exit status 0"),
+        ("print('done')", "its last line is not JSON: done"),
+        ("print('[1]')", "its last line is not an object"),
+    ],
+)
+def test_what_is_no_result_says_why(code, why):
+    assert why in compare.run(command(code))
+
+
+def test_a_run_that_takes_too_long_is_ended(monkeypatch):
+    monkeypatch.setattr(compare, "RUN_S_MAX", 0.2)
+    assert compare.run(command("import time; time.sleep(60)")) == "no result within 0.2 s"
+
+
+def test_figures_of_a_part_go_over_those_of_the_whole():
+    contender = Contender("a", ("run", "it"), ("modes", "fast"))
+    result = {"p99_ms": 1, "events": 2, "modes": {"fast": {"p99_ms": 7, "list": [1]}}}
+    assert compare.row_of(contender, result) == {"p99_ms": 7, "events": 2, "engine": "a", "command": "run it"}
+
+
+# ---- rounds ----
+
+
+def rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (compare.RESULTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def workload(*contenders: Contender, figures=(RATE, MEMORY)) -> Workload:
+    return Workload("What it is.", figures, contenders)
+
+
+def test_engines_take_turns_and_begin_in_turn():
+    one, two = (Contender(name, printing({"events_per_s": rate})) for name, rate in (("midstream", 4), ("Other", 2)))
+    assert compare.measure("w", workload(one, two), 3, [""]) == 0
+    assert [(row["round"], row["engine"]) for row in rows("w")] == [
+        (0, "midstream"), (0, "Other"), (1, "Other"), (1, "midstream"), (2, "midstream"), (2, "Other"),
+    ]  # fmt: skip
+
+
+def test_engines_of_one_command_share_its_run_and_only_so_many_rounds_are_run():
+    both = printing({"a": {"events_per_s": 1}, "b": {"events_per_s": 2}})
+    slow = Contender("Slow", printing({"events_per_s": 3}), rounds_max=1)
+    contenders = Contender("midstream, a", both, ("a",)), Contender("midstream, b", both, ("b",)), slow
+    assert compare.measure("w", workload(*contenders), 2, [""]) == 0
+    found = [(row["round"], row["engine"], row["events_per_s"]) for row in rows("w")]
+    first = [(0, "midstream, a", 1), (0, "midstream, b", 2)]
+    assert found == [*first, (0, "Slow", 3), *((1, engine, rate) for _, engine, rate in first)]
+
+
+def test_failures_are_counted_and_kept_and_what_is_not_installed_is_left_out():
+    broken = Contender("Broken", command("raise SystemExit(2)"))
+    absent = Contender("Absent", printing({}), needs=("nowhere",))
+    assert compare.measure("w", workload(broken, absent), 2, [""]) == 2
+    lines = compare.table("w", workload(broken, absent), rows("w"))
+    assert cells(lines, "Absent") == ["Absent", "not installed"]
+    assert cells(lines, "Broken") == ["Broken", "2 of 2 failed: exit status 2; see last.log"]
+
+
+def test_only_wanted_engines_are_run_and_midstream_with_them():
+    contenders = [Contender(name, printing({"events_per_s": 1})) for name in ("midstream", "Flink Java", "Bytewax")]
+    compare.measure("w", workload(*contenders), 1, ["Java"])
+    assert [row["engine"] for row in rows("w")] == ["midstream", "Flink Java"]
+
+
+# ---- the table ----
+
+
+def row(engine: str, turn: int, **figures: object) -> dict:
+    return {"engine": engine, "run": "2026-01-02T03:04:05Z", "round": turn, "load": 0.5, "command": "it", **figures}
+
+
+def cells(lines: list[str], engine: str) -> list[str]:
+    line = next(line for line in lines if line.startswith(f"| {engine} "))
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_ratios_are_taken_within_each_round():
+    ours = [row("midstream", turn, events_per_s=rate, memory_mb=100) for turn, rate in enumerate((10, 20, 60))]
+    theirs = [row("Other", turn, events_per_s=rate, memory_mb=900) for turn, rate in enumerate((5, 20, 20))]
+    plan = workload(Contender("midstream", ("it",)), Contender("Other", ("it",)), Contender("Third", ("it",)))
+    lines = compare.table("w", plan, [*ours, *theirs])
+    assert "3 rounds" in lines[0] and "2026-01-02" in lines[0] and "Not run: Third." in lines[0]
+    assert cells(lines, "midstream") == ["midstream", "20 (10–60)", "", "100 (100–100)", ""]
+    assert cells(lines, "Other") == ["Other", "20 (5–20)", "2 (1–3) ×", "900 (900–900)", ""]
+
+
+def test_of_what_should_be_small_the_ratio_is_the_other_way_round_and_missing_figures_are_empty():
+    plan = workload(Contender("midstream", ("it",)), Contender("Other", ("it",)), figures=(P99, RATE))
+    lines = compare.table("w", plan, [row("midstream", 0, p99_ms=2.0), row("Other", 0, p99_ms=50.0)])
+    assert lines[2] == "| engine | p99 ms | midstream is | |"
+    assert cells(lines, "Other") == ["Other", "50", "25 ×", ""]
+
+
+def test_an_engine_is_compared_with_its_own_row_of_midstreams():
+    contenders = [Contender(name, ("it",)) for name in ("midstream, slow", "midstream, fast", "Other, fast")]
+    plan = Workload("What.", (RATE,), tuple(contenders), (("Other, fast", "midstream, fast"),))
+    found = [row("midstream, slow", 0, events_per_s=1), row("midstream, fast", 0, events_per_s=8)]
+    assert cells(compare.table("w", plan, [*found, row("Other, fast", 0, events_per_s=2)]), "Other, fast")[2] == "4 ×"
+
+
+def test_the_table_says_what_was_bounded_and_what_ran_less_often():
+    timed = row("Timed", 0, events_per_s=1, bounded=True, events=1200)
+    smaller = [row("Smaller", turn, events_per_s=1, events=400_000, command="run --events 400000") for turn in (0, 1)]
+    lines = compare.table("w", workload(), [timed, *smaller])
+    assert cells(lines, "Timed")[-1] == "bounded by time, to 1,200 events; 1 round"
+    assert cells(lines, "Smaller")[-1] == "bounded to 400,000 (400,000–400,000) events"
+
+
+def test_only_the_newest_run_is_reported_between_its_markers(results, monkeypatch):
+    monkeypatch.setattr(compare, "PLAN", {"w": workload(Contender("midstream", ("it",)))})
+    monkeypatch.setattr(compare, "plot_all", lambda *_: None)
+    compare.append("w", [row("midstream", 0, events_per_s=1) | {"run": "2025-01-01T00:00:00Z"}])
+    compare.append("w", [row("midstream", 0, events_per_s=77)])
+    compare.REPORT.write_text("# Words\n\n<!-- compare w -->\nold\n<!-- end of w -->\n\nMore words.\n")
+    compare.report()
+    text = compare.REPORT.read_text()
+    assert text.startswith("# Words\n\n<!-- compare w -->\n`.venv/bin/python benchmarks/compare.py w`, 2026-01-02")
+    assert "| midstream | 77 |" in text and "old" not in text and "| 1 |" not in text
+    assert text.endswith("<!-- end of w -->\n\nMore words.\n")
+    compare.report()
+    assert compare.REPORT.read_text() == text
+
+
+def test_a_table_without_markers_yet_goes_to_the_end():
+    assert compare.replaced("# Words\n", "w", "body") == (
+        "# Words\n\n### w\n\n<!-- compare w -->\nbody\n<!-- end of w -->\n"
+    )
+
+
+def test_every_workload_of_the_plan_has_a_base_for_each_engine_and_no_engine_twice():
+    for name, plan in PLAN.items():
+        engines = [contender.engine for contender in plan.contenders]
+        assert len(set(engines)) == len(engines), name
+        for engine in engines:
+            if not engine.startswith("midstream"):
+                assert plan.base_of(engine) in engines, (name, engine)
