@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -145,6 +146,39 @@ def test_a_function_may_go_on_with_a_dict_that_it_has_returned() -> None:
     assert [row["s"] for row in run(FlatMapOperator("f", fill_twice, SCHEMA), rows((1, "a"), (2, "b")))] == [*"xyxy"]
 
 
+def test_a_function_may_return_a_dict_of_another_class() -> None:
+    batch = rows((1, "a"), (2, "b"))
+    assert run(MapOperator("m", lambda row: OrderedDict(reversed(row.items())), SCHEMA), batch) == batch.to_pylist()
+    with pytest.raises(JobError, match="row 0 of the batch has column 'x', which is not declared"):
+        run(MapOperator("m", lambda row: Counter(x=1, **row), SCHEMA), batch)
+    with pytest.raises(JobError, match="row 0 of the batch has no column 's'"):
+        run(MapOperator("m", lambda row: OrderedDict(n=1, x=2), SCHEMA), batch)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_times_that_a_function_passes_on_swaps_or_changes_come_out_so(unit: str) -> None:
+    kind = pa.timestamp(unit)
+    schema = pa.schema([("t", kind), ("u", kind), ("n", pa.int64())])
+    columns = [pa.array([k, k + 10**9, None], pa.int64()).cast(kind) for k in (7_000_000, 7_000_001)]
+    batch = pa.RecordBatch.from_arrays([*columns, pa.array([1, 2, 3])], schema=schema)
+    given = [{**row, "t": t, "u": u} for row, t, u in zip(batch.to_pylist(), *map(python_values, columns), strict=True)]
+
+    def outcome(function: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
+        world = World(MapOperator("m", function, schema))
+        world.process(batch)
+        (made,) = [batch for _, batch in world.out.batches]
+        values = [python_values(column) for column in made.columns]
+        return [dict(zip(schema.names, row, strict=True)) for row in zip(*values, strict=True)]
+
+    later = datetime(2100, 1, 1)
+    for function in (
+        lambda row: row,
+        lambda row: {**row, "t": row["u"], "u": row["t"]},
+        lambda row: {**row, "u": later if row["n"] == 2 else row["u"]},
+    ):
+        assert outcome(function) == [function(row) for row in given]
+
+
 def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
     with pytest.raises(SchemaError, match=r"operator 'f': column 'x' is not in the stream's schema \(n, s\)"):
         FilterOperator("f", pl.col("x") > 1, SCHEMA)
@@ -161,7 +195,11 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda row: 1 // row["n"], r"operator 'm': the function raised ZeroDivisionError on row 1 of the batch"),
+        (
+            lambda row: {**row, "n": 1 // row["n"]},
+            r"operator 'm': the function raised ZeroDivisionError on row 1 of the batch",
+        ),
+        (lambda row: row if row["n"] else {}["x"], r"operator 'm': the function raised KeyError on row 1 of the batch"),
         (lambda row: None, r"the result for row 0 of the batch is None; return a dict with the columns n, s"),
         (lambda row: {"n": 1}, r"row 0 of the batch has no column 's'"),
         (lambda row: {**row, "x": 1}, r"row 0 of the batch has column 'x', which is not declared \(n, s\)"),

@@ -405,6 +405,27 @@ def test_state_is_bounded_by_keys_and_open_windows_not_by_rows() -> None:
         assert sum(part.table().num_rows for part in world.snapshot().values()) < 50 * 64 + 64
 
 
+def test_a_large_window_of_several_panes_is_merged_in_pieces_and_fires_once_in_each_key_group() -> None:
+    schema = schema_of(pa.int64(), key=pa.int64())
+    keys = np.arange(100_000)
+    window = sliding("2 s", "1 s")
+    world = World(operator_of(window, schema), max_parallelism=128)
+    for millis in (0, 1000):
+        times = np.full(len(keys), millis).astype("M8[ms]")
+        world.process(pa.RecordBatch.from_arrays([pa.array(keys), pa.array(times), pa.array(keys)], schema=schema))
+    world.advance(1_000_000 - 1)
+    before = len(world.out.batches)
+    world.clock.step_s = 0.02
+    assert not world.operator.advance_watermark(2_000_000 - 1)
+    first = [batch for _, batch in world.out.batches[before:]]
+    restored = World(operator_of(window, schema), max_parallelism=128, parts=world.snapshot())
+    restored.advance(2_000_000 - 1)
+    made = pa.Table.from_batches([*first, *(batch for _, batch in restored.out.batches)]).sort_by("k")
+    assert len(first) < len(restored.out.batches)
+    assert made.column("k").to_numpy().tolist() == keys.tolist()
+    assert set(made.column("n").to_pylist()) == {2}
+
+
 def test_unchanged_large_parts_keep_their_chunk_between_snapshots() -> None:
     schema = schema_of(pa.int64(), key=pa.int64())
     keys = np.arange(20_000)

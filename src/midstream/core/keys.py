@@ -89,7 +89,11 @@ def hash_keys(batch: pa.RecordBatch, keys: tuple[str, ...]) -> UInt64s:
 
 def key_groups(batch: pa.RecordBatch, keys: tuple[str, ...], max_parallelism: int) -> npt.NDArray[np.int32]:
     """The key group of each row: int32 in [0, max_parallelism)."""
-    return (hash_keys(batch, keys) % np.uint64(max_parallelism)).astype(np.int32)
+    remainders, divisor = hash_keys(batch, keys), np.uint64(max_parallelism)
+    multiples = remainders // divisor  # numpy divides by multiplying, but not for `%`
+    multiples *= divisor
+    remainders -= multiples
+    return remainders.astype(np.int32)
 
 
 def subtask_of(groups: npt.NDArray[np.int32], parallelism: int, max_parallelism: int) -> npt.NDArray[np.int32]:

@@ -161,16 +161,15 @@ class ProcessOperator(Operator):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         spec = self._ports[port]
         handler: Handler = getattr(self._function, spec.method)
-        rows = to_rows(batch)
         keys = self._keys(batch, spec)
         times = self._times[port]
-        times_us: Sequence[int | None] = [None] * len(rows) if times is None else times.us(batch).tolist()
+        times_us: Sequence[int | None] = [None] * batch.num_rows if times is None else times.us(batch).tolist()
         scope, context, made, origin = self._scope, self._context, self._rows, self._origin
         scope.is_set = keys is not None
         self._broadcast_scope.writable = spec.broadcast
         index = 0
         try:
-            for index, row in enumerate(rows):
+            for index, row in enumerate(to_rows(batch)):
                 scope.key = None if keys is None else keys[index]
                 context.time_us = times_us[index]
                 result = handler(row, context)

@@ -6,8 +6,9 @@ column of nanoseconds has beyond that is cut off), nulls are None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import is_
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -50,22 +51,101 @@ def _fits_datetime(column: pa.Array) -> bool:
     return bool(_FIRST_S * per_s <= extremes["min"].as_py() and extremes["max"].as_py() < _END_S * per_s)
 
 
-def to_rows(batch: pa.RecordBatch) -> list[Row]:
-    names = batch.schema.names
-    if not names:
-        return [{} for _ in range(batch.num_rows)]
-    return _row_maker(tuple(names))([python_values(column) for column in batch.columns])
+def to_rows(batch: pa.RecordBatch) -> Iterator[Row]:
+    """One by one: thousands of dicts at a time would keep the garbage collector busy."""
+    return _row_maker(tuple(batch.schema.names))(_columns(batch))
+
+
+def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
+    return [python_values(column) for column in batch.columns] or [[None] * batch.num_rows]
+
+
+def _display(names: Sequence[str]) -> tuple[str, str]:
+    """Source text: what to unpack the values of a row to, and a dict of them, which costs less than `dict(zip(…))`."""
+    values = "".join(f"v{index}, " for index in range(len(names)))
+    entries = ", ".join(f"{name!r}: v{index}" for index, name in enumerate(names))
+    return values or "_, ", f"{{{entries}}}"
 
 
 @lru_cache(maxsize=256)
-def _row_maker(names: tuple[str, ...]) -> Callable[[Sequence[Sequence[Any]]], list[Row]]:
-    """From columns to rows, with a dict display for these names, which costs less than `dict(zip(…))` for each row."""
-    values = ", ".join(f"v{index}" for index in range(len(names)))
-    entries = ", ".join(f"{name!r}: v{index}" for index, name in enumerate(names))
-    maker: Callable[[Sequence[Sequence[Any]]], list[Row]] = eval(
-        f"lambda columns: [{{{entries}}} for {values}, in zip(*columns, strict=True)]"
+def _row_maker(names: tuple[str, ...]) -> Callable[[Sequence[Sequence[Any]]], Iterator[Row]]:
+    values, row = _display(names)
+    maker: Callable[[Sequence[Sequence[Any]]], Iterator[Row]] = eval(
+        f"lambda columns: ({row} for {values} in zip(*columns, strict=True))"
     )
     return maker
+
+
+def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """A batch of `schema` of what `function` returns for each row.
+
+    Raises JobError naming `where`, and the row for which it raised or returned what does not fit.
+    """
+    given = _columns(batch)
+    made: list[list[Any]] = [[] for _ in schema]
+    try:
+        row = _mapper(tuple(batch.schema.names), tuple(schema.names))(function, given, made)
+    except Exception as error:
+        raise user_error(where, "the function", error, row=len(made[-1]) if made else None) from error
+    if row is not _FITS:
+        _check_row(row, schema, f"{where}: the result for row {len(made[-1]) if made else 0} of the batch")
+    arrays = []
+    try:
+        for field, values in zip(schema, made, strict=True):
+            source = batch.schema.get_field_index(field.name)
+            if source >= 0 and _passed_on(values, given[source], field.type, batch.column(source).type):
+                arrays.append(batch.column(source))
+            else:
+                arrays.append(pa.array(values, field.type))
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        arrays = _checked_columns(
+            [dict(zip(schema.names, row, strict=True)) for row in zip(*made, strict=True)], schema, where, None
+        )
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_FITS: Final = object()
+_Mapper: TypeAlias = Callable[[Callable[[Row], Row], Sequence[Sequence[Any]], Sequence[list[Any]]], Any]
+
+
+@lru_cache(maxsize=256)
+def _mapper(names: tuple[str, ...], made_names: tuple[str, ...]) -> _Mapper:
+    """From columns to the columns of what a function makes of their rows, appended to `made`.
+
+    Returns the first row that has not just `made_names`, or _FITS. The last of `made` is appended to last.
+    """
+    values, row = _display(names)
+    lists = "".join(f"a{index}, " for index in range(len(made_names)))
+    appends = "; ".join(f"a{index}(row[{name!r}])" for index, name in enumerate(made_names))
+    scope: dict[str, Any] = {"FITS": _FITS}
+    exec(
+        f"""
+def mapper(function, columns, made):
+    {f"{lists} = [values.append for values in made]" if lists else ""}
+    for {values} in zip(*columns, strict=True):
+        row = function({row})
+        if type(row) is not dict:
+            if not isinstance(row, dict):
+                return row
+            row = dict(row)
+        if len(row) != {len(made_names)}:
+            return row
+        try:
+            {appends or "pass"}
+        except KeyError:
+            return row
+    return FITS
+""",
+        scope,
+    )
+    mapper: _Mapper = scope["mapper"]
+    return mapper
+
+
+def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, given_kind: pa.DataType) -> bool:
+    """Whether these are the very values of the column that came in, where looking costs less than converting them."""
+    dear = pa.types.is_temporal(kind) or pa.types.is_decimal(kind)
+    return dear and kind == given_kind and getattr(kind, "unit", None) != "ns" and all(map(is_, values, given))
 
 
 def as_it_is_now(row: Any) -> Any:
@@ -96,25 +176,29 @@ def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequenc
 def _checked_columns(
     rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[int] | None
 ) -> list[pa.Array]:
-    names = schema.names
     for index, row in enumerate(rows):
-        at = f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
-        if not isinstance(row, dict):
-            raise JobError(f"{at} is {kind_of(row)}; return a dict with the columns {', '.join(names)}")
-        missing = [name for name in names if name not in row]
-        if missing:
-            raise JobError(f"{at} has no column {missing[0]!r}; the declared columns are {', '.join(names)}")
-        extra = [name for name in row if schema.get_field_index(name) < 0]
-        if extra:
-            raise JobError(f"{at} has column {extra[0]!r}, which is not declared ({', '.join(names)})")
-        for field in schema:
-            try:
-                pa.array([row[field.name]], field.type)
-            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-                raise JobError(
-                    f"{at}: column {field.name!r} is {row[field.name]!r}, declared as {field.type}"
-                ) from error
+        _check_row(
+            row, schema, f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
+        )
     return [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+
+
+def _check_row(row: Any, schema: pa.Schema, at: str) -> None:
+    """Raises JobError beginning with `at` for a row that does not fit."""
+    names = schema.names
+    if not isinstance(row, dict):
+        raise JobError(f"{at} is {kind_of(row)}; return a dict with the columns {', '.join(names)}")
+    missing = [name for name in names if name not in row]
+    if missing:
+        raise JobError(f"{at} has no column {missing[0]!r}; the declared columns are {', '.join(names)}")
+    extra = [name for name in row if schema.get_field_index(name) < 0]
+    if extra:
+        raise JobError(f"{at} has column {extra[0]!r}, which is not declared ({', '.join(names)})")
+    for field in schema:
+        try:
+            pa.array([row[field.name]], field.type)
+        except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise JobError(f"{at}: column {field.name!r} is {row[field.name]!r}, declared as {field.type}") from error
 
 
 def kind_of(value: object) -> str:

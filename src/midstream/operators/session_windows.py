@@ -132,7 +132,7 @@ class SessionWindowOperator(WindowOperator):
             else to_polars(self._state_schema().empty_table())
         )
         due = self._unfired(merged.filter(ended), pl.col(END))
-        return Firing(due, watermark) if due.height else None
+        return Firing(self._cut(due), watermark) if due.height else None
 
     def _forget(self) -> None:
         """All keys with parts that end by the watermark are merged by now: those parts are whole sessions."""

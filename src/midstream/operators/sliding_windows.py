@@ -7,20 +7,22 @@ number of panes and a row belongs to one pane however many windows overlap.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import gcd
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
 from midstream.core.elements import MIN_WATERMARK_US
+from midstream.operators import window_base
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
-from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units
+from midstream.operators.window_base import END, START, Firing, Piece, WindowOperator, clamp, native_units
 from midstream.operators.window_specs import Sliding
-from midstream.state.columnar import PartLog, freeze
+from midstream.state.columnar import Ordered, PartLog, freeze
 from midstream.state.parts import Chunk
 
 PANE: Final = "__pane"
@@ -137,19 +139,38 @@ class SlidingWindowOperator(WindowOperator):
             end = max(end, self._last_end(fired + 1) + self._slide)
         if end - 1 > watermark:
             return None
-        return Firing(self._unfired(self._window(end), pl.lit(end)), end - 1)
+        return Firing(self._due(end), end - 1)
+
+    def _due(self, end: int) -> Iterator[Piece]:
+        """The window that ends at `end`, where it has not fired. Large ones are merged key groups by key groups."""
+        logs = self._logs_of(end)
+        if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
+            yield Piece(self._unfired(self._window(end), pl.lit(end)), self._last_group)
+            return
+        frames = [log.by_group(self._form) for log in logs]
+        if not self._progress.is_even:
+            frames = [_only(ordered, self._progress.of(ordered[1]) < end - 1) for ordered in frames]
+        for parts, last_group in self._cut_by_group(frames):
+            yield Piece(self._merged(parts, end), last_group)
 
     def _window(self, end: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
         """The window that ends at `end`, merged, with its bounds; only for `keys` if given."""
-        low = bisect_left(self._starts, end - self._size)
-        high = bisect_left(self._starts, end)
         frames = []
-        for pane in self._starts[low:high]:
-            log = self._logs[pane]
+        for log in self._logs_of(end):
             if keys is None:
                 frames.append(log.merged())
             else:
                 frames.extend(frame.join(keys, on=self._reduction.by, how="semi") for frame in log.frames())
+        return self._merged(frames, end)
+
+    def _logs_of(self, end: int) -> list[PartLog]:
+        """Those of the panes of the window that ends at `end`."""
+        low = bisect_left(self._starts, end - self._size)
+        high = bisect_left(self._starts, end)
+        return [self._logs[pane] for pane in self._starts[low:high]]
+
+    def _merged(self, frames: Sequence[pl.DataFrame], end: int) -> pl.DataFrame:
+        """One frame of these parts of the window that ends at `end`, with its bounds."""
         merged = frames[0] if len(frames) == 1 else self._reduction.merge(frames)
         bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
         return merged.with_columns(bounds)
@@ -174,3 +195,8 @@ class SlidingWindowOperator(WindowOperator):
         frame = self._frame_of(table)
         for pane in np.unique(panes).tolist():
             self._log(pane).restore(frame.filter(pl.Series(panes == pane)))
+
+
+def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:
+    frame, groups = ordered
+    return frame.filter(pl.Series(rows)), groups[rows]

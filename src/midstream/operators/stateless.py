@@ -16,7 +16,7 @@ from midstream.core.batches import canonical_schema, conform, from_polars, singl
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, columns_read, infer_schema, infer_type
-from midstream.operators.rows import Row, as_it_is_now, kind_of, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, as_it_is_now, kind_of, map_rows, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -121,14 +121,7 @@ class MapOperator(Stateless):
         self._function = function
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        function = self._function
-        made: list[Row] = []
-        try:
-            for row in to_rows(batch):
-                made.append(as_it_is_now(function(row)))
-        except Exception as error:
-            raise user_error(self._where, "the function", error, row=len(made)) from error
-        self._out.emit(to_batch(made, self.schema, self._where))
+        self._out.emit(map_rows(self._function, batch, self.schema, self._where))
 
 
 class FlatMapOperator(Stateless):

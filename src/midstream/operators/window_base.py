@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +21,7 @@ from midstream.operators.progress import Progress
 from midstream.operators.reduction import Reduction
 from midstream.operators.rows import check_keys, fields_text
 from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START, Window
-from midstream.state.columnar import StateForm
+from midstream.state.columnar import Ordered, StateForm, by_group
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 START: Final = "__start"
@@ -40,17 +39,20 @@ PROGRESS: Final = "progress"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Parts to finish and emit; then key groups up to `last_group` have fired (None: all)."""
+    """Parts to finish and emit; then key groups up to `last_group` have fired."""
 
     frame: pl.DataFrame
-    last_group: int | None
+    last_group: int
 
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """Windows that are due, with the columns START and END; once all are emitted, event time is at `reached`."""
+    """Windows that are due, with the columns START and END; once all are emitted, event time is at `reached`.
 
-    frame: pl.DataFrame
+    The pieces are made one by one: what is in state must not change before the last of them.
+    """
+
+    pieces: Iterator[Piece]
     reached: int
 
 
@@ -63,8 +65,7 @@ class WindowOperator(Operator):
         self._reduction = reduction
         self._spec = window
         self._lateness = native_units(lateness_us, reduction.time, f"{reduction.where}: allowed_lateness")
-        self._pieces: deque[Piece] = deque()
-        self._reached = MIN_WATERMARK_US
+        self._firing: Firing | None = None
         self._context: OperatorContext
         self._out: Output
         self._form: StateForm
@@ -138,41 +139,52 @@ class WindowOperator(Operator):
         end_s = clock.monotonic_s() + self._context.slice_s
         rows = 0
         while True:
-            if not self._pieces:
-                firing = self._next_firing(watermark)
-                if firing is None:
+            if rows and (rows >= SLICE_ROWS or clock.monotonic_s() >= end_s):
+                return False
+            if self._firing is None:
+                self._firing = self._next_firing(watermark)
+                if self._firing is None:
                     break
-                self._pieces = self._cut(firing.frame)
-                self._reached = firing.reached
-            while self._pieces:
-                if rows and (rows >= SLICE_ROWS or clock.monotonic_s() >= end_s):
-                    return False
-                piece = self._pieces.popleft()
+            piece = next(self._firing.pieces, None)
+            if piece is None:
+                self._progress.reach(self._firing.reached)
+                self._forget()
+                self._firing = None
+            else:
                 rows += piece.frame.height
                 self._emit(piece.frame)
-                if piece.last_group is not None:
-                    self._progress.reach_up_to(piece.last_group, self._reached)
-            self._progress.reach(self._reached)
-            self._forget()
+                self._progress.reach_up_to(piece.last_group, self._firing.reached)
         self._progress.reach(watermark)
         self._forget()
         return True
 
-    def _cut(self, frame: pl.DataFrame) -> deque[Piece]:
-        """Pieces of whole key groups: how far firing has come can then be said in the progress per key group."""
+    def _cut(self, frame: pl.DataFrame) -> Iterator[Piece]:
+        """Pieces of about PIECE_ROWS."""
         if frame.height <= PIECE_ROWS:
-            return deque([Piece(frame, None)])
-        groups = self._form.groups(frame)
-        order = np.argsort(groups, kind="stable")
-        frame, groups = frame[order], groups[order]
-        ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
-        pieces: deque[Piece] = deque()
-        start = 0
-        for end in ends.tolist():
-            if end - start >= PIECE_ROWS or end == len(groups):
-                pieces.append(Piece(frame.slice(start, end - start), int(groups[end - 1])))
-                start = end
-        return pieces
+            yield Piece(frame, self._last_group)
+            return
+        for (part,), last_group in self._cut_by_group([by_group(frame, self._form.groups(frame))]):
+            yield Piece(part, last_group)
+
+    def _cut_by_group(self, frames: Sequence[Ordered]) -> Iterator[tuple[list[pl.DataFrame], int]]:
+        """The same key groups of all frames, PIECE_ROWS together or more, and the last of these groups.
+
+        Of whole key groups, so that the progress per key group can say how far firing has come.
+        """
+        owned = self._context.key_groups
+        ends = [np.searchsorted(groups, np.arange(owned.start + 1, owned.stop + 1)) for _, groups in frames]
+        total_ends: list[int] = np.sum(ends, axis=0).tolist()
+        begun, taken = [0] * len(frames), 0
+        for number, total_end in enumerate(total_ends):
+            if total_end > taken and (total_end - taken >= PIECE_ROWS or total_end == total_ends[-1]):
+                upto = [int(end[number]) for end in ends]
+                parts = [frame.slice(a, b - a) for (frame, _), a, b in zip(frames, begun, upto, strict=True)]
+                yield parts, owned.start + number
+                begun, taken = upto, total_end
+
+    @property
+    def _last_group(self) -> int:
+        return self._context.key_groups.stop - 1
 
     def _unfired(self, frame: pl.DataFrame, ends: pl.Expr) -> pl.DataFrame:
         """Without the windows that had fired before a restore already (`ends`: their ends)."""

@@ -38,6 +38,7 @@ from midstream.runtime.connection import Connection, dial
 from midstream.runtime.control import RECEIVE_BUFFER_BYTES, MessageChannel
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.loop import EventLoop
+from midstream.runtime.memory import keep_freed_memory
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
@@ -79,6 +80,7 @@ def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None) -> Non
     Raises ClusterError when the driver cannot be reached, and whatever bug ended the machine.
     """
     limit_threads()
+    keep_freed_memory()
     if make_machine is None:
         from midstream.worker.slot import SlotMachine
 

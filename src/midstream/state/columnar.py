@@ -29,6 +29,8 @@ Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
 Extra = tuple[str, pa.Scalar]
 """Name and value of a column that is the same for all rows of a log."""
+Ordered = tuple[pl.DataFrame, Int32s]
+"""Rows by key group, and the key group of each."""
 
 
 class Run:
@@ -72,6 +74,16 @@ class PartLog:
             self.replace([self._merge([run.frame for run in self.runs])])
         return self.runs[0].frame
 
+    def by_group(self, form: StateForm) -> Ordered:
+        """All parts in one frame by key group; it takes the place of the others, so that it is sorted once."""
+        self.merged()
+        groups = form.groups_of(self.runs[0])
+        if (groups[1:] < groups[:-1]).any():
+            frame, groups = by_group(self.runs[0].frame, groups)
+            self.replace([frame])
+            self.runs[0].groups = groups
+        return self.runs[0].frame, groups
+
     def replace(self, frames: Iterable[pl.DataFrame]) -> None:
         kept = {id(run.frame): run for run in self.runs}
         self.runs = [kept.get(id(frame)) or Run(frame) for frame in frames if frame.height]
@@ -79,6 +91,12 @@ class PartLog:
 
     def frames(self) -> list[pl.DataFrame]:
         return [run.frame for run in self.runs]
+
+
+def by_group(frame: pl.DataFrame, groups: Int32s) -> Ordered:
+    """Rows of one key group stay in their order."""
+    order = groups.astype(np.uint16).argsort(kind="stable")  # 16 bits are counted, not compared: 20 times as fast
+    return frame[order], groups[order]
 
 
 class StateForm:

@@ -1,0 +1,254 @@
+"""Firing that stops half-way, is stored, and goes on elsewhere: each window of each key fires once all the same."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from operator_world import Parts, World, deal_out
+from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.keys import key_group_range, key_groups, subtask_of
+from midstream.operators import window_base
+from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
+from midstream.operators.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
+from midstream.state.parts import KEY_GROUP
+
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
+FLOATS = SCHEMA.set(2, pa.field("v", pa.float64()))
+MAX_PARALLELISM = 8
+KEYS = range(24)
+AGGREGATES = {
+    "n": Count(),
+    "sum": Sum("v"),
+    "min": Min("v"),
+    "max": Max("v"),
+    "mean": Mean("v"),
+    "first": First("v"),
+    "last": Last("v"),
+}
+
+keys = st.one_of(st.just((5,)), st.just((2, 9)), st.just(tuple(KEYS)))
+batches = st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(0, 50))
+"""Seed, rows, first time: of all keys, within 20 ms."""
+slices = st.lists(st.integers(0, 3), min_size=4, max_size=4)
+"""How many slices each subtask fires before it is stopped."""
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("rows"), batches),
+        st.tuples(st.just("watermark"), st.integers(0, 90)),
+        st.tuples(st.just("interrupt"), st.tuples(st.integers(0, 90), slices, st.integers(1, 4))),
+    ),
+    min_size=3,
+    max_size=16,
+)
+Plan = list[tuple[str, Any]]
+
+
+def batch_of(rows: list[Row], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def rows_of(seed: int, count: int, first: int, of_keys: tuple[int, ...], *, floats: bool = False) -> list[Row]:
+    random = np.random.default_rng(seed)
+    whole = random.integers(-9, 10, count)
+    values = whole * 0.1 * 10.0 ** random.integers(-8, 9, count) if floats else whole
+    return list(
+        zip(
+            random.choice(of_keys, count).tolist(),
+            random.integers(first, first + 20, count).tolist(),
+            values.tolist(),
+            strict=True,
+        )
+    )
+
+
+class Job:
+    """All subtasks of one window operator. `watermarks`: how far each key's event time has come, in ms."""
+
+    def __init__(self, make: Callable[[], Any], parallelism: int = 1) -> None:
+        self.make = make
+        self.out: list[dict[str, Any]] = []
+        self.late: list[dict[str, Any]] = []
+        self.groups = key_groups(batch_of([(key, 0, 0) for key in KEYS]), ("k",), MAX_PARALLELISM)
+        self.start([{}], parallelism)
+
+    def start(self, snapshots: list[Parts], parallelism: int) -> None:
+        self.worlds = [
+            World(
+                self.make(),
+                subtask=subtask,
+                parallelism=parallelism,
+                max_parallelism=MAX_PARALLELISM,
+                parts=deal_out(snapshots, key_group_range(subtask, parallelism, MAX_PARALLELISM)),
+            )
+            for subtask in range(parallelism)
+        ]
+
+    def rows(self, batch: pa.RecordBatch) -> None:
+        owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(self.worlds), MAX_PARALLELISM)
+        for subtask, world in enumerate(self.worlds):
+            world.process(batch.filter(pa.array(owners == subtask)))
+        self.collect()
+
+    def watermark(self, watermark_us: int) -> None:
+        for world in self.worlds:
+            world.advance(watermark_us)
+        self.collect()
+
+    def interrupt(self, watermark_us: int, counts: list[int], parallelism: int) -> dict[int, int]:
+        """Fire so many slices, then store and restore. How far each key group has come, as was stored."""
+        for world, count in zip(self.worlds, counts, strict=False):
+            for _ in range(count):
+                if world.operator.advance_watermark(watermark_us):
+                    break
+        self.collect()
+        snapshots = [world.snapshot() for world in self.worlds]
+        self.start(snapshots, parallelism)
+        return dict(marks_of(snapshots))
+
+    def collect(self) -> None:
+        for world in self.worlds:
+            self.out.extend(world.out.rows())
+            self.late.extend(world.out.rows(LATE))
+            world.out.clear()
+
+
+def marks_of(snapshots: list[Parts]) -> Iterator[tuple[int, int]]:
+    for parts in snapshots:
+        if window_base.PROGRESS in parts:
+            table = parts[window_base.PROGRESS].table()
+            yield from zip(table.column(KEY_GROUP).to_pylist(), table.column("watermark").to_pylist(), strict=True)
+
+
+def check(window: Sliding | Session, oracle: Oracle, lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:
+    """After every step: what has come out is what is due, where "due" for each key is what was stored for it."""
+    job = Job(lambda: operator(window, lateness), parallelism=2)
+
+    def compare() -> None:
+        got = Counter((row["k"], ms(row[WINDOW_START]), ms(row[WINDOW_END]), *list(row.values())[3:]) for row in job.out)
+        assert got == Counter(oracle.out)
+        assert Counter((row["k"], ms(row["t"]), row["v"]) for row in job.late) == Counter(oracle.late)
+
+    for step, argument in [*plan, ("watermark", MAX_WATERMARK_US // 1000)]:
+        match step:
+            case "rows":
+                rows = rows_of(*argument, of_keys)
+                oracle.process(rows)
+                job.rows(batch_of(rows))
+            case "watermark":
+                job.watermark(argument * 1000)
+                for key in KEYS:
+                    oracle.advance(key, argument)
+            case "interrupt":
+                watermark, counts, parallelism = argument
+                marks = job.interrupt(watermark * 1000, counts, parallelism)
+                assert all(mark <= watermark or mark <= oracle.watermarks[key] for key, mark in by_key(job, marks))
+                if len({mark for _, mark in by_key(job, marks)}) > 1:
+                    event("stored while key groups had come differently far")
+                for key, mark in by_key(job, marks):
+                    oracle.advance(key, mark)
+        compare()
+
+
+def by_key(job: Job, marks: dict[int, int]) -> list[tuple[int, int]]:
+    return [(key, marks.get(group, MIN_WATERMARK_US)) for key, group in zip(KEYS, job.groups.tolist(), strict=True)]
+
+
+def operator(window: Sliding | Session, lateness: int, schema: pa.Schema = SCHEMA, by: tuple[str, ...] = ("k",)) -> Any:
+    return window_operator(
+        "w",
+        window=window,
+        keys=by,
+        event_time="t",
+        aggregates=AGGREGATES,
+        schema=schema,
+        allowed_lateness=lateness / 1000,
+    )
+
+
+def ms(time: Any) -> int:
+    return pa.scalar(time, pa.timestamp("ms")).value
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slice is one piece, a piece a key group or two."""
+    monkeypatch.setattr(window_base, "PIECE_ROWS", 3)
+    monkeypatch.setattr(window_base, "SLICE_ROWS", 1)
+
+
+@pytest.mark.usefixtures("small_slices")
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from([(10, 10, 0), (20, 5, 0), (15, 10, 0), (7, 3, 2), (40, 10, 0)]),
+    st.sampled_from([0, 0, 5, 25]),
+    keys,
+    steps,
+)
+def test_tumbling_and_sliding_windows(
+    shape: tuple[int, int, int], lateness: int, of_keys: tuple[int, ...], plan: Plan
+) -> None:
+    size, slide, offset = shape
+    window = Sliding(size * 1000, slide * 1000, offset * 1000)
+    check(window, SlidingOracle(size, slide, offset, lateness), lateness, of_keys, plan)
+
+
+@pytest.mark.usefixtures("small_slices")
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), keys, steps)
+def test_session_windows(gap: int, lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:
+    check(Session(gap * 1000), SessionOracle(gap, lateness), lateness, of_keys, plan)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([(10, 10), (20, 5), (30, 1), (40, 10)]),
+    keys,
+    st.lists(batches, min_size=1, max_size=6),
+    st.lists(st.integers(0, 90), min_size=1, max_size=3),
+    st.integers(1, 30),
+)
+def test_results_are_the_same_to_the_last_bit_wherever_firing_is_cut(
+    shape: tuple[int, int], of_keys: tuple[int, ...], given_batches: list[Any], watermarks: list[int], piece_rows: int
+) -> None:
+    results = []
+    for rows in (10**6, piece_rows):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(window_base, "PIECE_ROWS", rows)
+            job = Job(lambda: operator(Sliding(shape[0] * 1000, shape[1] * 1000, 0), 25, FLOATS))
+            for batch in given_batches:
+                job.rows(batch_of(rows_of(*batch, of_keys, floats=True), FLOATS))
+                job.watermark(watermarks[len(job.out) % len(watermarks)] * 1000)
+            job.watermark(MAX_WATERMARK_US)
+        by_window = defaultdict(list)
+        for row in job.out:
+            by_window[row["k"], row[WINDOW_START]].append(row)
+        results.append(by_window)
+    assert results[0] == results[1]
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_window_without_keys_fires_once_though_it_was_stored_half_fired() -> None:
+    schema = SCHEMA
+    world = World(operator(Sliding(20_000, 1_000, 0), 25, schema, ()))
+    world.process(batch_of([(1, time, 1) for time in range(20)]))
+    made = []
+    for _ in range(100):
+        done = world.operator.advance_watermark(30_000)
+        made += world.out.rows()
+        restored = World(operator(Sliding(20_000, 1_000, 0), 25, schema, ()), parts=world.snapshot())
+        restored.process(batch_of([(1, 25, 1)]))
+        if done:
+            break
+        world = World(operator(Sliding(20_000, 1_000, 0), 25, schema, ()), parts=world.snapshot())
+    assert [row["n"] for row in made] == [*range(1, 21), *range(19, 8, -1)]
