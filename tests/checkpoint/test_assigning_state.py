@@ -23,6 +23,12 @@ def chunks(snapshot: OperatorSnapshot) -> list[str]:
     return [chunk.id for part in snapshot.parts for chunk in part.chunks]
 
 
+def rebalanced(workers: int) -> JobGraph:
+    """The pipeline without keys, at other parallelisms on both sides of its edge."""
+    vertices = pipeline(workers=workers, keyed=False).vertices
+    return JobGraph(vertices, (Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA),), MAX_PARALLELISM)
+
+
 def test_every_operator_of_a_chain_gets_its_state_back_and_sources_their_position() -> None:
     graph = pipeline(uids=("count", "sum"))
     found = assign_state(
@@ -105,8 +111,36 @@ def test_a_finished_operator_behind_a_new_source_is_refused_naming_both() -> Non
         assign_state(metadata, pipeline(source="fresh"), allow_dropped_state=True)
 
 
-def test_a_partly_finished_operator_needs_finished_producers_over_an_all_to_all_edge() -> None:
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_partly_finished_operator_runs_again_as_a_whole_where_a_forward_edge_becomes_another(workers: int) -> None:
     finished = {"read": (0,), "count": (0,)}
-    assign_state(metadata_of(pipeline(keyed=False), finished=finished), pipeline(keyed=False))
-    with pytest.raises(ConfigError, match=r"'count' had partly finished.*'read'.*had partly finished"):
-        assign_state(metadata_of(pipeline(keyed=True), finished=finished), pipeline(keyed=True))
+    metadata = metadata_of(pipeline(keyed=False), {"count": state("count", 2, "split")}, finished=finished)
+    found = assign_state(metadata, rebalanced(workers))
+    assert found.finished == ()
+    dealt = []
+    for subtask in range(workers):
+        for part in (part for snapshot in found.tasks[TaskId(1, subtask)] for part in snapshot.parts):
+            dealt += [chunk.id for chunk in part.chunks for row in range(chunk.rows) if row % part.stride == part.index]
+    assert dealt == ["c1"], "what the one that still ran had, once"
+
+
+def test_operators_that_had_partly_finished_apart_may_run_in_one_task() -> None:
+    metadata = metadata_of(rebalanced(3), finished={"read": (0,)})
+    graph = JobGraph((Vertex(0, 2, SourceSpec("read", "Read", NoRows()), chain("count")),), (), MAX_PARALLELISM)
+    assert assign_state(metadata, graph).finished == ()
+
+
+def test_keys_that_had_finished_behind_another_source_are_refused() -> None:
+    finished = {"read": (0, 1), "count": (0,)}
+    metadata = metadata_of(pipeline(), {"count": state("count", 2, "keyed")}, finished=finished)
+    with pytest.raises(ConfigError, match=r"'count' had partly finished.*'fresh'.*had not finished: .*state of keys"):
+        assign_state(metadata, pipeline(source="fresh"), allow_dropped_state=True)
+    assign_state(metadata, pipeline())
+    without_keys = metadata_of(pipeline(), {"count": state("count", 2, "split")}, finished=finished)
+    assign_state(without_keys, pipeline(source="fresh"), allow_dropped_state=True)
+
+
+def test_a_finished_operator_needs_finished_producers_whatever_the_edge() -> None:
+    metadata = metadata_of(pipeline(keyed=False), finished={"read": (0,), "count": (0, 1)})
+    with pytest.raises(ConfigError, match=r"'count' had fully finished.*'read'.*had partly finished: .*go nowhere"):
+        assign_state(metadata, rebalanced(3))

@@ -27,7 +27,7 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
-from midstream.graph.job_graph import Edge, JobGraph, Vertex
+from midstream.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
 from midstream.protocol.messages import ChannelState, OperatorSnapshot, PartHandle
 from midstream.state.parts import Redistribute
 
@@ -151,28 +151,36 @@ def _assign_part(
 
 
 def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tuple[int, ...]:
-    """Vertices of `graph` all of whose operators had finished.
+    """Vertices of `graph` all of whose operators had finished; they are not run again.
+
+    Of a vertex that had only partly finished every subtask is run again. A subtask that had finished
+    had nothing to come any more, neither in flight nor from its producers, and what it had made of its
+    rows was with its consumers or on the way there. So what the others still had to do is all there is
+    to do, and any subtask may do it, wherever an edge now leads. But its state does not come back (what
+    it had emitted at its end would be emitted again): no row of its keys may come once more.
 
     Raises ConfigError naming two operators when the graph contradicts what had finished: a chain
-    of which only some had, or a finished vertex behind one that had not.
+    of which only some had, a finished vertex behind one that had not, or state of keys that had
+    finished behind a producer that had not, from which such keys may come.
     """
-    share = {vertex.id: _finished_share(old, vertex) for vertex in graph.vertices}
-    for vertex in graph.vertices:
-        for predecessor, edges in _predecessors(graph, vertex.id).items():
-            _check_predecessor(share, vertex, graph.vertices[predecessor], edges)
-    return tuple(vertex.id for vertex in graph.vertices if share[vertex.id] == "fully")
+    finished = tuple(vertex.id for vertex in graph.vertices if _has_finished(old, vertex))
+    for edge in graph.edges:
+        if edge.source not in finished:
+            _check_consumer(old, graph, edge, edge.target in finished)
+    return finished
 
 
-def _finished_share(old: Mapping[str, OperatorState], vertex: Vertex) -> str:
-    first, *rest = [(spec.uid, _share(old.get(spec.uid))) for spec in vertex.specs]
-    for uid, share in rest:
-        if share != first[1]:
-            raise ConfigError(
-                f"operators {first[0]!r} and {uid!r} run in one task, but in the checkpoint {first[0]!r} had "
-                f"{first[1]} finished and {uid!r} had {share} finished. Put the new one behind rebalance(), or start "
-                "from an older checkpoint"
-            )
-    return first[1]
+def _has_finished(old: Mapping[str, OperatorState], vertex: Vertex) -> bool:
+    shares = {spec.uid: _share(old.get(spec.uid)) for spec in vertex.specs}
+    fully = [uid for uid, share in shares.items() if share == "fully"]
+    others = [uid for uid, share in shares.items() if share != "fully"]
+    if fully and others:
+        raise ConfigError(
+            f"operators {fully[0]!r} and {others[0]!r} run in one task, but in the checkpoint {fully[0]!r} had fully "
+            f"finished and {others[0]!r} had {shares[others[0]]} finished. Put the new one behind rebalance(), or start "
+            "from an older checkpoint"
+        )
+    return not others
 
 
 def _share(op: OperatorState | None) -> str:
@@ -181,21 +189,23 @@ def _share(op: OperatorState | None) -> str:
     return "fully" if op.fully_finished else "partly"
 
 
-def _predecessors(graph: JobGraph, vertex: int) -> dict[int, list[Edge]]:
-    edges: dict[int, list[Edge]] = {}
-    for edge in graph.inputs(vertex):
-        edges.setdefault(edge.source, []).append(edge)
-    return edges
+def _check_consumer(old: Mapping[str, OperatorState], graph: JobGraph, edge: Edge, has_finished: bool) -> None:
+    """Of an edge whose producers run on."""
+    fed, feeder = graph.vertices[edge.target].specs[0].uid, graph.vertices[edge.source].specs[-1].uid
+    if has_finished:
+        lost = "its rows would go nowhere"
+    elif edge.partitioning is Partitioning.KEYED and _has_finished_keys(old.get(fed)):
+        lost = "its rows would not find the state of keys that had"
+    else:
+        return
+    raise ConfigError(
+        f"operator {fed!r} had {_share(old.get(fed))} finished in the checkpoint, but {feeder!r}, which feeds it now, "
+        f"had {_share(old.get(feeder))} finished: {lost}. Give the fed operator a new uid, or start from an older "
+        "checkpoint"
+    )
 
 
-def _check_predecessor(share: Mapping[int, str], vertex: Vertex, predecessor: Vertex, edges: list[Edge]) -> None:
-    """Several edges from one predecessor: the strictest, all-to-all, decides."""
-    all_to_all = any(edge.partitioning.all_to_all for edge in edges)
-    needs = {"fully": ("fully",), "partly": ("fully",) if all_to_all else ("fully", "partly"), "not": ()}
-    allowed = needs[share[vertex.id]]
-    if allowed and share[predecessor.id] not in allowed:
-        raise ConfigError(
-            f"operator {vertex.specs[0].uid!r} had {share[vertex.id]} finished in the checkpoint, but "
-            f"{predecessor.specs[-1].uid!r}, which feeds it now, had {share[predecessor.id]} finished: its rows would "
-            "go nowhere. Give the fed operator a new uid, or start from an older checkpoint"
-        )
+def _has_finished_keys(op: OperatorState | None) -> bool:
+    return op is not None and any(
+        part.redistribute == Redistribute.KEYED.value for i in op.finished for part in op.subtasks[i].parts
+    )

@@ -201,3 +201,14 @@ def watermark_before_timers() -> Replacements:
             self._edges.watermark(watermark_us)
 
     return [(Chain, "offer", offer)]
+
+
+def timers_before_rows() -> Replacements:
+    """Rows have a turn only when no operator's timer is due."""
+    original = Task._step
+
+    def step(self: Any, started_s: float) -> bool:
+        self._due_was_last = False
+        return original(self, started_s)
+
+    return [(Task, "_step", step)]

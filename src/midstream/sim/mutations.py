@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -26,16 +25,17 @@ from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
 from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
+from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim import savepoint_mutations as savepoint
-from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.run import run
-from midstream.sim.scenario import RECOVERING, SAVEPOINTS, Fault, Scenario, draw
-from midstream.sim.topologies import SHAPES, Shape, with_parallelism
+from midstream.sim.scenario import Scenario, draw
 from midstream.worker import snapshots, task
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.source import SourceDriver
 
 Replacements = list[tuple[Any, str, Any]]
+STEPS_MAX: Final = 60_000
+"""Of a run: one that does not come to its end has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ def killed_after(name: str, seeds_max: int, start: int = 0) -> tuple[int, str] |
     """How many seeds it takes until a run fails under the mutation, and how; None if `seeds_max` all pass."""
     with applied(name):
         for index in range(seeds_max):
-            scenario = replace(MUTATIONS[name].scenario(start + index), steps_max=60_000)
-            failures = run(scenario).failures
+            scenario = MUTATIONS[name].scenario(start + index)
+            failures = run(replace(scenario, steps_max=min(scenario.steps_max, STEPS_MAX))).failures
             if failures:
                 return index + 1, failures[0]
     return None
@@ -341,142 +341,8 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-def _backpressured(seed: int) -> Scenario:
-    """Slow functions and sinks, barriers that overtake, restores at another parallelism."""
-    topology = ("keyed", "pipeline", "keyed_broadcast", "keyed")[seed % 4]
-    drawn = draw(seed, topology=topology, parallelism=3, rescale_to=2, rows=100)
-    return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
-
-
-def _superseded(seed: int) -> Scenario:
-    """A driver is stopped, wakes up late, and then a slot of its own dies."""
-    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
-    step = 100 + seed % 200
-    faults = (
-        Fault(step, "stop_driver", seed * 7919),
-        Fault(step + 10, "kill_slot", seed),
-        Fault(step + 200, "kill_slot", 0),
-    )
-    return replace(drawn, interval_s=0.0005, retained=1, faults=faults)
-
-
-def _on_time(seed: int) -> Scenario:
-    """Sources of one split each, so that no row is ever late, and much in flight when slots die."""
-    kinds = ("kill_slot", "cut_link", "user_error")
-    drawn = draw(seed, topology=("timers", "random")[seed % 2], parallelism=3, faults=kinds, rows=100)
-    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, row_us=1000, sink_rows=1, sink_pause_s=0.003)
-    return replace(drawn, shape=_without_idle(drawn.shape), splits=1, rounds=1)
-
-
-def _several_splits(seed: int, splits: int = 3) -> Scenario:
-    return replace(draw(seed, topology="splits", rows=100), splits=splits, rounds=1)
-
-
-def _without_idle(shape: Shape) -> Shape:
-    return tuple(
-        replace(node, chain=tuple("tight" if kind == "idle" else kind for kind in node.chain)) for node in shape
-    )
-
-
-def _far_behind(seed: int) -> Scenario:
-    """Sinks that hardly take anything: what waits for credit waits for longer than a checkpoint may take."""
-    drawn = draw(seed, topology="pipeline", parallelism=2, faults=(), rows=60)
-    drawn = replace(
-        drawn,
-        shape=with_parallelism(SHAPES["pipeline"], 2, Random(seed), same=True),
-        text_bytes=2000,
-        buffer_bytes=4096,
-        pool_buffers=0,
-        batch_rows=10,
-        rounds=1,
-    )
-    return replace(
-        drawn,
-        aligned_timeout_s=0.0,
-        sink_rows=1,
-        sink_pause_s=90.0,
-        interval_s=20.0,
-        timeout_s=60.0,
-        splits=2,
-        row_us=0,
-    )
-
-
-def _of(*kinds: str, topology: str = "keyed", **changes: Any) -> Callable[[int], Scenario]:
-    """Of a seed: many faults of these kinds."""
-
-    def scenario(seed: int) -> Scenario:
-        return replace(draw(seed, topology=topology, faults=kinds, rows=100), **changes)
-
-    return scenario
-
-
-def _recovering(seed: int) -> Scenario:
-    """The storage is gone for a while as soon as the job recovers rows in flight, of which there are many segments."""
-    drawn = _backpressured(seed)
-    gone_soon = IN_RECOVERY.index("disk_gone") + len(IN_RECOVERY) * (1 + seed % 97) * 7
-    gone = tuple(Fault(fault.step + 20 * i, RECOVERING, gone_soon) for fault in drawn.faults for i in range(3))
-    drawn = replace(drawn, faults=tuple(sorted((*drawn.faults, *gone), key=lambda fault: fault.step)))
-    return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
-
-
-def _sliced(seed: int) -> Scenario:
-    """Slow functions and large batches: barriers come in the middle of them."""
-    return replace(_backpressured(seed), batch_rows=50, row_us=2000, sink_rows=0, interval_s=0.0005)
-
-
-def _tight_pool(seed: int) -> Scenario:
-    """More rows than the pool has room for, and producers with several outputs."""
-    drawn = _backpressured(seed)
-    if seed % 2:
-        drawn = draw(seed, topology="same_upstream", parallelism=3, rescale_to=2, rows=100)
-        drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
-    return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
-
-
-def _ending(topology: str) -> Callable[[int], Scenario]:
-    """Of a seed: slots die while some subtasks are at their end and others have much in flight."""
-
-    def scenario(seed: int) -> Scenario:
-        drawn = draw(seed, topology=topology, parallelism=3, rows=100, faults=())
-        kills = tuple(Fault(300 + 350 * i + seed * 37 % 350, "kill_slot", seed * 31 + i) for i in range(8))
-        drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, splits=2, faults=kills, keys=10, skew=0.9)
-        return replace(drawn, row_us=4000, sink_rows=1, sink_pause_s=0.003)
-
-    return scenario
-
-
-def _draining(seed: int) -> Scenario:
-    """The driver dies soon after the job was told to drain, while some sources still have rows that nobody takes."""
-    drawn = draw(seed, topology=("union", "multi_input")[seed % 2], parallelism=2, rows=400, faults=())
-    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, splits=2)
-    drain = Fault(150 + seed * 37 % 300, "drain", 0)
-    kill = Fault(drain.step + 20 + seed * 53 % 200, "kill_driver", 0)
-    return replace(drawn, row_us=1000, sink_rows=1, sink_pause_s=0.003, text_bytes=2000, faults=(drain, kill))
-
-
-def _rescaled(seed: int) -> Scenario:
-    return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
-
-
-def _saving(seed: int) -> Scenario:
-    """Savepoints are asked for again and again, while checkpoints and commits follow each other and the disk is slow."""
-    drawn = draw(seed, topology="keyed", faults=SAVEPOINTS, rows=100)
-    asked = tuple(Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4))
-    if seed % 4 == 3:
-        asked += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in asked)
-    drawn = replace(drawn, interval_s=0.0005, min_pause_s=0.0, retained=1, sink_rows=1, sink_pause_s=0.003)
-    return replace(
-        drawn,
-        tempo=replace(drawn.tempo, io_us=(100, 10_000)[seed % 2], interleave=0.2),
-        aligned_timeout_s=0.0,
-        timeout_s=60.0,
-        faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
-    )
-
-
 def _in_flight(what: str, replacements: Callable[[], Replacements]) -> Mutation:
-    return Mutation(what, replacements, _backpressured)
+    return Mutation(what, replacements, scenarios.backpressured)
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -498,7 +364,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "grant_nothing_back": Mutation("credit is granted once only", _grant_nothing_back),
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", _drop_an_element),
     "shared_chunks_by_checkpoint": Mutation("shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint),
-    "old_parallelism": Mutation("keyed state is not filtered", _old_parallelism, _backpressured),
+    "old_parallelism": Mutation("keyed state is not filtered", _old_parallelism, scenarios.backpressured),
     "failure_discards": Mutation("a failed task drops channels that peers still use", _failure_discards),
     "early_split": Mutation("a split that comes after the trigger is in the snapshot", _early_split),
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", _offset_before_emit),
@@ -507,7 +373,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "remaining_behind_the_queue": Mutation(
         "recovered data is stored from where it has been read to", _remaining_behind_the_queue
     ),
-    "zombie_goes_on": Mutation("a stale coordinator without files restarts for ever", _zombie_goes_on, _superseded),
+    "zombie_goes_on": Mutation(
+        "a stale coordinator without files restarts for ever", _zombie_goes_on, scenarios.superseded
+    ),
     "end_overtakes": Mutation("the end of data overtakes rows", _finish_without_end_of_data),
     "forget_rest": _in_flight("the rest of a sliced batch is not captured", in_flight.forget_rest),
     "forget_partly_sent": _in_flight("a batch that is partly sent is not captured", in_flight.forget_partly_sent),
@@ -522,12 +390,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "output_before_input": _in_flight("what had arrived is read behind what had not", in_flight.output_before_input),
     "old_ranges": _in_flight("rows in flight are dealt by the key groups of before", in_flight.old_ranges),
     "unannounced_barrier": Mutation(
-        "a barrier that overtakes what waits for credit is not announced", in_flight.unannounced_barrier, _far_behind
+        "a barrier that overtakes what waits for credit is not announced",
+        in_flight.unannounced_barrier,
+        scenarios.far_behind,
     ),
     "position_late": Mutation(
         "the place in recovered data moves when a batch is done, not when it is taken",
         in_flight.position_late,
-        _sliced,
+        scenarios.sliced,
     ),
     "barrier_later": _in_flight("what is in flight is captured one mail after the operators", in_flight.barrier_later),
     "missing_barrier": _in_flight("one channel gets no barrier", in_flight.missing_barrier),
@@ -535,65 +405,74 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "files of rows in flight are not kept with their checkpoint", in_flight.forgotten_channel_files
     ),
     "recovery_waits_for_pool": Mutation(
-        "recovered rows wait for room in the pool", in_flight.recovery_waits_for_pool, _tight_pool
+        "recovered rows wait for room in the pool", in_flight.recovery_waits_for_pool, scenarios.tight_pool
     ),
     "every_decline_counts": Mutation("that a task is not ready counts as a failure", coordination.every_decline_counts),
     "watermark_of_the_fastest": Mutation(
-        "event time is restored as of the fastest subtask", coordination.watermark_of_the_fastest, _on_time
+        "event time is restored as of the fastest subtask", coordination.watermark_of_the_fastest, scenarios.on_time
     ),
     "event_time_of_the_fastest_split": Mutation(
-        "event time is that of all splits together", coordination.event_time_of_the_fastest_split, _several_splits
+        "event time is that of all splits together",
+        coordination.event_time_of_the_fastest_split,
+        scenarios.several_splits,
     ),
     "pending_splits_are_newer": Mutation(
-        "event time does not wait for splits that nobody has", coordination.pending_splits_are_newer, _several_splits
+        "event time does not wait for splits that nobody has",
+        coordination.pending_splits_are_newer,
+        scenarios.several_splits,
     ),
     "parts_among_files": Mutation(
         "event time does not wait for the second part of one file among several",
         coordination.parts_among_files,
-        partial(_several_splits, splits=8),
+        partial(scenarios.several_splits, splits=8),
     ),
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",
         coordination.broadcast_of_the_first,
-        _ending("broadcast"),
+        scenarios.ending("broadcast"),
     ),
     "union_with_finished": Mutation(
         "union state is accepted when some subtasks have finished",
         coordination.union_with_finished,
-        _ending("tally"),
+        scenarios.ending("tally"),
     ),
     "swallow_read_error": Mutation(
-        "an error in recovering rows is swallowed", in_flight.swallow_read_error, _recovering
+        "an error in recovering rows is swallowed", in_flight.swallow_read_error, scenarios.recovering
     ),
     "finish_again": Mutation(
-        "a finished operator finishes again", coordination.finish_again, _of("kill_slot", topology="tally")
+        "a finished operator finishes again", coordination.finish_again, scenarios.of("kill_slot", topology="tally")
     ),
     "watermark_before_timers": Mutation(
-        "a watermark goes on before all its timers have fired", coordination.watermark_before_timers, _on_time
+        "a watermark goes on before all its timers have fired", coordination.watermark_before_timers, scenarios.on_time
+    ),
+    "timers_before_rows": Mutation(
+        "timers that are always due keep the rows waiting", coordination.timers_before_rows, scenarios.always_due
     ),
     "output_aside": Mutation(
-        "output is kept beside the queues while the pool is empty", in_flight.output_aside, _tight_pool
+        "output is kept beside the queues while the pool is empty", in_flight.output_aside, scenarios.tight_pool
     ),
     "checkpoint_while_draining": Mutation(
         "a checkpoint while only some sources have drained",
         coordination.checkpoint_while_draining,
-        _draining,
+        scenarios.draining,
     ),
     "rescale_keeps_splits": Mutation(
-        "a rescale goes on with the splits of now", coordination.rescale_keeps_splits, _rescaled
+        "a rescale goes on with the splits of now", coordination.rescale_keeps_splits, scenarios.rescaled
     ),
     "rescale_keeps_layout": Mutation(
-        "checkpoints are described as before the rescale", coordination.rescale_keeps_layout, _rescaled
+        "checkpoints are described as before the rescale", coordination.rescale_keeps_layout, scenarios.rescaled
     ),
     "rescale_is_not_answered": Mutation(
-        "a rescale that comes to nothing is not answered", coordination.rescale_is_not_answered, _rescaled
+        "a rescale that comes to nothing is not answered", coordination.rescale_is_not_answered, scenarios.rescaled
     ),
     "rescale_does_not_go_back": Mutation(
-        "a plan that does not work is not left again", coordination.rescale_does_not_go_back, _rescaled
+        "a plan that does not work is not left again", coordination.rescale_does_not_go_back, scenarios.rescaled
     ),
-    "rescale_keeps_slots": Mutation("slots that are too many stay", coordination.rescale_keeps_slots, _rescaled),
+    "rescale_keeps_slots": Mutation(
+        "slots that are too many stay", coordination.rescale_keeps_slots, scenarios.rescaled
+    ),
     "rescale_before_stored": Mutation(
-        "a rescale switches before its checkpoint is complete", coordination.rescale_before_stored, _rescaled
+        "a rescale switches before its checkpoint is complete", coordination.rescale_before_stored, scenarios.rescaled
     ),
-    **{name: Mutation(what, bug, _saving) for name, (what, bug) in savepoint.BUGS.items()},
+    **{name: Mutation(what, bug, scenarios.saving) for name, (what, bug) in savepoint.BUGS.items()},
 }

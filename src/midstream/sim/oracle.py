@@ -44,8 +44,6 @@ class Cut:
     expected: Expectation
     output: tuple[str, ...]
     """Names of all that the sinks have staged up to it."""
-    parallelism: tuple[int, ...]
-    """Of each node."""
 
 
 class Oracle:
@@ -63,8 +61,6 @@ class Oracle:
         """How many held rows in flight."""
         self.lost = 0
         self.doubled = 0
-        self.parallelism: tuple[int, ...] = ()
-        """Of each node in the newest completed checkpoint."""
         self.storage = storage
         """Of the job's checkpoint directory."""
         self._sources = sources
@@ -96,7 +92,6 @@ class Oracle:
         if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
         self.checkpoints += 1
-        self.parallelism = tuple(vertex.parallelism for vertex in metadata.vertices)
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
         operators = {op.uid: op for op in metadata.operators}
@@ -126,7 +121,7 @@ class Oracle:
                         done_with.update(table.column("key").to_pylist())
         output = dict(self._outside.committed)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
-        self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output), self.parallelism)
+        self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
         yield from self._check_state(where, operators, expected)
         yield from self._check_prepared(where, output, expected)
 
@@ -292,7 +287,6 @@ class Oracle:
         self.storage = storage
         self._ended.clear()
         self._last = cut.expected
-        self.parallelism = cut.parallelism
         self._outside.committed = dict.fromkeys(cut.output)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:

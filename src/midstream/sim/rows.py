@@ -58,8 +58,16 @@ def time_ms(row: int) -> int:
     source, split, offset = row // SOURCE_IDS, row % SOURCE_IDS // SPLIT_IDS, row % SPLIT_IDS
     if is_ordered(source):
         return row % SOURCE_IDS
-    file, part = divmod(split, 2) if source >= IN_PARTS else (split, 0)
-    return (part * SPLIT_IDS + offset) * (1 + 3 * (file % 3))
+    part = split % 2 if source >= IN_PARTS else 0
+    return (part * SPLIT_IDS + offset) * step_ms(row)
+
+
+def step_ms(row: int) -> int:
+    """Between two rows of its split."""
+    source, split = row // SOURCE_IDS, row % SOURCE_IDS // SPLIT_IDS
+    if is_ordered(source):
+        return 1
+    return 1 + 3 * ((split // 2 if source >= IN_PARTS else split) % 3)
 
 
 class UserError(Exception):
@@ -194,7 +202,8 @@ class SimSource(Source):
     def _make_split(self, split: int) -> pa.RecordBatch:
         rows = self.rows[split]
         ids, keys, sequence = self.columns(split, rows)
-        ts = np.array([time_ms(row) for row in ids.tolist()], dtype=np.int64) * 1000
+        first = int(ids[0]) if rows else 0
+        ts = (time_ms(first) + (ids - first) * step_ms(first)) * 1000
         text = ["x" * (self.text_bytes * (1 + i % 7) // 4) for i in ids.tolist()]
         columns = [
             pa.array(ids),
@@ -311,7 +320,7 @@ class Count(Operator):
         self._outside = outside
         self._is_ordered = is_ordered
         self._late_us = late_us
-        self._watermark_us = -(2**62)
+        self._watermark_us: int | None = None
         self._broadcast_port = broadcast_port
         self._counts: dict[int, tuple[int, int]] = {}
         self._next: dict[tuple[int, int], int] = {}
@@ -353,8 +362,8 @@ class Count(Operator):
                     self._bug(f"row {row} is broadcast twice")
                 self._broadcast.add(row)
             return
-        if self._late_us is not None:
-            self._check_time(batch.column("ts").view(pa.int64()).to_numpy() + self._late_us)
+        if self._late_us is not None and self._watermark_us is not None:
+            self._check_time(batch.column("ts").view(pa.int64()).to_numpy() + self._late_us, self._watermark_us)
         keys = batch.column("key").to_numpy().tolist()
         if not self._group_of.keys() >= set(keys):
             for group in self._groups(sorted(set(keys) - self._group_of.keys())):
@@ -375,18 +384,19 @@ class Count(Operator):
         self._watermark_us = watermark_us
         return True
 
-    def _check_time(self, due_us: Int64s) -> None:
-        late = due_us <= self._watermark_us
+    def _check_time(self, due_us: Int64s, watermark_us: int) -> None:
+        late = due_us <= watermark_us
         if late.any():
-            self._bug(f"a row that was due by {due_us[late][0]} comes when event time is {self._watermark_us}")
+            self._bug(f"a row that was due by {due_us[late][0]} comes when event time is {watermark_us}")
 
     def _check_order(self, ids: list[int], keys: list[int], sequence: list[int]) -> None:
+        following = self._next
         for row, key, number in zip(ids, keys, sequence, strict=True):
-            origin = row // SPLIT_IDS
-            due = self._next.get((key, origin), 0)
+            place = key, row // SPLIT_IDS
+            due = following.get(place, 0)
             if number != due:
                 self._bug(f"row {row} of key {key} is number {number} of its split, due was {due}")
-            self._next[key, origin] = number + 1
+            following[place] = number + 1
 
     def _check_owner(self, group: int) -> None:
         if group not in self._context.key_groups:

@@ -155,6 +155,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("tally", Input(2, GLOBAL)),
         _node("sink", Input(3, REBALANCE, adapts=True)),
     ),
+    "adapting": (
+        _source("tight"),
+        _node("pass", Input(0, REBALANCE, adapts=True)),
+        _node("pass", Input(1, REBALANCE, adapts=True)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(1, REBALANCE, adapts=True)),
+        _node("sink", Input(3, REBALANCE, adapts=True)),
+    ),
     "finishing": (
         _source(rows_share=0.05),
         _source(),
@@ -251,11 +259,7 @@ def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, sprea
     else:
         drawn = {g: limit if same else random.randint(1, limit) for g in dict.fromkeys(group)}
         drawn[group[random.randrange(len(shape))]] = limit
-    return at(shape, [drawn[g] for g in group])
-
-
-def at(shape: Shape, parallelism: Sequence[int]) -> Shape:
-    """With so many subtasks of each node."""
+    parallelism = [drawn[g] for g in group]
     return tuple(
         replace(
             node,

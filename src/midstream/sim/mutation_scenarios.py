@@ -1,0 +1,158 @@
+"""Scenarios in which known bugs are looked for: each draws of a seed what brings its bugs out soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from midstream.sim.faults import IN_RECOVERY
+from midstream.sim.scenario import RECOVERING, SAVEPOINTS, Fault, Scenario, draw
+from midstream.sim.topologies import SHAPES, Shape, with_parallelism
+
+
+def backpressured(seed: int) -> Scenario:
+    """Slow functions and sinks, barriers that overtake, restores at another parallelism."""
+    topology = ("keyed", "pipeline", "keyed_broadcast", "keyed")[seed % 4]
+    drawn = draw(seed, topology=topology, parallelism=3, rescale_to=2, rows=100)
+    return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+
+
+def superseded(seed: int) -> Scenario:
+    """A driver is stopped, wakes up late, and then a slot of its own dies."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    step = 100 + seed % 200
+    faults = (
+        Fault(step, "stop_driver", seed * 7919),
+        Fault(step + 10, "kill_slot", seed),
+        Fault(step + 200, "kill_slot", 0),
+    )
+    return replace(drawn, interval_s=0.0005, retained=1, faults=faults)
+
+
+def on_time(seed: int) -> Scenario:
+    """Sources of one split each, so that no row is ever late, and much in flight when slots die."""
+    kinds = ("kill_slot", "cut_link", "user_error")
+    drawn = draw(seed, topology=("timers", "random")[seed % 2], parallelism=3, faults=kinds, rows=100)
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, row_us=1000, sink_rows=1, sink_pause_s=0.003)
+    return replace(drawn, shape=without_idle(drawn.shape), splits=1, rounds=1)
+
+
+def several_splits(seed: int, splits: int = 3) -> Scenario:
+    return replace(draw(seed, topology="splits", rows=100), splits=splits, rounds=1)
+
+
+def always_due(seed: int) -> Scenario:
+    """Splits are soon idle where looking at the clock takes long and checkpoints follow at once: timers are always due."""
+    drawn = draw(seed, topology="sliding", parallelism=1, faults=(), rows=10)
+    shape = tuple(
+        replace(node, chain=tuple("idle" if kind == "tight" else kind for kind in node.chain)) for node in drawn.shape
+    )
+    tempo = replace(drawn.tempo, mail_us=400, control_us=50, data_us=20, io_us=100, clock_tick_us=2000)
+    drawn = replace(drawn, shape=shape, tempo=tempo, splits=1, rounds=1, readers=1, batch_rows=1)
+    return replace(drawn, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, steps_max=20_000)
+
+
+def without_idle(shape: Shape) -> Shape:
+    return tuple(
+        replace(node, chain=tuple("tight" if kind == "idle" else kind for kind in node.chain)) for node in shape
+    )
+
+
+def far_behind(seed: int) -> Scenario:
+    """Sinks that hardly take anything: what waits for credit waits for longer than a checkpoint may take."""
+    drawn = draw(seed, topology="pipeline", parallelism=2, faults=(), rows=60)
+    drawn = replace(
+        drawn,
+        shape=with_parallelism(SHAPES["pipeline"], 2, Random(seed), same=True),
+        text_bytes=2000,
+        buffer_bytes=4096,
+        pool_buffers=0,
+        batch_rows=10,
+        rounds=1,
+    )
+    return replace(
+        drawn,
+        aligned_timeout_s=0.0,
+        sink_rows=1,
+        sink_pause_s=90.0,
+        interval_s=20.0,
+        timeout_s=60.0,
+        splits=2,
+        row_us=0,
+    )
+
+
+def of(*kinds: str, topology: str = "keyed", **changes: Any) -> Callable[[int], Scenario]:
+    """Of a seed: many faults of these kinds."""
+
+    def scenario(seed: int) -> Scenario:
+        return replace(draw(seed, topology=topology, faults=kinds, rows=100), **changes)
+
+    return scenario
+
+
+def recovering(seed: int) -> Scenario:
+    """The storage is gone for a while as soon as the job recovers rows in flight, of which there are many segments."""
+    drawn = backpressured(seed)
+    gone_soon = IN_RECOVERY.index("disk_gone") + len(IN_RECOVERY) * (1 + seed % 97) * 7
+    gone = tuple(Fault(fault.step + 20 * i, RECOVERING, gone_soon) for fault in drawn.faults for i in range(3))
+    drawn = replace(drawn, faults=tuple(sorted((*drawn.faults, *gone), key=lambda fault: fault.step)))
+    return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
+
+
+def sliced(seed: int) -> Scenario:
+    """Slow functions and large batches: barriers come in the middle of them."""
+    return replace(backpressured(seed), batch_rows=50, row_us=2000, sink_rows=0, interval_s=0.0005)
+
+
+def tight_pool(seed: int) -> Scenario:
+    """More rows than the pool has room for, and producers with several outputs."""
+    drawn = backpressured(seed)
+    if seed % 2:
+        drawn = draw(seed, topology="same_upstream", parallelism=3, rescale_to=2, rows=100)
+        drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+    return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
+
+
+def ending(topology: str) -> Callable[[int], Scenario]:
+    """Of a seed: slots die while some subtasks are at their end and others have much in flight."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=topology, parallelism=3, rows=100, faults=())
+        kills = tuple(Fault(300 + 350 * i + seed * 37 % 350, "kill_slot", seed * 31 + i) for i in range(8))
+        drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, splits=2, faults=kills, keys=10, skew=0.9)
+        return replace(drawn, row_us=4000, sink_rows=1, sink_pause_s=0.003)
+
+    return scenario
+
+
+def draining(seed: int) -> Scenario:
+    """The driver dies soon after the job was told to drain, while some sources still have rows that nobody takes."""
+    drawn = draw(seed, topology=("union", "multi_input")[seed % 2], parallelism=2, rows=400, faults=())
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, splits=2)
+    drain = Fault(150 + seed * 37 % 300, "drain", 0)
+    kill = Fault(drain.step + 20 + seed * 53 % 200, "kill_driver", 0)
+    return replace(drawn, row_us=1000, sink_rows=1, sink_pause_s=0.003, text_bytes=2000, faults=(drain, kill))
+
+
+def rescaled(seed: int) -> Scenario:
+    return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
+
+
+def saving(seed: int) -> Scenario:
+    """Savepoints are asked for again and again, while checkpoints and commits follow each other and the disk is slow."""
+    drawn = draw(seed, topology="keyed", faults=SAVEPOINTS, rows=100)
+    asked = tuple(Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4))
+    if seed % 4 == 3:
+        asked += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in asked)
+    drawn = replace(drawn, interval_s=0.0005, min_pause_s=0.0, retained=1, sink_rows=1, sink_pause_s=0.003)
+    return replace(
+        drawn,
+        tempo=replace(drawn.tempo, io_us=(100, 10_000)[seed % 2], interleave=0.2),
+        aligned_timeout_s=0.0,
+        queue_time_s=None,
+        timeout_s=60.0,
+        faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
+    )
