@@ -81,6 +81,7 @@ class Backpressured:
             **{
                 "checkpoint_interval": None,
                 "aligned_timeout": 0,
+                "queue_time": None,
                 "buffer_size": BUFFER_BYTES,
                 "batch_rows": 2000,
                 **settings,

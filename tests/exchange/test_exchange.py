@@ -19,6 +19,7 @@ from midstream.exchange.gate import InputGate
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition, split_rows
 from midstream.exchange.pool import BufferPool
+from midstream.exchange.queue import QueueTime
 from midstream.exchange.wire import FrameKind, header
 from midstream.graph.job_graph import Edge, Partitioning
 
@@ -46,11 +47,13 @@ class Pipe:
 class TwoSlots:
     """One subtask on slot 0 sends to one on slot 1."""
 
-    def __init__(self, buffer_bytes: int, window: int, pool_buffers: int = 64) -> None:
+    def __init__(
+        self, buffer_bytes: int, window: int, pool_buffers: int = 64, queue_time: QueueTime | None = None
+    ) -> None:
         edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
         self.sending_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
         self.receiving_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
-        self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16)
+        self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16, queue_time)
         self.left = PeerLink(1, buffer_bytes, 10_000, pytest.fail)
         self.right = PeerLink(0, buffer_bytes, 10_000, pytest.fail)
         self.gate = InputGate(edge, 0, lambda: None, lambda channel, event: None)
@@ -63,6 +66,7 @@ class TwoSlots:
             window,
             lambda: self.gate.on_data(0),
             self.right.grant,
+            queue_time,
         )
         self.gate.set_channels([self.channel])
         self.pipes = Pipe(), Pipe()

@@ -60,6 +60,7 @@ class Numbers(Source):
         self.schema = pa.schema([("n", pa.int64())])
         self.blocking = blocking
         self.side_by_side = side_by_side
+        self.batch_rows = 7
         self.closed: list[str] = []
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
@@ -84,7 +85,7 @@ class NumbersReader(SplitReader):
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         if self._next >= self._end:
             return None
-        rows = min(rows_max, self._end - self._next, 7)
+        rows = min(rows_max, self._end - self._next, self._source.batch_rows)
         batch = pa.RecordBatch.from_pydict({"n": range(self._next, self._next + rows)}, schema=self._source.schema)
         self._next += rows
         return batch, self._next - self._first
@@ -197,21 +198,27 @@ def test_stopping_ends_in_the_middle_of_a_split() -> None:
     assert 0 < len(reader.rows) < 30
 
 
-def test_a_rate_is_kept_over_time() -> None:
+@pytest.mark.parametrize(("rate", "together"), [(100.0, 5), (2000.0, 8), (20_000.0, 20)])
+def test_a_rate_is_kept_over_time_and_in_small_steps(rate: float, together: int) -> None:
+    """Steps of a millisecond, or of 8 rows where those are within 50 ms."""
     world = World()
     source = Numbers(blocking=False)
-    source.rows_per_s = 100.0
+    source.rows_per_s, source.batch_rows = rate, 100
     reader = Reader(source, world)
     reader.give("0:100000")
+    most = 0
     for _ in range(100_000):
+        before = len(reader.rows)
         if reader.driver.step() is Progress.WAITING:
             due, mail = world.timers.pop(0)
             assert due >= world.time_s and not world.timers
-            if due > 20:
+            if due > 2:
                 break
             world.time_s = due
             mail()
-    assert len(reader.rows) == pytest.approx(2000, rel=0.02)
+        most = max(most, len(reader.rows) - before)
+    assert len(reader.rows) == pytest.approx(2 * rate, rel=0.05)
+    assert most == together
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -264,3 +271,38 @@ def test_a_split_is_starved_while_rows_of_it_may_wait_and_not_while_it_is_waited
     world.run_io()
     assert not driver.is_starved(0, 0.0)
     assert driver.is_starved(0, 1.0)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_batches_are_those_of_a_tenth_of_a_second_however_slowly_they_are_taken(blocking: bool) -> None:
+    world = World()
+    source = Numbers(blocking=blocking)
+    source.batch_rows = 100
+    reader = Reader(source, world)
+    reader.give("0:5000")
+    sizes = []
+    while len(reader.rows) < 4000:
+        before = len(reader.rows)
+        assert reader.driver.step() is not Progress.ENDED
+        world.run_io()  # what a blocking source reads ahead is there when its rows can be taken
+        sizes.append(len(reader.rows) - before)
+        world.time_s += sizes[-1] / 200  # rows/s
+    assert max(sizes[:3]) == 100 and set(sizes[-50:]) <= {19, 20, 21}
+
+
+def test_a_source_that_had_nothing_for_long_goes_on_with_batches_of_full_size() -> None:
+    world = World()
+    source = Numbers(blocking=False)
+    source.batch_rows = 100
+    reader = Reader(source, world)
+    for first in (0, 1000, 2000):
+        reader.give(f"{first}:{first + 1000}")
+        before = len(reader.rows)
+        while reader.driver.step() is Progress.EMITTED:
+            world.time_s += 0.001
+        assert len(reader.rows) - before == 1000
+        world.time_s += 1000.0
+    sizes = [len(reader.rows)]
+    reader.give("3000:3100")
+    reader.driver.step()
+    assert len(reader.rows) - sizes[0] == 100

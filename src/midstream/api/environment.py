@@ -18,7 +18,16 @@ from midstream.api.stream import DataStream, Origin
 from midstream.connectors.collection import from_arrow, from_polars, from_rows
 from midstream.connectors.files import CsvOptions, FileSource, Format
 from midstream.connectors.generator import Generate, GeneratorSource
-from midstream.core.config import Duration, JobConfig, RestartStrategy, Size, check_parallelism, duration_s, size_bytes
+from midstream.core.config import (
+    Duration,
+    JobConfig,
+    RestartStrategy,
+    Size,
+    check_parallelism,
+    duration_s,
+    interval_s,
+    size_bytes,
+)
 from midstream.core.errors import ConfigError, JobError
 from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
@@ -44,7 +53,9 @@ class Environment:
     `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts
     the job over. `checkpoint_interval`: None for no periodic checkpoints. `aligned_timeout`: how long
     a checkpoint waits behind rows in flight before it overtakes and stores them; 0 for at once, None
-    for never. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
+    for never. `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size
+    allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
+    None for as many as the buffers hold. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
     `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots.
 
     Raises ConfigError for settings that cannot be.
@@ -61,6 +72,7 @@ class Environment:
         checkpoint_interval: Duration | None = "10 s",
         checkpoint_timeout: Duration = "10 min",
         aligned_timeout: Duration | None = "1 s",
+        queue_time: Duration | None = "10 ms",
         min_pause: Duration = 0,
         tolerable_failures: int = 3,
         retained_checkpoints: int = 2,
@@ -87,6 +99,7 @@ class Environment:
             else duration_s(checkpoint_interval, "checkpoint_interval"),
             checkpoint_timeout_s=duration_s(checkpoint_timeout, "checkpoint_timeout"),
             aligned_timeout_s=_aligned_timeout_s(aligned_timeout),
+            queue_time_s=None if queue_time is None else interval_s(queue_time, "queue_time"),
             min_pause_s=duration_s(min_pause, "min_pause"),
             tolerable_failures=_whole(tolerable_failures, "tolerable_failures"),
             retained_checkpoints=_whole(retained_checkpoints, "retained_checkpoints"),

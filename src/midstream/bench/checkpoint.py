@@ -177,6 +177,7 @@ def _measured(
             checkpoint_dir=directory,
             checkpoint_interval=None,
             aligned_timeout=aligned_timeout_s,
+            queue_time=None if backlog_bytes else "10 ms",
             buffer_size=buffer_bytes,
             batch_rows=batch_rows,
             pool_size=pool_bytes,

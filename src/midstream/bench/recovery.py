@@ -193,6 +193,7 @@ def _job(directory: Path, row_s: float, buffer_bytes: int, *, batch_rows: int, p
         checkpoint_dir=directory / "checkpoints",
         checkpoint_interval=None,
         aligned_timeout=0,
+        queue_time=None,
         buffer_size=buffer_bytes,
         batch_rows=batch_rows,
         pool_size=pool_bytes,

@@ -96,6 +96,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_timeout_s: float = 600.0
     aligned_timeout_s: float | None = 1.0
     """How long a checkpoint's barriers wait behind rows in flight before they overtake; None: for ever."""
+    queue_time_s: float | None = 0.01
+    """How long rows should wait in a queue at most, if that is short of one batch; None: until the queues are full."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 3
     retained_checkpoints: int = 2

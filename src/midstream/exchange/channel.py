@@ -16,7 +16,7 @@ from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.exchange.partition import Subpartition
 from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, InFlight, Taken, buffers_of, let_go
+from midstream.exchange.queue import ElementQueue, InFlight, QueueTime, Taken, buffers_of, let_go
 from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
 
 
@@ -91,9 +91,12 @@ class RemoteChannel:
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged
     from its announcement until the batch that used it is done, and `credit + held <= window`: a
     static window per channel, so that no channel can starve another and a batch never waits for
-    a round trip of credit while there is room. One exception: a channel that holds nothing but
-    the first part of a batch larger than the window is granted more, over the quota; only the
-    rest of that batch could ever free those buffers.
+    a round trip of credit while there is room. Within the window no more is asked for than the
+    queue's limit; the batch that is being worked off does not count there, so that the next one
+    comes meanwhile.
+
+    One exception: where nothing waits but the first part of a batch larger than that, its rest is
+    granted. Over the quota, if nothing else is held: only the rest could ever free those buffers.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class RemoteChannel:
         window: int,
         on_data: Callable[[], None],
         grant: Callable[[ChannelId, int], None],
+        queue_time: QueueTime | None = None,
     ) -> None:
         self.id = channel
         self._schema = schema
@@ -113,7 +117,7 @@ class RemoteChannel:
         self._window = window
         self._on_data = on_data
         self._grant = grant
-        self.queue = ElementQueue()
+        self.queue = ElementQueue(window, queue_time)
         self._sequence = 0
         self._credit = 0
         """Announced and not yet used."""
@@ -185,6 +189,7 @@ class RemoteChannel:
         if head is None:
             return None
         self._taken = head[1]
+        self._top_up()
         return head[0]
 
     def taken(self) -> Taken:
@@ -207,10 +212,13 @@ class RemoteChannel:
     def _top_up(self) -> None:
         if self._closed:
             return
-        wanted = self._window - self._credit - self._held
-        if self._credit == 0 and self._held == self._partial_buffers and wanted <= 0:
-            wanted = max(2, self._window // 2)
-        elif wanted * 2 < self._window and self._credit:
+        room, limit = self._window - self._held, self.queue.limit
+        wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
+        if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
+            wanted = max(2, limit // 2)
+            if self._held > self._partial_buffers:
+                wanted = min(wanted, room)
+        elif wanted * 2 < min(self._window, limit) and self._credit:
             return  # not worth a message yet
         if wanted > 0:
             self._quota.take(wanted)
@@ -227,7 +235,10 @@ class RemoteChannel:
 
     def describe(self) -> str:
         """For a report: how its window of buffers is used."""
-        return f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}"
+        return (
+            f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}, "
+            f"limit {self.queue.limit}"
+        )
 
     def check(self) -> None:
         queued = buffers_of([*self.queue]) + buffers_of(self._taken)

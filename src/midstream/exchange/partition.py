@@ -26,7 +26,7 @@ from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, InFlight, Taken, buffers_of, let_go
+from midstream.exchange.queue import ElementQueue, InFlight, QueueTime, Taken, buffers_of, let_go
 from midstream.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
@@ -57,7 +57,6 @@ class Subpartition:
         "is_local",
         "on_empty",
         "queue",
-        "queued_buffers",
         "sending",
     )
 
@@ -68,9 +67,11 @@ class Subpartition:
         quota: Quota,
         on_sent: Callable[[int], None],
         on_asked: Callable[[], None],
+        buffers_max: int,
+        queue_time: QueueTime | None,
     ) -> None:
         self.channel = channel
-        self.queue = ElementQueue()
+        self.queue = ElementQueue(buffers_max, queue_time)
         self._pool = pool
         self._quota = quota
         self._on_sent = on_sent
@@ -83,7 +84,6 @@ class Subpartition:
         self.sending: Taken = ()
         """What the batch is made of that is being sent or worked off."""
         self._charged = 0
-        self.queued_buffers = 0
         self.bytes_added = 0
         """Of all batches so far."""
         self.is_local = False
@@ -113,7 +113,6 @@ class Subpartition:
             buffers = self._pool.buffers_for(size)
             self._quota.take(buffers)
             self._charged += buffers
-            self.queued_buffers += buffers
             self.queue.append(InFlight(element, buffers, self))
         else:
             self.closed = isinstance(element, EndOfPartition)
@@ -131,7 +130,9 @@ class Subpartition:
             if head is None:
                 return None
             self.sending = head[1]
-            if isinstance(head[0], CheckpointBarrier) and not self.is_local:
+            if self.is_local:
+                self._pool.returned()  # what is being worked off waits no more
+            elif isinstance(head[0], CheckpointBarrier):
                 self._on_sent(head[0].checkpoint_id)
         if self.on_empty is not None and self.is_empty:
             self.on_empty()
@@ -139,13 +140,19 @@ class Subpartition:
 
     def done(self) -> None:
         taken, self.sending = self.sending, ()
-        self.queued_buffers -= buffers_of(taken)
         let_go(taken)
+        if not self.is_local:
+            self._pool.returned()  # even if a checkpoint still holds them, there is room here
 
     def freed(self, buffers: int) -> None:
         if self._charged:  # else everything has been given back
             self._charged -= buffers
             self._quota.give(buffers)
+
+    @property
+    def waiting(self) -> int:
+        """Buffers that have not been sent, or that a local consumer has not begun with."""
+        return self.queue.waiting + (0 if self.is_local else buffers_of(self.sending))
 
     @property
     def is_empty(self) -> bool:
@@ -180,7 +187,6 @@ class Subpartition:
         self.queue.clear()
         self._urgent.clear()
         self.sending = ()
-        self.queued_buffers = 0
         self._on_data = self.on_empty = None
         self.closed = True
 
@@ -196,16 +202,24 @@ class ResultPartition:
         max_parallelism: int,
         pool: BufferPool,
         subpartition_buffers_max: int,
+        queue_time: QueueTime | None = None,
     ) -> None:
         self.edge = edge
         self.producer = producer
         self._consumers = len(consumers)
         self._max_parallelism = max_parallelism
-        self._subpartition_buffers_max = subpartition_buffers_max
         self._pool = pool
         self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
         self.subpartitions = [
-            Subpartition(ChannelId(edge.id, producer, consumer), pool, self._quota, self._barrier_sent, self._asked)
+            Subpartition(
+                ChannelId(edge.id, producer, consumer),
+                pool,
+                self._quota,
+                self._barrier_sent,
+                self._asked,
+                subpartition_buffers_max,
+                queue_time,
+            )
             for consumer in consumers
         ]
         self._unasked = len(self.subpartitions)
@@ -219,8 +233,7 @@ class ResultPartition:
         """Whether a step may start that emits here: all consumers want rows, the pool is whole, and none is too far behind."""
         if self._unasked or self._quota.available() <= 0:
             return False
-        limit = self._subpartition_buffers_max
-        return all(sub.queued_buffers < limit for sub in self.subpartitions)
+        return all(sub.waiting < sub.queue.limit for sub in self.subpartitions)
 
     def wake_when_available(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, when `is_available` may have become true. Only one may wait."""

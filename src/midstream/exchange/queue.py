@@ -12,10 +12,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from midstream.core.batches import concat
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event, Watermark
+
+FIRST_BUFFERS: Final = 2
+"""May wait in a queue of which it is not known yet how fast it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTime:
+    """How long a batch should wait in a queue at most; `now_s` is of a clock that never goes back."""
+
+    wanted_s: float
+    now_s: Callable[[], float]
 
 
 class Charger(Protocol):
@@ -29,13 +41,16 @@ class Charger(Protocol):
 class InFlight:
     """A batch on its way, charged as `buffers` until everyone who holds it has let go."""
 
-    __slots__ = ("_charger", "_holders", "batch", "buffers")
+    __slots__ = ("_charger", "_holders", "batch", "buffers", "buffers_waiting", "queued_s")
 
     def __init__(self, batch: Batch, buffers: int, charger: Charger) -> None:
         self.batch = batch
         self.buffers = buffers
         self._charger = charger
         self._holders = 1
+        self.queued_s = 0.0
+        self.buffers_waiting = buffers
+        """In its queue when it came, with its own."""
 
     def hold(self) -> InFlight:
         self._holders += 1
@@ -53,11 +68,20 @@ Taken = tuple[InFlight, ...]
 
 
 class ElementQueue:
-    """`on_event` hears of barriers and of the end as they arrive, before anybody has read what lies before them."""
+    """`on_event` hears of barriers and of the end as they arrive, before anybody has read what lies before them.
 
-    __slots__ = ("_capture", "_capture_id", "_items", "on_event")
+    Whoever fills the queue is to stop at `limit` buffers: `buffers_max`, or as many of them as are read in
+    `queue_time`, judged by how long the batch read last has waited. One batch, however large, is always in order.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_buffers_max", "_capture", "_capture_id", "_items", "_queue_time", "limit", "on_event", "waiting")
+
+    def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
+        self._buffers_max = buffers_max
+        self._queue_time = queue_time
+        self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
+        self.waiting = 0
+        """Buffers that the batches here are charged as."""
         self._items: deque[InFlight | Event] = deque()
         self._capture: list[InFlight] | None = None
         """Where to put what arrives before barrier `_capture_id`."""
@@ -73,6 +97,9 @@ class ElementQueue:
     def append(self, item: InFlight | Event) -> None:
         """A watermark behind a watermark replaces it: a slow consumer would collect them without bound."""
         if isinstance(item, InFlight):
+            self.waiting += item.buffers
+            if self._queue_time is not None:
+                item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
             if self._capture is not None:
                 self._capture.append(item.hold())
         elif isinstance(item, CheckpointBarrier):
@@ -104,7 +131,20 @@ class ElementQueue:
         item = self._items.popleft()
         if not isinstance(item, InFlight):
             return item, ()
-        return self._join(item, rows_max)
+        joined = self._join(item, rows_max)
+        self.waiting -= buffers_of(joined[1])
+        if self._queue_time is not None:
+            self._set_limit(item, self._queue_time)
+        return joined
+
+    def _set_limit(self, item: InFlight, queue_time: QueueTime) -> None:
+        """Down at once: `buffers_waiting` were read while `item` waited. Up by one batch, if the limit held back more."""
+        waited_s, wanted_s = queue_time.now_s() - item.queued_s, queue_time.wanted_s
+        if waited_s > wanted_s:
+            self.limit = min(self.limit, int(item.buffers_waiting * wanted_s / waited_s))
+        elif waited_s < wanted_s / 8 and item.buffers_waiting + item.buffers > self.limit:
+            self.limit = min(self.limit + item.buffers, self._buffers_max)
+        self.limit = max(self.limit, item.buffers)
 
     def _join(self, first: InFlight, rows_max: int) -> tuple[Batch, Taken]:
         """A batch is only joined if the copy pays: not to one that is already of full size."""
@@ -161,6 +201,7 @@ class ElementQueue:
 
     def clear(self) -> None:
         self._items.clear()
+        self.waiting = 0
         self._capture = None
         self.on_event = None
 

@@ -25,7 +25,7 @@ from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
 from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import REQUESTS, Scenario
 from midstream.sim.tally import ToldSource
-from midstream.sim.topologies import Shape, at, job_graph, uid_of, with_parallelism
+from midstream.sim.topologies import Shape, job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 
@@ -34,8 +34,6 @@ ROOT: Final = "sim://checkpoints"
 STILL_STEPS: Final = 4_000
 STILL_MAX: Final = 10
 """Nothing has moved for `STILL_MAX` times `STILL_STEPS` steps: the run hangs."""
-PARTLY_FINISHED: Final = "had partly finished"
-"""In the refusal to go on at another parallelism when that makes another edge of a forward one."""
 KEEPER_US: Final = 20_000
 """How long it takes until somebody starts a job again."""
 LAUNCHES_MAX: Final = 50
@@ -117,8 +115,6 @@ class Run:
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
-        self._is_as_it_was = False
-        """It was started at the parallelism of its newest checkpoint, because it could not be at another."""
         self._origin: str | None = None
         """The savepoint that the job goes on from while its directory holds no checkpoint."""
         self._is_restored = True
@@ -212,6 +208,7 @@ class Run:
             checkpoint_interval_s=s.interval_s if s.has_checkpoints else None,
             checkpoint_timeout_s=s.timeout_s,
             aligned_timeout_s=s.aligned_timeout_s,
+            queue_time_s=s.queue_time_s,
             min_pause_s=s.min_pause_s,
             tolerable_failures=1000,
             retained_checkpoints=s.retained,
@@ -260,12 +257,9 @@ class Run:
         """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
         ended = None if self._is_given_up else self.driver.outcome
         world = self.world
-        as_it_was = False
         if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
-            as_it_was = PARTLY_FINISHED in str(ended.error) and not self._is_as_it_was
-            if not as_it_was:
-                world.bug(f"the job failed: {ended.error}")
-                return
+            world.bug(f"the job failed: {ended.error}")
+            return
         if ended is not None and ended.state in ("finished", "stopped"):
             if ended.state == "finished" or (self.drained and not self.driver.is_cancelled):
                 self._is_over = True
@@ -279,9 +273,6 @@ class Run:
         if self.scenario.rescaled is not None and self.outcome.launches % 2:
             shape = self.scenario.rescaled
             self.outcome.rescaled_restores += 1
-        if as_it_was:
-            shape = at(shape, self._oracle.parallelism)
-        self._is_as_it_was = as_it_was
         self._launch_is_due = True
         restore = self._restore(ended) if self.scenario.has_checkpoints else None
         world.schedule(KEEPER_US, None, Kind.CLUSTER, lambda: self._launch(shape, restore), "the job is started again")
@@ -322,7 +313,6 @@ class Run:
         self._root, self._origin = self._new_directory(), saved.url
         self._oracle.begin_again(self.disk, saved.cut)
         self._is_over, self._still = False, 0
-        self._is_as_it_was = False
         self._launch(self.scenario.rescaled or self.scenario.shape, saved.url)
         world.run(self._look, world.step_number + self.scenario.steps_max)
         if not self._is_over and not world.bugs:

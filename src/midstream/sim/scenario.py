@@ -101,6 +101,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     aligned_timeout_s: float | None = None
     has_checkpoints: bool = True
+    queue_time_s: float | None = None
     row_us: int = 0
     """How long user functions take for a row."""
     steps_max: int = 400_000
@@ -185,6 +186,7 @@ def draw(
         ),
         faults=drawn,
         aligned_timeout_s=aligned_timeout_s,
+        queue_time_s=Random(f"queue {seed}").choice((None, None, 0.0002, 0.002, 0.01)),
         row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
     )
@@ -221,6 +223,7 @@ def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> 
             clock_tick_us=random.choice((0, 0, 0, 100)),
         ),
         aligned_timeout_s=random.choice((0.0, 0.0, 0.001)),
+        queue_time_s=None,
         timeout_s=max(1.0, scenario.timeout_s),
         faults=tuple(sorted(found, key=lambda fault: fault.step)),
     )

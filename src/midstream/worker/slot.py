@@ -33,6 +33,7 @@ from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
+from midstream.exchange.queue import QueueTime
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
@@ -42,7 +43,7 @@ from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 
 WINDOW_BUFFERS_MAX = 64
 """Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
-and one being worked; more would only make aligned checkpoints wait longer under backpressure."""
+and one being worked."""
 WINDOW_BUFFERS_MIN = 2
 STEPS_PER_MAIL = 8
 RUN_S = 0.001
@@ -268,6 +269,7 @@ class SlotMachine:
     ) -> None:
         """Tasks with their partitions and gates; channels between tasks of this slot are connected at once."""
         pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
+        queue_time = None if config.queue_time_s is None else QueueTime(config.queue_time_s, self._clock.monotonic_s)
         seams = TaskSeams(
             job_id=deploy.job_id,
             attempt=deploy.attempt,
@@ -292,6 +294,7 @@ class SlotMachine:
                     config.max_parallelism,
                     pool,
                     WINDOW_BUFFERS_MAX,
+                    queue_time,
                 )
                 partitions[edge.id, ref.subtask] = partition
                 for index, sub in enumerate(partition.subpartitions):
@@ -306,7 +309,7 @@ class SlotMachine:
                 arrived = partial(self._arrived, ref, number)
                 gate = InputGate(edge, ref.subtask, partial(self._wake_task, ref), arrived)
                 gates.append(gate)
-                self._wire(gate, graph, deploy, partitions, window)
+                self._wire(gate, graph, deploy, partitions, window, queue_time)
                 states = [state for state in channels.get(ref, ()) if state.edge == edge.id]
                 if states:
                     assert storage is not None, "in-flight data to restore, but no storage"
@@ -351,6 +354,7 @@ class SlotMachine:
         deploy: m.Deploy,
         partitions: dict[tuple[int, int], ResultPartition],
         window: int,
+        queue_time: QueueTime | None,
     ) -> None:
         assert self.pool is not None
         edge, consumer = gate.edge, gate.consumer
@@ -375,6 +379,7 @@ class SlotMachine:
                     window,
                     on_data=partial(gate.on_data, index),
                     grant=partial(self._grant, slot),
+                    queue_time=queue_time,
                 )
                 self._remote.setdefault(slot, []).append(remote_channel)
                 channels.append(remote_channel)

@@ -27,8 +27,17 @@ SPLITS = "splits"
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 FIRST_ROWS = 256
 """Of the first batches, while it is not known how long the chain takes for a row."""
+PACE_S = 0.001
+"""Of a source with a rate a batch holds the rows of so much time: what is in it waited no longer than that."""
+PACED_ROWS = 8
+PACE_S_MAX = 0.05
+"""Fewer rows than that are not worth a batch: it holds those of up to so much time."""
 SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""
+BATCH_S = 0.1
+"""A batch holds no more rows than those downstream take in so long: barriers wait behind whole batches."""
+RECENT = 0.8
+"""What weight each batch leaves to those before it."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -61,6 +70,29 @@ class _Open:
     at_end: bool = False
 
 
+class _Throughput:
+    """How fast rows have been taken lately, of a source that had more: `rows` in `seconds`, older ones count less."""
+
+    __slots__ = ("_last", "rows", "seconds")
+
+    def __init__(self) -> None:
+        self.rows = self.seconds = 0.0
+        self._last: tuple[int, float] | None = None
+
+    def emitted(self, rows: int, now_s: float) -> None:
+        if self._last is not None:
+            self.rows = RECENT * self.rows + self._last[0]
+            self.seconds = RECENT * self.seconds + now_s - self._last[1]
+        self._last = rows, now_s
+
+    def had_nothing(self) -> None:
+        """The time from the last rows to the next says nothing about those who take them."""
+        self._last = None
+
+    def rows_in(self, period_s: float) -> float:
+        return self.rows * period_s / self.seconds if self.seconds > 0 else float("inf")
+
+
 class SourceDriver(Splits):
     """`operators.base.Splits` is what the operators of the chain see of it."""
 
@@ -81,6 +113,7 @@ class SourceDriver(Splits):
         self._clock = clock
         self._executor = executor
         self._emit = emit
+        self._throughput = _Throughput()
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
@@ -88,7 +121,8 @@ class SourceDriver(Splits):
         self._rows_per_s = source.rows_per_s / parallelism if source.rows_per_s else None
         self._limit = rows_max
         if self._rows_per_s:
-            self._limit = max(1, min(rows_max, round(self._rows_per_s / 20)))
+            few = min(PACED_ROWS, round(self._rows_per_s * PACE_S_MAX))
+            self._limit = max(1, min(rows_max, max(few, int(self._rows_per_s * PACE_S))))
         self._rows_max = min(self._limit, FIRST_ROWS)
         self._next_emit_s = 0.0
         self._timer: Timer | None = None
@@ -142,6 +176,7 @@ class SourceDriver(Splits):
         if self._changed and self._tell():
             return Progress.EMITTED
         if self._rows_per_s and self._must_wait():
+            self._throughput.had_nothing()
             return Progress.WAITING
         for _ in range(len(self._open)):
             current = self._open[0]
@@ -160,6 +195,7 @@ class SourceDriver(Splits):
                 return Progress.EMITTED
         if not self._open and self._no_more:
             return Progress.ENDED
+        self._throughput.had_nothing()
         return Progress.WAITING
 
     def snapshot(self, chunk_id: str) -> StatePart:
@@ -212,12 +248,14 @@ class SourceDriver(Splits):
         self._changed = True
 
     def _emit_timed(self, current: _Open, batch: pa.RecordBatch) -> None:
-        """Emit, and size the batches to come by how long it took."""
+        """Emit, and size the batches to come by how long that took, and by how fast they are taken."""
         started_s = self._clock.monotonic_s()
         current.turn_s, self._current = started_s, current.number
         self._emit(batch)
         elapsed_s = self._clock.monotonic_s() - started_s
         rows = self._limit if elapsed_s <= 0 else int(batch.num_rows * SLICE_S / elapsed_s)
+        self._throughput.emitted(batch.num_rows, started_s)
+        rows = int(min(rows, self._throughput.rows_in(BATCH_S)))
         # At most twofold at a time: one batch may have been lucky, or slow for reasons of its own.
         self._rows_max = max(1, min(self._limit, max(self._rows_max // 2, min(rows, self._rows_max * 2))))
 

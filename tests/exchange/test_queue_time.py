@@ -1,0 +1,152 @@
+"""How much may wait: as much as is read in the time that rows should wait at most, and always one batch."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from test_exchange import SCHEMA, TwoSlots, batch
+
+from midstream.core.elements import CheckpointBarrier
+from midstream.exchange.channel import LocalChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.pool import BufferPool
+from midstream.exchange.queue import FIRST_BUFFERS, ElementQueue, InFlight, QueueTime, let_go
+from midstream.graph.job_graph import Edge, Partitioning
+
+WANTED_S = 0.025
+BUFFER_BYTES = 4096
+
+
+class Now:
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+class Nobody:
+    def freed(self, buffers: int) -> None: ...
+
+
+def put(queue: ElementQueue, buffers: int = 1) -> None:
+    queue.append(InFlight(batch(0, 1), buffers, Nobody()))
+
+
+def read(queue: ElementQueue) -> None:
+    taken = queue.take(1)
+    assert taken is not None
+    let_go(taken[1])
+
+
+def read_at(queue: ElementQueue, now: Now, batch_s: float, batches: int) -> list[int]:
+    """The limits of a queue that is kept as full as they allow, `batch_s` to read one of one buffer."""
+    limits = []
+    for _ in range(batches):
+        while queue.waiting < queue.limit:
+            put(queue)
+        now.s += batch_s
+        read(queue)
+        limits.append(queue.limit)
+    return limits
+
+
+def test_a_slow_reader_has_as_many_buffers_waiting_as_it_reads_in_the_time() -> None:
+    now = Now()
+    queue = ElementQueue(64, QueueTime(WANTED_S, now))
+    assert read_at(queue, now, 0.0001, 1000)[-1] == 32, "3 ms, an eighth of the time, to read what waits"
+    assert set(read_at(queue, now, 0.004, 200)[100:]) == {6}, "6 x 4 ms < 25 ms"
+    assert set(read_at(queue, now, 0.05, 20)[10:]) == {1}, "one is always in order"
+    assert max(read_at(queue, now, 0.00001, 3000)) == 64
+
+
+def test_a_reader_that_was_held_up_once_is_not_kept_short_for_it() -> None:
+    now = Now()
+    queue = ElementQueue(64, QueueTime(WANTED_S, now))
+    limits = read_at(queue, now, 0.0001, 1000)
+    now.s += 3.0
+    read(queue)
+    assert queue.limit == 1
+    assert max(read_at(queue, now, 0.0001, 1000)) == limits[-1]
+
+
+def test_a_limit_that_is_not_in_the_way_does_not_grow() -> None:
+    now = Now()
+    queue = ElementQueue(64, QueueTime(WANTED_S, now))
+    for _ in range(100):
+        put(queue)
+        now.s += 0.0001
+        read(queue)
+    assert queue.limit == FIRST_BUFFERS
+
+
+def test_one_batch_is_always_in_order_however_large_it_is_and_however_slow_its_reader() -> None:
+    now = Now()
+    queue = ElementQueue(64, QueueTime(WANTED_S, now))
+    put(queue, 30)
+    now.s += 100
+    read(queue)
+    assert queue.limit == 30
+
+
+def test_without_a_time_it_is_the_buffers_alone() -> None:
+    queue = ElementQueue(64)
+    put(queue)
+    read(queue)
+    assert queue.limit == 64
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_a_remote_channel_asks_for_no_more_than_its_reader_manages_and_for_the_rest_of_any_batch(rows: int) -> None:
+    """Batches of 3000 rows are larger than the whole window."""
+    now = Now()
+    slots = TwoSlots(BUFFER_BYTES, window=8, queue_time=QueueTime(WANTED_S, now))
+    size = slots.sending_pool.buffers_for(batch(0, rows).get_total_buffer_size())
+    emitted = arrived = 0
+    in_work = False
+    for _ in range(80):
+        while slots.partition.is_available() and emitted < 30:
+            slots.partition.emit(batch(emitted * rows, rows))
+            emitted += 1
+        while slots.carry(slots.left, slots.right, 1 << 16) | slots.carry(slots.right, slots.left, 1 << 16):
+            slots.check()
+        now.s += 0.02
+        if in_work:
+            slots.gate.done(0)
+        polled = slots.gate.poll(1)
+        in_work = polled is not None
+        if polled is not None and isinstance(polled[1], pa.RecordBatch):
+            arrived += polled[1].num_rows
+            if arrived > 3 * rows:
+                assert slots.channel.queue.waiting <= 2 * size, "one buffer or one batch in 25 ms, and what was granted"
+    assert arrived == 30 * rows and not slots.channel.queue.waiting
+
+
+def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_holds_them() -> None:
+    now = Now()
+    pool = BufferPool(64 * BUFFER_BYTES, BUFFER_BYTES)
+    edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
+    partition = ResultPartition(edge, 0, range(1), 128, pool, 64, QueueTime(WANTED_S, now))
+    channel = LocalChannel(partition.subpartitions[0])
+    gate = InputGate(edge, 0, lambda: None, lambda index, event: None)
+    gate.set_channels([channel])
+    channel.connect(lambda: gate.on_data(0))
+    gate.open()
+    for n in range(FIRST_BUFFERS):
+        partition.emit(batch(n, 1))
+    woken: list[bool] = []
+    assert not partition.is_available()
+    partition.wake_when_available(lambda: woken.append(partition.is_available()))
+    partition.overtake(CheckpointBarrier(1, 0, 0))
+    captured = gate.capture(0, 1)
+    now.s += 10
+    assert gate.poll(1) is not None
+    gate.done(0)
+    assert woken == [False], "one still waits, and one is all that such a reader gets"
+    partition.wake_when_available(lambda: woken.append(partition.is_available()))
+    assert gate.poll(1) is not None
+    assert woken == [False, True], "nobody else would wake it before the checkpoint is written"
+    gate.done(0)
+    let_go(captured)
+    assert pool.in_use == 0
