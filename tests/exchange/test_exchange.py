@@ -48,14 +48,19 @@ class TwoSlots:
     """One subtask on slot 0 sends to one on slot 1."""
 
     def __init__(
-        self, buffer_bytes: int, window: int, pool_buffers: int = 64, queue_time: QueueTime | None = None
+        self,
+        buffer_bytes: int,
+        window: int,
+        pool_buffers: int = 64,
+        queue_time: QueueTime | None = None,
+        rows_max: int = 10_000,
     ) -> None:
         edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
         self.sending_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
         self.receiving_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
         self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16, queue_time)
-        self.left = PeerLink(1, buffer_bytes, 10_000, pytest.fail)
-        self.right = PeerLink(0, buffer_bytes, 10_000, pytest.fail)
+        self.left = PeerLink(1, buffer_bytes, rows_max, pytest.fail)
+        self.right = PeerLink(0, buffer_bytes, rows_max, pytest.fail)
         self.gate = InputGate(edge, 0, lambda: None, lambda channel, event: None)
         quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(

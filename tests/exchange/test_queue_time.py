@@ -150,3 +150,48 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     gate.done(0)
     let_go(captured)
     assert pool.in_use == 0
+
+
+def test_a_reader_that_is_called_with_what_waits_together_gets_more_than_it_reads_one_by_one() -> None:
+    """Of a fixed time a call: what is joined costs nothing more."""
+    now = Now()
+    queue = ElementQueue(64, QueueTime(0.01, now))
+    for _ in range(300):
+        while queue.waiting < queue.limit:
+            put(queue)
+        now.s += 0.0005
+        taken = queue.take(1000)
+        assert taken is not None
+    assert queue.limit == 64
+
+
+def test_rows_that_wait_for_credit_on_the_other_side_raise_the_limit() -> None:
+    """The reader never has anything waiting: it cannot see that it is kept short."""
+    now = Now()
+    slots = TwoSlots(BUFFER_BYTES, window=64, pool_buffers=1000, queue_time=QueueTime(0.01, now), rows_max=1)
+    emitted = 0
+    for _ in range(300):
+        while slots.partition.is_available():
+            slots.partition.emit(batch(emitted, 1))
+            emitted += 1
+        now.s += 0.001
+        while slots.carry(slots.left, slots.right, 1):  # one buffer at a time, each read at once
+            polled = slots.gate.poll(1)
+            assert polled is not None
+            slots.gate.done(polled[0])
+        now.s += 0.001
+        slots.carry(slots.right, slots.left, 1 << 20)
+    assert slots.channel.queue.limit > 16
+
+
+def test_the_rest_of_a_large_batch_takes_one_grant() -> None:
+    now = Now()
+    slots = TwoSlots(BUFFER_BYTES, window=64, pool_buffers=1000, queue_time=QueueTime(0.01, now))
+    slots.carry(slots.right, slots.left, 1 << 30)
+    slots.partition.emit(batch(0, 6000, 10))
+    trips = 0
+    while not slots.gate.may_have_data or slots.gate.poll(1) is None:
+        slots.carry(slots.left, slots.right, 1 << 30)
+        slots.carry(slots.right, slots.left, 1 << 30)
+        trips += 1
+    assert trips == 2 and slots.channel.queue.waiting == 0

@@ -31,7 +31,7 @@ def test_nothing_is_lost_when_a_job_fails_and_is_rescaled_in_the_midst_of_recove
     topology: str, parallelism: int, rescale_to: int
 ) -> None:
     during = struck = rescaled = 0
-    for seed in range(4):
+    for seed in range(6):
         outcome = run(deep(seed, topology, parallelism, rescale_to))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         during += outcome.checkpoints_during_recovery

@@ -55,6 +55,7 @@ def job_of(directory: Path, row_s: float) -> tuple[Environment, CollectSink]:
         checkpoint_dir=directory,
         checkpoint_interval="200 ms",
         aligned_timeout=0,
+        queue_time=None,
         buffer_size=4096,
         batch_rows=25,
         retained_checkpoints=3,

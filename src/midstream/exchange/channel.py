@@ -135,7 +135,8 @@ class RemoteChannel:
 
     # ---- from the link ----
 
-    def receive_data(self, sequence: int, payload: memoryview) -> None:
+    def receive_data(self, sequence: int, payload: memoryview, *, was_short: bool = False) -> None:
+        """`was_short`: it waited for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
             raise InvariantError(f"{self.id}: a buffer came without credit")
@@ -144,6 +145,8 @@ class RemoteChannel:
         self._credit -= 1
         self._held += 1
         self._partial_buffers += 1
+        if was_short:
+            self.queue.was_short = True
         self._assemble(payload)
         self._top_up()
 
@@ -215,7 +218,8 @@ class RemoteChannel:
         room, limit = self._window - self._held, self.queue.limit
         wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
         if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
-            wanted = max(2, limit // 2)
+            assert self._partial is not None
+            wanted = -(-(len(self._partial) - self._partial_filled) // self._pool.buffer_bytes)
             if self._held > self._partial_buffers:
                 wanted = min(wanted, room)
         elif wanted * 2 < min(self._window, limit) and self._credit:

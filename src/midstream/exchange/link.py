@@ -26,18 +26,22 @@ from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
 class Sender:
     """Sends one subpartition to its remote consumer, as far as the consumer's credit goes."""
 
-    __slots__ = ("_buffer_bytes", "_credit", "_element", "_rows_max", "_sequence", "_sub")
+    __slots__ = ("_buffer_bytes", "_credit", "_element", "_rows_max", "_sequence", "_sub", "_was_short")
 
     def __init__(self, subpartition: Subpartition, buffer_bytes: int, rows_max: int) -> None:
         self._sub = subpartition
         self._buffer_bytes = buffer_bytes
         self._rows_max = rows_max
         self._credit = 0
+        self._was_short = False
+        """Of credit, since the last buffer."""
         self._sequence = 0
         self._element: memoryview | None = None
         """The rest of the batch that is on its way."""
 
     def grant(self, credits: int) -> None:
+        if not self._credit and (self._element is not None or self._sub.queue.waiting):
+            self._was_short = True
         self._credit += credits
         self._sub.ask()
 
@@ -60,12 +64,13 @@ class Sender:
             view = memoryview(message)
             first = view[: self._buffer_bytes - len(prefix)]
             self._element = view[len(first) :]
-            sent = self._frame(pieces, FrameKind.DATA, (prefix, first))
+            sent = self._frame(pieces, FrameKind.DATA, (prefix, first), self._was_short)
         else:
             assert self._element is not None
             part = self._element[: self._buffer_bytes]
             self._element = self._element[len(part) :]
-            sent = self._frame(pieces, FrameKind.DATA, (part,))
+            sent = self._frame(pieces, FrameKind.DATA, (part,), self._was_short)
+        self._was_short = False
         self._credit -= 1
         if not self._element:
             self._element = None
@@ -77,10 +82,11 @@ class Sender:
         pieces: list[bytes | memoryview],
         kind: FrameKind,
         payload: tuple[bytes | memoryview, ...],
-        inside: bool = False,
+        flag: bool,
     ) -> int:
+        """`flag`: of an event whether it comes inside a batch, of data whether it waited for credit."""
         size = sum(map(len, payload))
-        head = header(kind, self._sub.channel, self._sequence, int(inside), size)
+        head = header(kind, self._sub.channel, self._sequence, int(flag), size)
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         pieces.append(head)
         pieces.extend(payload)
@@ -154,7 +160,7 @@ class PeerLink:
         if receiver is None:
             raise InvariantError(f"slot {self.peer} sends to {channel}, which does not exist here")
         if kind == FrameKind.DATA:
-            receiver.receive_data(sequence, payload)
+            receiver.receive_data(sequence, payload, was_short=value == 1)
         elif kind == FrameKind.EVENT:
             try:
                 event = decode_event(payload)

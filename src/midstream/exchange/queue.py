@@ -74,7 +74,17 @@ class ElementQueue:
     `queue_time`, judged by how long the batch read last has waited. One batch, however large, is always in order.
     """
 
-    __slots__ = ("_buffers_max", "_capture", "_capture_id", "_items", "_queue_time", "limit", "on_event", "waiting")
+    __slots__ = (
+        "_buffers_max",
+        "_capture",
+        "_capture_id",
+        "_items",
+        "_queue_time",
+        "limit",
+        "on_event",
+        "waiting",
+        "was_short",
+    )
 
     def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
         self._buffers_max = buffers_max
@@ -82,6 +92,8 @@ class ElementQueue:
         self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
         self.waiting = 0
         """Buffers that the batches here are charged as."""
+        self.was_short = False
+        """Somewhere rows waited because of the limit, which nobody can tell from what is here."""
         self._items: deque[InFlight | Event] = deque()
         self._capture: list[InFlight] | None = None
         """Where to put what arrives before barrier `_capture_id`."""
@@ -134,17 +146,21 @@ class ElementQueue:
         joined = self._join(item, rows_max)
         self.waiting -= buffers_of(joined[1])
         if self._queue_time is not None:
-            self._set_limit(item, self._queue_time)
+            self._set_limit(item, joined[1][-1], self._queue_time)
         return joined
 
-    def _set_limit(self, item: InFlight, queue_time: QueueTime) -> None:
-        """Down at once: `buffers_waiting` were read while `item` waited. Up by one batch, if the limit held back more."""
-        waited_s, wanted_s = queue_time.now_s() - item.queued_s, queue_time.wanted_s
+    def _set_limit(self, first: InFlight, last: InFlight, queue_time: QueueTime) -> None:
+        """Of what was read together, and as if that were one batch.
+
+        Down at once: `buffers_waiting` were read while `first` waited. Up by one batch, if the limit held back more.
+        """
+        waited_s, wanted_s = queue_time.now_s() - first.queued_s, queue_time.wanted_s
         if waited_s > wanted_s:
-            self.limit = min(self.limit, int(item.buffers_waiting * wanted_s / waited_s))
-        elif waited_s < wanted_s / 8 and item.buffers_waiting + item.buffers > self.limit:
-            self.limit = min(self.limit + item.buffers, self._buffers_max)
-        self.limit = max(self.limit, item.buffers)
+            self.limit = min(self.limit, int(first.buffers_waiting * wanted_s / waited_s))
+        elif waited_s < wanted_s / 8 and (self.was_short or last.buffers_waiting + last.buffers > self.limit):
+            self.limit = min(self.limit + first.buffers, self._buffers_max)
+        self.limit = max(self.limit, first.buffers)
+        self.was_short = False
 
     def _join(self, first: InFlight, rows_max: int) -> tuple[Batch, Taken]:
         """A batch is only joined if the copy pays: not to one that is already of full size."""

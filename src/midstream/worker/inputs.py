@@ -27,6 +27,7 @@ from midstream.core.seams import Clock
 from midstream.exchange.gate import RECOVERED, InputGate, first_channels
 from midstream.worker.chain import Chain
 from midstream.worker.checkpoints import Rest
+from midstream.worker.pace import Pace
 from midstream.worker.source import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
@@ -43,7 +44,7 @@ class _Reader:
 
     gate: InputGate
     port: int
-    rows_per_s: float = 0.0
+    pace: Pace
     channel: int = 0
     """That `batch` is from."""
     batch: pa.RecordBatch | None = None
@@ -80,7 +81,7 @@ class TaskInput:
             port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
             for port in {gate.edge.port for gate in gates}
         }
-        self._readers = [_Reader(gate, gate.edge.port) for gate in gates]
+        self._readers = [_Reader(gate, gate.edge.port, Pace(SLICE_S)) for gate in gates]
         self._next_gate = 0
         self._awaited_in_a_row = 0
         self.rows_in = 0
@@ -165,16 +166,12 @@ class TaskInput:
         """As many rows of the batch as fit the budget, judged by the rows of that gate before them."""
         clock = self._clock
         rest = batch.num_rows - reader.next_row
-        if reader.rows_per_s:
-            budget = max(1, int(reader.rows_per_s * SLICE_S))
-            rows = rest if rest <= 2 * budget else budget
-        else:
-            rows = min(rest, FIRST_ROWS)
+        budget = reader.pace.rows(FIRST_ROWS // 2)
+        rows = rest if rest <= 2 * budget else budget
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.monotonic_s()
         self._chain.process(part, reader.port)
-        elapsed_s = clock.monotonic_s() - started_s
-        reader.rows_per_s = rows / elapsed_s if elapsed_s > 0 else float(2**40)
+        reader.pace.took(rows, clock.monotonic_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
             reader.batch = None

@@ -21,6 +21,7 @@ from midstream.core.seams import Clock, Done, Executor, Failed, Timer
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.worker.pace import Pace
 
 SPLITS = "splits"
 """The part of a source's state that its readers' splits are in, each at its offset."""
@@ -36,8 +37,6 @@ SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""
 BATCH_S = 0.1
 """A batch holds no more rows than those downstream take in so long: barriers wait behind whole batches."""
-RECENT = 0.8
-"""What weight each batch leaves to those before it."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -70,29 +69,6 @@ class _Open:
     at_end: bool = False
 
 
-class _Throughput:
-    """How fast rows have been taken lately, of a source that had more: `rows` in `seconds`, older ones count less."""
-
-    __slots__ = ("_last", "rows", "seconds")
-
-    def __init__(self) -> None:
-        self.rows = self.seconds = 0.0
-        self._last: tuple[int, float] | None = None
-
-    def emitted(self, rows: int, now_s: float) -> None:
-        if self._last is not None:
-            self.rows = RECENT * self.rows + self._last[0]
-            self.seconds = RECENT * self.seconds + now_s - self._last[1]
-        self._last = rows, now_s
-
-    def had_nothing(self) -> None:
-        """The time from the last rows to the next says nothing about those who take them."""
-        self._last = None
-
-    def rows_in(self, period_s: float) -> float:
-        return self.rows * period_s / self.seconds if self.seconds > 0 else float("inf")
-
-
 class SourceDriver(Splits):
     """`operators.base.Splits` is what the operators of the chain see of it."""
 
@@ -113,16 +89,21 @@ class SourceDriver(Splits):
         self._clock = clock
         self._executor = executor
         self._emit = emit
-        self._throughput = _Throughput()
+        self._chain_pace = Pace(SLICE_S)
+        self._taken_pace = Pace(BATCH_S)
+        self._last: tuple[int, float] | None = None
+        """How many rows were emitted last, and when; None: the source had no more for a while."""
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
         self._splits_wanted = source.splits_per_reader(parallelism)
         self._rows_per_s = source.rows_per_s / parallelism if source.rows_per_s else None
         self._limit = rows_max
+        self._batch_rows = rows_max
         if self._rows_per_s:
             few = min(PACED_ROWS, round(self._rows_per_s * PACE_S_MAX))
-            self._limit = max(1, min(rows_max, max(few, int(self._rows_per_s * PACE_S))))
+            self._paced_rows = max(1, few, int(self._rows_per_s * PACE_S))
+            self._limit = min(rows_max, self._paced_rows)
         self._rows_max = min(self._limit, FIRST_ROWS)
         self._next_emit_s = 0.0
         self._timer: Timer | None = None
@@ -176,7 +157,7 @@ class SourceDriver(Splits):
         if self._changed and self._tell():
             return Progress.EMITTED
         if self._rows_per_s and self._must_wait():
-            self._throughput.had_nothing()
+            self._last = None
             return Progress.WAITING
         for _ in range(len(self._open)):
             current = self._open[0]
@@ -189,13 +170,12 @@ class SourceDriver(Splits):
             self._open.rotate(-1)
             if batch is not None:
                 if self._rows_per_s:
-                    start = max(self._next_emit_s, self._clock.monotonic_s() - 0.1)
-                    self._next_emit_s = start + batch.num_rows / self._rows_per_s
+                    self._keep_rate(batch.num_rows, self._rows_per_s)
                 self._emit_timed(current, batch)
                 return Progress.EMITTED
         if not self._open and self._no_more:
             return Progress.ENDED
-        self._throughput.had_nothing()
+        self._last = None
         return Progress.WAITING
 
     def snapshot(self, chunk_id: str) -> StatePart:
@@ -252,12 +232,13 @@ class SourceDriver(Splits):
         started_s = self._clock.monotonic_s()
         current.turn_s, self._current = started_s, current.number
         self._emit(batch)
-        elapsed_s = self._clock.monotonic_s() - started_s
-        rows = self._limit if elapsed_s <= 0 else int(batch.num_rows * SLICE_S / elapsed_s)
-        self._throughput.emitted(batch.num_rows, started_s)
-        rows = int(min(rows, self._throughput.rows_in(BATCH_S)))
-        # At most twofold at a time: one batch may have been lucky, or slow for reasons of its own.
-        self._rows_max = max(1, min(self._limit, max(self._rows_max // 2, min(rows, self._rows_max * 2))))
+        self._chain_pace.took(batch.num_rows, self._clock.monotonic_s() - started_s)
+        if self._last is not None:
+            self._taken_pace.took(self._last[0], started_s - self._last[1])
+        self._last = batch.num_rows, started_s
+        rows = min(self._limit, self._chain_pace.rows(1), self._taken_pace.rows(self._limit))
+        # At most by a factor of two at a time: one batch may have been slow for reasons of its own.
+        self._rows_max = max(1, self._rows_max // 2, min(rows, self._rows_max * 2))
 
     # ---- reading ----
 
@@ -315,6 +296,13 @@ class SourceDriver(Splits):
     def _closed_reader(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and not self._closed:
             self._fail(outcome.error)
+
+    def _keep_rate(self, rows: int, rows_per_s: float) -> None:
+        """What comes late is made up for, up to 0.1 s of it; in larger batches, else it would come later and later."""
+        now_s = self._clock.monotonic_s()
+        start_s = max(self._next_emit_s, now_s - 0.1)
+        self._limit = min(self._batch_rows, max(self._paced_rows, int((now_s - start_s) * rows_per_s)))
+        self._next_emit_s = start_s + rows / rows_per_s
 
     def _must_wait(self) -> bool:
         delay_s = self._next_emit_s - self._clock.monotonic_s()

@@ -1,0 +1,76 @@
+"""How many rows at once, against functions that take so much a call and so much a row."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from midstream.worker.pace import Pace
+
+LIMIT = 131_072
+
+
+def run(
+    call_s: float, row_s: float, *, budget_s: float = 0.01, noise: float = 0.0, calls: int = 300
+) -> list[tuple[int, float]]:
+    """Rows and seconds of each call."""
+    pace, random, found = Pace(budget_s), Random(f"{call_s} {row_s} {noise}"), []
+    for _ in range(calls):
+        rows = min(LIMIT, pace.rows(256))
+        seconds = (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
+        pace.took(rows, seconds)
+        found.append((rows, seconds))
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
+@pytest.mark.parametrize("row_s", [1e-8, 1e-6, 1e-4, 1e-3, 0.1])
+def test_rows_that_take_their_time_fill_the_budget_and_no_more(row_s: float, noise: float) -> None:
+    found = run(0.0, row_s, noise=noise)[20:]
+    clean_s = [row_s * rows for rows, _ in found]
+    aimed_s = min(max(0.01, row_s), row_s * LIMIT)
+    assert max(clean_s) <= (4 if noise < 1 else 8) * aimed_s
+    assert sum(clean_s) / len(clean_s) >= aimed_s / 4
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("row_s", [1e-7, 1e-6, 1e-4])
+@pytest.mark.parametrize("call_s", [0.005, 0.02, 0.1, 2.0])
+def test_a_call_that_costs_more_than_the_budget_is_made_with_many_rows(
+    call_s: float, row_s: float, noise: float
+) -> None:
+    found = run(call_s, row_s, noise=noise)[50:]
+    rows, seconds = sum(rows for rows, _ in found), sum(seconds for _, seconds in found)
+    best = LIMIT / (call_s + row_s * LIMIT)
+    half = min(LIMIT, call_s / row_s)
+    at_half = half / (call_s + row_s * half)
+    assert rows / seconds >= 0.2 * min(best, at_half)
+
+
+def test_nothing_is_known_at_first_and_a_clock_may_stand_still() -> None:
+    pace = Pace(0.01)
+    assert pace.rows(77) == 77
+    for _ in range(30):
+        rows = pace.rows(1)
+        pace.took(rows, 0.0)
+    assert rows >= 1 << 20
+
+
+def test_a_few_rows_in_between_do_not_make_it_start_over() -> None:
+    pace = Pace(0.01)
+    for _ in range(20):
+        pace.took(10_000, 0.001)
+    pace.took(1, 0.0001)
+    assert pace.rows(1) >= 10_000
+
+
+def test_a_function_that_has_become_slow_is_called_with_fewer_rows_at_once() -> None:
+    pace = Pace(0.01)
+    for _ in range(50):
+        pace.took(10_000, 0.001)
+    sizes = []
+    for _ in range(50):
+        sizes.append(pace.rows(1))
+        pace.took(sizes[-1], sizes[-1] * 1e-3)
+    assert max(sizes[1:]) <= 30 and max(sizes[30:]) <= 12
