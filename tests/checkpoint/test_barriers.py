@@ -412,6 +412,9 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
     cancelled = data.draw(st.sets(st.integers(1, count)), "cancelled")
     coming: list[deque[object]] = []
     before: dict[int, list[set[int]]] = {n: [] for n in range(1, count + 1)}
+    unsent: set[int] = set()
+    """Some producer took no part in these, so they never complete as a whole: where it sends more rows and ends, this
+    task may take them for rows before the barrier."""
     number = 0
     for _ in kinds:
         queue: deque[object] = deque()
@@ -423,6 +426,8 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
                 queue.append(number)
                 rows.add(number)
             lost = checkpoint in cancelled and data.draw(st.booleans(), "this barrier was never sent")
+            if lost:
+                unsent.add(checkpoint)
             if checkpoint <= last and not lost:
                 queue.append(CheckpointBarrier(checkpoint, 0, timeouts[checkpoint - 1]))
             before[checkpoint].append(set(rows))
@@ -453,7 +458,7 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
     assert task.complete == sorted(set(task.complete))
     assert not set(task.complete) & set(task.aborted)
     assert len(task.aborted) == len(set(task.aborted))
-    for checkpoint in task.complete:
+    for checkpoint in set(task.complete) - unsent:
         for channel, rows in enumerate(before[checkpoint]):
             held = task.captured[checkpoint][channel]
             assert len(held) == len(set(held)), "captured twice"

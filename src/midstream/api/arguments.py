@@ -98,6 +98,8 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
         raise SchemaError(
             f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
         )
+    if not schema.names:
+        raise SchemaError(f"{where}: a schema without columns; rows have at least one")
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
         raise SchemaError(f"{where}: column {min(twice)!r} is declared twice")

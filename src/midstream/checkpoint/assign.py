@@ -160,8 +160,8 @@ def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tupl
     it had emitted at its end would be emitted again): no row of its keys may come once more.
 
     Raises ConfigError naming two operators when the graph contradicts what had finished: a chain
-    of which only some had, a finished vertex behind one that had not, or state of keys that had
-    finished behind a producer that had not, from which such keys may come.
+    of which only some had, a finished vertex behind one that had not, or an operator whose keys had
+    finished in part behind a producer that had not, from which such keys may come.
     """
     finished = tuple(vertex.id for vertex in graph.vertices if _has_finished(old, vertex))
     for edge in graph.edges:
@@ -177,7 +177,7 @@ def _has_finished(old: Mapping[str, OperatorState], vertex: Vertex) -> bool:
     if fully and others:
         raise ConfigError(
             f"operators {fully[0]!r} and {others[0]!r} run in one task, but in the checkpoint {fully[0]!r} had fully "
-            f"finished and {others[0]!r} had {shares[others[0]]} finished. Put the new one behind rebalance(), or start "
+            f"finished and {others[0]!r} had {shares[others[0]]} finished. Put rebalance() between them, or start "
             "from an older checkpoint"
         )
     return not others
@@ -194,7 +194,7 @@ def _check_consumer(old: Mapping[str, OperatorState], graph: JobGraph, edge: Edg
     fed, feeder = graph.vertices[edge.target].specs[0].uid, graph.vertices[edge.source].specs[-1].uid
     if has_finished:
         lost = "its rows would go nowhere"
-    elif edge.partitioning is Partitioning.KEYED and _has_finished_keys(old.get(fed)):
+    elif edge.partitioning is Partitioning.KEYED and _share(old.get(fed)) == "partly":
         lost = "its rows would not find the state of keys that had"
     else:
         return
@@ -202,10 +202,4 @@ def _check_consumer(old: Mapping[str, OperatorState], graph: JobGraph, edge: Edg
         f"operator {fed!r} had {_share(old.get(fed))} finished in the checkpoint, but {feeder!r}, which feeds it now, "
         f"had {_share(old.get(feeder))} finished: {lost}. Give the fed operator a new uid, or start from an older "
         "checkpoint"
-    )
-
-
-def _has_finished_keys(op: OperatorState | None) -> bool:
-    return op is not None and any(
-        part.redistribute == Redistribute.KEYED.value for i in op.finished for part in op.subtasks[i].parts
     )

@@ -245,14 +245,19 @@ AnyAggregate: TypeAlias = "Aggregate | Accumulator[Any]"
 
 
 def _of_first(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
-    return {"value": value.get(at.arg_min()), "at": at.min()}
+    return {"value": value.get(_unmarked(at).arg_min()), "at": at.min()}
 
 
 def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
-    # arg_max gives the first of equals, so look from behind. xor(0) makes a column that polars does not
-    # hold for sorted: reverse() within groups keeps that mark though it turns the order around.
-    unmarked = at.to_physical().xor(0)
-    return {"value": value.get(at.len() - 1 - unmarked.reverse().arg_max()), "at": at.max()}
+    # arg_max gives the first of equals, so look from behind
+    return {"value": value.get(at.len() - 1 - _unmarked(at).reverse().arg_max()), "at": at.max()}
+
+
+def _unmarked(at: pl.Expr) -> pl.Expr:
+    """A column that polars does not hold for sorted. Of one that it does (frames of one row, put together, are held
+    for descending) arg_min gives the last of equals, and reverse() within groups turns the order but not the mark.
+    """
+    return at.to_physical().xor(0)
 
 
 def _float(number: pl.Expr) -> pl.Expr:

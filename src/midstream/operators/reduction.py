@@ -18,6 +18,7 @@ from midstream.operators.rows import require_columns, require_keys, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 
 ALL: Final = "__all"
+_NOT_SORTED: Final = "__not_sorted"
 """Stands for the key where there are no key columns."""
 
 
@@ -142,8 +143,14 @@ class Reduction:
     ) -> pl.DataFrame:
         """Parts, in the order they were made, to one per key and `also_by`; `also` are further reductions."""
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
-        grouped = frame.group_by((*also_by, *self.by), maintain_order=True)
-        return self._guard(lambda: grouped.agg(*also, *self._merge))
+        by = (*also_by, *self.by)
+        if len(by) == 1 and any(frame.get_column(by[0]).flags.values()):
+            # Groups of a column that is held for sorted are slices, whose floats polars adds up in another way: what
+            # a sum is would depend on which keys lie together.
+            frame, by = frame.with_columns(pl.lit(0, pl.Int8).alias(_NOT_SORTED)), (*by, _NOT_SORTED)
+        grouped = frame.group_by(by, maintain_order=True)
+        merged = self._guard(lambda: grouped.agg(*also, *self._merge))
+        return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
 
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         """Results with the columns `by`, all others of `merged` that are no parts, then one per aggregate.

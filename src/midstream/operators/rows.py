@@ -81,14 +81,19 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
 
     Raises JobError naming `where`, and the row for which it raised or returned what does not fit.
     """
-    given = _columns(batch)
     made: list[list[Any]] = [[] for _ in schema]
+    try:
+        given = _columns(batch)
+    except OverflowError as error:  # a time that no datetime can hold
+        raise JobError(f"{where}: a row of the batch cannot be a dict: {error}") from error
     try:
         row = _mapper(tuple(batch.schema.names), tuple(schema.names))(function, given, made)
     except Exception as error:
         raise user_error(where, "the function", error, row=len(made[-1]) if made else None) from error
     if row is not _FITS:
-        _check_row(row, schema, f"{where}: the result for row {len(made[-1]) if made else 0} of the batch")
+        at = f"{where}: the result for row {len(made[-1]) if made else 0} of the batch"
+        _check_row(row, schema, at)
+        raise AssertionError(f"{at} fits, but was taken for one that does not")
     arrays = []
     try:
         for field, values in zip(schema, made, strict=True):
@@ -191,7 +196,7 @@ def _check_row(row: Any, schema: pa.Schema, at: str) -> None:
     missing = [name for name in names if name not in row]
     if missing:
         raise JobError(f"{at} has no column {missing[0]!r}; the declared columns are {', '.join(names)}")
-    extra = [name for name in row if schema.get_field_index(name) < 0]
+    extra = [name for name in row if name not in names]
     if extra:
         raise JobError(f"{at} has column {extra[0]!r}, which is not declared ({', '.join(names)})")
     for field in schema:

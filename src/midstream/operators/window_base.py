@@ -179,7 +179,7 @@ class WindowOperator(Operator):
             if total_end > taken and (total_end - taken >= PIECE_ROWS or total_end == total_ends[-1]):
                 upto = [int(end[number]) for end in ends]
                 parts = [frame.slice(a, b - a) for (frame, _), a, b in zip(frames, begun, upto, strict=True)]
-                yield parts, owned.start + number
+                yield parts, self._last_group if total_end == total_ends[-1] else owned.start + number
                 begun, taken = upto, total_end
 
     @property

@@ -316,7 +316,7 @@ def _watch_savepoints() -> Sequence[Watched]:
 
 def _watch_channels() -> Sequence[Watched]:
     def remote(what: str) -> Callable[..., tuple[str, str]]:
-        def of_call(channel: Any, *_: Any, inside: bool = False) -> tuple[str, str]:
+        def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:
             part = " and a part" if channel._partial is not None else ""
             event = f"{what} inside a batch" if inside else what
             return f"remote: {'data' if channel.has_data() else 'empty'}{part}", event

@@ -121,16 +121,15 @@ class Chain:
     def restore(self, marks: Mapping[int, tuple[int, int]]) -> None:
         """Where event time stood: by operator, the watermark offered to it and the one that left it.
 
-        An operator that had not finished firing goes on with it. An index that is not in `marks` is
-        that of an operator that is new.
+        An operator goes on with what was offered to it and has not left it, or has left the one before it in another
+        task. An index that is not in `marks` is that of an operator that is new.
         """
-        for index, (offered_us, left_us) in marks.items():
-            self.offered_us[index] = max(offered_us, self.offered_us[index])
-            self.offered_us[index + 1] = max(left_us, self.offered_us[index + 1])
-            if left_us < offered_us and not self.operators[index].makes_watermarks:
+        for index, operator in enumerate(self.operators):
+            offered_us, left_us = marks.get(index, (MIN_WATERMARK_US, MIN_WATERMARK_US))
+            self.offered_us[index] = offered_us = max(offered_us, self.offered_us[index])
+            self.offered_us[index + 1] = left_us
+            if left_us < offered_us and not operator.makes_watermarks:
                 self._pending[index] = offered_us
-            elif index + 1 < len(self.operators) and index + 1 not in marks and left_us > MIN_WATERMARK_US:
-                self._pending[index + 1] = left_us
 
     @property
     def is_firing(self) -> bool:

@@ -1,0 +1,79 @@
+"""Where event time stood is where it goes on, also for operators that ran apart and are chained now."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from midstream.operators.base import Operator
+from midstream.worker.chain import Chain
+
+
+class Fires(Operator):
+    def __init__(self) -> None:
+        self.at: list[int] = []
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        raise AssertionError("no rows here")
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        self.at.append(watermark_us)
+        return True
+
+
+class Generates(Fires):
+    makes_watermarks = True
+
+
+class Edges:
+    def __init__(self) -> None:
+        self.watermarks: list[int] = []
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
+        raise AssertionError("no rows here")
+
+    def watermark(self, watermark_us: int) -> None:
+        self.watermarks.append(watermark_us)
+
+    def idle(self, is_idle: bool) -> None: ...
+
+    def has_reader(self, tag: str | None) -> bool:
+        return False
+
+
+def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Edges]:
+    edges = Edges()
+    chain = Chain(list(operators), edges)  # type: ignore[arg-type]
+    chain.restore(marks)
+    while chain.is_firing:
+        chain.pump()
+    return chain, edges
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {0: (100, 100), 1: (40, 40)},
+        {0: (100, 100), 1: (40, 20)},
+        {0: (100, 100), 1: (100, 40)},
+        {0: (100, 90), 1: (40, 40)},
+        {0: (100, 100)},
+    ],
+)
+def test_the_second_operator_hears_what_the_first_had_let_out(marks: dict[int, tuple[int, int]]) -> None:
+    first, second = Fires(), Fires()
+    chain, edges = restored(marks, first, second)
+    assert second.at[-1] == 100 and edges.watermarks[-1] == 100
+    assert chain.watermark_us == 100
+
+
+def test_what_had_come_through_is_not_fired_again() -> None:
+    first, second = Fires(), Fires()
+    chain, _ = restored({0: (100, 100), 1: (100, 100)}, first, second)
+    assert not first.at and not second.at and chain.watermark_us == 100
+
+
+def test_event_time_of_before_does_not_pass_a_new_generator() -> None:
+    first, generator, last = Fires(), Generates(), Fires()
+    _, edges = restored({0: (100, 100)}, first, generator, last)
+    assert not last.at and not edges.watermarks
