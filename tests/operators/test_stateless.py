@@ -203,12 +203,21 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
         (lambda row: None, r"the result for row 0 of the batch is None; return a dict with the columns n, s"),
         (lambda row: {"n": 1}, r"row 0 of the batch has no column 's'"),
         (lambda row: {**row, "x": 1}, r"row 0 of the batch has column 'x', which is not declared \(n, s\)"),
+        (lambda row: {**row, b"n": 1} if row["n"] == 0 else row, r"row 1 of the batch has column b'n', which is not"),
+        (lambda row: {**row, (1,): 1}, r"row 0 of the batch has column \(1,\), which is not declared"),
         (lambda row: {**row, "n": "one" if row["n"] == 0 else 1}, r"row 1 .* column 'n' is 'one', declared as int64"),
     ],
 )
 def test_a_function_that_fails_names_the_operator_and_the_row(function: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         run(MapOperator("m", function, SCHEMA), rows((1, "a"), (0, "b")))
+
+
+def test_a_time_that_no_datetime_can_hold_is_an_error_that_names_the_operator() -> None:
+    schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
+    batch = pa.RecordBatch.from_arrays([pa.array([10**18]).view(schema.field("t").type)], schema=schema)
+    with pytest.raises(JobError, match=r"operator 'm': a row of the batch cannot be a dict"):
+        run(MapOperator("m", lambda row: row, schema), batch)
 
 
 def test_errors_of_other_functions_name_the_row_or_what_came_back() -> None:

@@ -165,18 +165,42 @@ def check(window: Sliding | Session, oracle: Oracle, lateness: int, of_keys: tup
         compare()
 
 
+def test_sums_of_floats_are_the_same_whatever_key_lies_with_them() -> None:
+    """polars adds up slices of a column that it holds for sorted in another way than scattered rows."""
+    floats = SCHEMA.set(2, pa.field("v", pa.float64()))
+    of_values = (1e8, 0.1, 0.3)
+    sums = set()
+    for of_keys in ((5,), (5, 9), (9, 5, 2)):
+        job = World(operator(Sliding(3_000_000, 1_000_000, 0), 0, floats), max_parallelism=MAX_PARALLELISM)
+        for second, value in enumerate(of_values):
+            job.process(
+                pa.RecordBatch.from_arrays(
+                    [
+                        pa.array(of_keys),
+                        pa.array([second * 1000] * len(of_keys), pa.timestamp("ms")),
+                        pa.array([value] * len(of_keys)),
+                    ],
+                    schema=floats,
+                )
+            )
+        job.advance(MAX_WATERMARK_US)
+        found = [row for _, batch in job.out.batches for row in batch.to_pylist() if row["k"] == 5]
+        sums.add(tuple(sorted(row["sum"] for row in found)))
+    assert len(sums) == 1, sums
+
+
 def by_key(job: Job, marks: dict[int, int]) -> list[tuple[int, int]]:
     return [(key, marks.get(group, MIN_WATERMARK_US)) for key, group in zip(KEYS, job.groups.tolist(), strict=True)]
 
 
-def operator(window: Sliding | Session, lateness: int) -> Any:
+def operator(window: Sliding | Session, lateness: int, schema: pa.Schema = SCHEMA) -> Any:
     return window_operator(
         "w",
         window=window,
         keys=["k"],
         event_time="t",
         aggregates=AGGREGATES,
-        schema=SCHEMA,
+        schema=schema,
         allowed_lateness=lateness / 1000,
     )
 

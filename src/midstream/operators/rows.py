@@ -84,7 +84,7 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
     made: list[list[Any]] = [[] for _ in schema]
     try:
         given = _columns(batch)
-    except OverflowError as error:  # a time that no datetime can hold
+    except (ValueError, OverflowError) as error:  # a time that no datetime can hold
         raise JobError(f"{where}: a row of the batch cannot be a dict: {error}") from error
     try:
         row = _mapper(tuple(batch.schema.names), tuple(schema.names))(function, given, made)
