@@ -79,25 +79,7 @@ def measure(name: str, window: Window, rows: int, batch_rows: int, *, text_keys:
     operator: WindowOperator = window_operator(
         name, window=window, keys=["key"], event_time="ts", aggregates=aggregates, schema=made[0][0].schema
     )
-    clock, out = _Clock(), _Counted()
-    operator.open(
-        OperatorContext(
-            uid=name,
-            name=name,
-            subtask=0,
-            parallelism=1,
-            max_parallelism=128,
-            key_groups=key_group_range(0, 1, 128),
-            slice_s=0.01,
-            clock=clock,
-            executor=None,  # type: ignore[arg-type]
-            ids=_Ids(),
-            storage=None,
-            call_at=None,  # type: ignore[arg-type]
-            fail=None,  # type: ignore[arg-type]
-        ),
-        out,
-    )
+    out = opened(operator, name)
     longest_s = snapshot_s = 0.0
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     for number, (batch, reached_ms) in enumerate(made):
@@ -122,6 +104,30 @@ def measure(name: str, window: Window, rows: int, batch_rows: int, *, text_keys:
         "rss_mib_max": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     print(json.dumps(figures))
+
+
+def opened(operator: WindowOperator, name: str) -> _Counted:
+    """As the only subtask; what it emits to."""
+    out = _Counted()
+    operator.open(
+        OperatorContext(
+            uid=name,
+            name=name,
+            subtask=0,
+            parallelism=1,
+            max_parallelism=128,
+            key_groups=key_group_range(0, 1, 128),
+            slice_s=0.01,
+            clock=_Clock(),
+            executor=None,  # type: ignore[arg-type]
+            ids=_Ids(),
+            storage=None,
+            call_at=None,  # type: ignore[arg-type]
+            fail=None,  # type: ignore[arg-type]
+        ),
+        out,
+    )
+    return out
 
 
 def _fire(operator: WindowOperator, watermark_us: int) -> float:
