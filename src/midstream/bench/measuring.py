@@ -138,12 +138,13 @@ def run_measured(start: Callable[[], Job]) -> Run:
     began_s = time.perf_counter()
     job = start()
     running_s: float | None = None
+    now_s = began_s
     peaks: dict[int, int] = {}
     while True:
         status = job.status()
-        now_s = time.perf_counter()
+        before_s, now_s = now_s, time.perf_counter()
         if running_s is None and all(_all_running(vertex) for vertex in status.vertices):
-            running_s = now_s
+            running_s = before_s if status.has_ended else now_s  # it may have run and ended between two looks
         for pid, told in zip(status.slot_pids, status.slot_memory_bytes, strict=True):
             peaks[pid] = max(peaks.get(pid, 0), told, _peak_memory(pid))
         if status.has_ended:
