@@ -132,7 +132,9 @@ def run(command: Sequence[str]) -> dict[str, Any] | str:
             return f"no result within {RUN_S_MAX} s"
     lines = printed.decode(errors="replace").strip().splitlines()
     if process.returncode or not lines:
-        return f"exit status {process.returncode}; see {(RESULTS / 'last.log').relative_to(ROOT)}"
+        said = (RESULTS / "last.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reason = said[-1][:200].replace("|", "/") if said else "it says nothing"
+        return f"exit status {process.returncode}: {reason}"
     try:
         result = json.loads(lines[-1])
     except ValueError:

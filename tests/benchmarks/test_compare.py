@@ -45,7 +45,8 @@ def test_the_last_line_is_the_result_whatever_was_printed_before():
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("import sys; print('{}'); sys.exit(3)", "exit status 3; see last.log"),
+        ("import sys; print('{}'); sys.exit(3)", "exit status 3: it says nothing"),
+        ("import sys; sys.exit('no | rate')", "exit status 1: no / rate"),
         ("pass", "exit status 0"),
         ("print('done')", "its last line is not JSON: done"),
         ("print('[1]')", "its last line is not an object"),
@@ -101,7 +102,7 @@ def test_failures_are_counted_and_kept_and_what_is_not_installed_is_left_out():
     assert compare.measure("w", workload(broken, absent), 2, [""]) == 2
     lines = compare.table("w", workload(broken, absent), rows("w"))
     assert cells(lines, "Absent") == ["Absent", "not installed"]
-    assert cells(lines, "Broken") == ["Broken", "2 of 2 failed: exit status 2; see last.log"]
+    assert cells(lines, "Broken") == ["Broken", "2 of 2 failed: exit status 2: it says nothing"]
 
 
 def test_only_wanted_engines_are_run_and_midstream_with_them():
