@@ -174,3 +174,19 @@ def stored(table: pa.Table) -> pa.Table:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+def restored(
+    make: Callable[[], Operator], snapshots: Sequence[Parts], parallelism: int, max_parallelism: int
+) -> list[World]:
+    """All subtasks of an operator, from what the subtasks of before have stored."""
+    return [
+        World(
+            make(),
+            subtask=subtask,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            parts=deal_out(snapshots, key_group_range(subtask, parallelism, max_parallelism)),
+        )
+        for subtask in range(parallelism)
+    ]

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
-from operator_world import Parts, World, deal_out
+from operator_world import Parts, World, restored
 from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.keys import key_group_range, key_groups, subtask_of
+from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import window_base
 from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
 from midstream.operators.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
@@ -85,16 +85,7 @@ class Job:
         self.start([{}], parallelism)
 
     def start(self, snapshots: list[Parts], parallelism: int) -> None:
-        self.worlds = [
-            World(
-                self.make(),
-                subtask=subtask,
-                parallelism=parallelism,
-                max_parallelism=MAX_PARALLELISM,
-                parts=deal_out(snapshots, key_group_range(subtask, parallelism, MAX_PARALLELISM)),
-            )
-            for subtask in range(parallelism)
-        ]
+        self.worlds = restored(self.make, snapshots, parallelism, MAX_PARALLELISM)
 
     def rows(self, batch: pa.RecordBatch) -> None:
         owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(self.worlds), MAX_PARALLELISM)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_world import World, deal_out
+from operator_world import World, restored
 from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
 
 from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.keys import key_group_range, key_groups, subtask_of
+from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import window_base
 from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
 from midstream.operators.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
@@ -101,16 +101,7 @@ class Job:
     def rescale(self, parallelism: int) -> None:
         self.collect()
         snapshots = [world.snapshot() for world in self.worlds]
-        self.worlds = [
-            World(
-                self.make(),
-                subtask=subtask,
-                parallelism=parallelism,
-                max_parallelism=MAX_PARALLELISM,
-                parts=deal_out(snapshots, key_group_range(subtask, parallelism, MAX_PARALLELISM)),
-            )
-            for subtask in range(parallelism)
-        ]
+        self.worlds = restored(self.make, snapshots, parallelism, MAX_PARALLELISM)
 
     def collect(self) -> None:
         for world in self.worlds:

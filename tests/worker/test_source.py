@@ -306,3 +306,30 @@ def test_a_source_that_had_nothing_for_long_goes_on_with_batches_of_full_size() 
     reader.give("3000:3100")
     reader.driver.step()
     assert len(reader.rows) - sizes[0] == 100
+
+
+def test_a_source_with_a_rate_makes_up_for_a_stall_and_then_takes_small_steps_again() -> None:
+    world = World()
+    source = Numbers(blocking=False)
+    source.rows_per_s, source.batch_rows = 10_000.0, 100
+    reader = Reader(source, world)
+    reader.give("0:100000")
+    sizes: list[int] = []
+
+    def run_until(end_s: float) -> None:
+        while world.time_s < end_s:
+            before = len(reader.rows)
+            if reader.driver.step() is Progress.WAITING:
+                due_s, mail = world.timers.pop(0)
+                world.time_s = max(world.time_s, due_s) + 1e-9
+                mail()
+            sizes.append(len(reader.rows) - before)
+
+    run_until(0.5)
+    assert max(sizes) <= 10
+    sizes.clear()
+    world.time_s += 0.05
+    run_until(0.75)
+    made_up = len(sizes) - sizes[::-1].index(max(sizes))
+    assert max(sizes) == 100 and max(sizes[made_up:]) <= 10, "as soon as nothing is late"
+    assert abs(len(reader.rows) - 10_000 * world.time_s) < 50

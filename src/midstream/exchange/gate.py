@@ -184,5 +184,6 @@ class InputGate:
                 f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for"
             )
         for index, channel in enumerate(self.channels):
+            channel.queue.check()
             if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: ready is {self._is_ready[index]}, but that is not so")

@@ -335,6 +335,10 @@ class ResultPartition:
         for sub in self.subpartitions:
             sub.discard()
 
+    def check(self) -> None:
+        for sub in self.subpartitions:
+            sub.queue.check()
+
 
 def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
     counts: list[int] = np.bincount(owners, minlength=consumers).tolist()

@@ -11,12 +11,13 @@ that one; a batch of which any byte is still with the producer lies there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from midstream.core.batches import concat
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event, Watermark
+from midstream.core.errors import InvariantError
 
 FIRST_BUFFERS: Final = 2
 """May wait in a queue of which it is not known yet how fast it is read."""
@@ -215,6 +216,13 @@ class ElementQueue:
     def has_barrier(self, checkpoint_id: int) -> bool:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 
+    def check(self) -> None:
+        """What waits is what is here, and there is always room for something where nothing is."""
+        if self.waiting != buffers_of(self._items) or self.limit < 1:
+            raise InvariantError(
+                f"a queue counts {self.waiting} of {buffers_of(self._items)} buffers, limit {self.limit}"
+            )
+
     def clear(self) -> None:
         self._items.clear()
         self.waiting = 0
@@ -227,5 +235,5 @@ def let_go(items: Iterable[InFlight]) -> None:
         item.let_go()
 
 
-def buffers_of(items: Sequence[InFlight | Event]) -> int:
+def buffers_of(items: Iterable[InFlight | Event]) -> int:
     return sum(item.buffers for item in items if isinstance(item, InFlight))

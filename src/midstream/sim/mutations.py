@@ -23,6 +23,7 @@ from midstream.core.elements import EndOfPartition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
+from midstream.exchange.queue import ElementQueue
 from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
 from midstream.sim import mutation_scenarios as scenarios
@@ -220,6 +221,39 @@ def _grant_nothing_back() -> Replacements:
     return [(RemoteChannel, "_top_up", top_up)]
 
 
+def _rest_is_not_granted() -> Replacements:
+    """A batch larger than its queue's limit never comes to its end."""
+    original = RemoteChannel._top_up
+
+    def top_up(self: Any) -> None:
+        if self._partial_buffers < max(1, self.queue.limit):
+            original(self)
+
+    return [(RemoteChannel, "_top_up", top_up)]
+
+
+def _read_rows_still_wait() -> Replacements:
+    """What was read counts as waiting, so that the limit is reached for ever."""
+
+    def take(self: Any, rows_max: int) -> Any:
+        before = self.waiting
+        taken = original(self, rows_max)
+        self.waiting = before
+        return taken
+
+    original = ElementQueue.take
+    return [(ElementQueue, "take", take), (ElementQueue, "check", _nothing)]
+
+
+def _limit_of_nothing() -> Replacements:
+    """Not even one batch is in order."""
+
+    def set_limit(self: Any, *_: Any) -> None:
+        self.limit = 0
+
+    return [(ElementQueue, "_set_limit", set_limit), (ElementQueue, "check", _nothing)]
+
+
 def _drop_an_element() -> Replacements:
     """A discarded batch of a blocked channel: in-flight data is forgotten at a barrier."""
     original = InputGate.block
@@ -362,6 +396,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "leak_credit": Mutation("a buffer of a large batch is never given back", _leak_credit),
     "grant_nothing_back": Mutation("credit is granted once only", _grant_nothing_back),
+    "rest_is_not_granted": Mutation("a batch above the limit of its queue is not granted", _rest_is_not_granted),
+    "read_rows_still_wait": Mutation("rows that were read still count as waiting", _read_rows_still_wait),
+    "limit_of_nothing": Mutation("the queue of a slow reader takes nothing any more", _limit_of_nothing),
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", _drop_an_element),
     "shared_chunks_by_checkpoint": Mutation("shared chunks are deleted by checkpoint", _shared_chunks_by_checkpoint),
     "old_parallelism": Mutation("keyed state is not filtered", _old_parallelism, scenarios.backpressured),

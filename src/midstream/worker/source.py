@@ -236,9 +236,9 @@ class SourceDriver(Splits):
         if self._last is not None:
             self._taken_pace.took(self._last[0], started_s - self._last[1])
         self._last = batch.num_rows, started_s
-        rows = min(self._limit, self._chain_pace.rows(1), self._taken_pace.rows(self._limit))
+        rows = min(self._chain_pace.rows(1), self._taken_pace.rows(self._limit))
         # At most by a factor of two at a time: one batch may have been slow for reasons of its own.
-        self._rows_max = max(1, self._rows_max // 2, min(rows, self._rows_max * 2))
+        self._rows_max = max(1, min(self._limit, max(self._rows_max // 2, min(rows, self._rows_max * 2))))
 
     # ---- reading ----
 

@@ -620,3 +620,5 @@ class Task:
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()
+        for partition in self.partitions:
+            partition.check()
