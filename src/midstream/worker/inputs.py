@@ -1,7 +1,8 @@
 """What comes into one task through its gates: batches, worked off in slices; event time; the end.
 
-A batch is worked off in slices of about SLICE_S, and between two of them mails and the other gates have
-their turn: nobody waits for the whole of a slow batch. What is left of it is in flight, see `rests`.
+A batch is worked off in slices, of SHORT_SLICE_S where calls cost little and of up to SLICE_S where they cost more.
+Between two of them mails and the other gates have their turn: nobody waits for the whole of a slow batch. What is
+left of it is in flight, see `rests`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from midstream.worker.valve import WatermarkValve
 
 SLICE_S = 0.01
 """How long a step may keep the loop, as far as that can be foreseen."""
+SHORT_SLICE_S = 0.002
+"""A barrier waits for a slice at each task on its way, and for those of slow tasks in the same slots: no longer than
+this, where shorter slices cost next to nothing."""
 
 AWAITED_MAX = 64
 """How many elements of gates that a checkpoint waits for are read before another gate has its turn."""
@@ -81,7 +85,7 @@ class TaskInput:
             port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
             for port in {gate.edge.port for gate in gates}
         }
-        self._readers = [_Reader(gate, gate.edge.port, Pace(SLICE_S)) for gate in gates]
+        self._readers = [_Reader(gate, gate.edge.port, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
         self._next_gate = 0
         self._awaited_in_a_row = 0
         self.rows_in = 0
@@ -163,11 +167,11 @@ class TaskInput:
                 self._handle(ChannelEnded(channel))
 
     def _process_slice(self, reader: _Reader, batch: pa.RecordBatch) -> None:
-        """As many rows of the batch as fit the budget, judged by the rows of that gate before them."""
+        """About as many rows of the batch as fit the budget, judged by those of that gate before them; all slices alike."""
         clock = self._clock
         rest = batch.num_rows - reader.next_row
         budget = reader.pace.rows(FIRST_ROWS // 2)
-        rows = rest if rest <= 2 * budget else budget
+        rows = -(-rest // max(1, round(rest / budget)))
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.monotonic_s()
         self._chain.process(part, reader.port)
