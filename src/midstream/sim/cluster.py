@@ -52,6 +52,8 @@ from midstream.worker.slot import SlotMachine
 
 HEARTBEAT_S: Final = 0.5
 CHECK_STEPS: Final = 16
+CLAIM: Final = "savepoint-place"
+"""How tokens of I/O begin that claims the place of a savepoint."""
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -179,6 +181,12 @@ class Driver:
         """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
+        self.triggered: list[int] = []
+        """Checkpoints of its job as they were triggered, each once for every slot that was told."""
+        self.claimed: dict[int, int] = {}
+        """By client: how many there were of them when the place of its savepoint was claimed."""
+        self._claims: dict[str, int] = {}
+        """By token of the I/O: whose place it claims."""
         self._unanswered: dict[int, m.ClientRequest] = {}
         self.connections: dict[int, Connection] = {}
         """By slot number; open ones."""
@@ -251,6 +259,8 @@ class Driver:
                 if connection is not None:
                     if isinstance(message, m.Deploy):
                         self._note_finished(message)
+                    elif isinstance(message, m.TriggerCheckpoint):
+                        self.triggered.append(message.checkpoint_id)
                     connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
             case RequestSlot(request):
                 self._request_slot(request)
@@ -265,6 +275,8 @@ class Driver:
                     timer.cancel()
             case RunIo(token, work):
                 self._use(token)
+                if token.startswith(CLAIM) and isinstance(event := self._events[0], ClientAsked):
+                    self._claims[token] = event.client
                 self.process.submit(work, partial(self._io_done, token))
             case ReplyTo(client, reply):
                 if client in self.replies:
@@ -314,6 +326,9 @@ class Driver:
             self._feed(TimerFired(token))
 
     def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
+        client = self._claims.pop(token, None)
+        if client is not None and isinstance(outcome, Done):
+            self.claimed[client] = len(self.triggered)
         self._feed(IoDone(token, outcome))
 
     # ---- slots

@@ -24,12 +24,13 @@ from midstream.sim.world import World
 
 WRITES_MAX: Final = 50
 RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling"))
+ENDS: Final = ("the job has finished", "the job has stopped")
+"""They excuse only what has no completed checkpoint: see `_was_to_be_waited_for`."""
 EXCUSES: Final = (
     SIM,
+    *ENDS,
     "the job is stopping already",
     "the job has ended",
-    "the job has finished",
-    "the job has stopped",
     "the place is taken",
     "the job has no checkpoint_dir",
     "another coordinator has taken over",
@@ -171,6 +172,11 @@ class Savepoints:
             is_replaced = driver is not driver.cluster.drivers[-1]  # its successor may have deleted what it needs
             if not is_replaced and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
+            number = self._was_to_be_waited_for(driver, client, reply.error)
+            if number is not None and not is_replaced:
+                self._world.bug(
+                    f"{request!r} is refused ({reply.error}), while checkpoint {number}, which was made for it, is there"
+                )
             if url is not None:
                 self._refused.append((driver, url))
                 if driver.state in RUNNING:  # else it is given back while the job ends
@@ -183,6 +189,18 @@ class Savepoints:
             self._world.bug(f"{request!r} is answered with {saved}")
         else:
             self._keep(saved, isinstance(request, DoStop))
+
+    def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
+        """The checkpoint of a savepoint that is refused because the job has come to its end, if it has one.
+
+        A job that ends by itself, or is asked to stop, may refuse what it has not claimed a place for, or what no
+        checkpoint was made for since then: nothing holds it up any more. But the first checkpoint that was triggered
+        behind the claim and is complete is to become the savepoint, and the end of the job waits for that.
+        """
+        if client not in driver.claimed or not reason.endswith(ENDS):
+            return None
+        behind = driver.triggered[driver.claimed[client] :]
+        return next((number for number in behind if self._oracle.has_completed(driver.plan.job_id, number)), None)
 
     def _keep(self, url: str, was_stop: bool) -> None:
         files = self.files_at(url)
