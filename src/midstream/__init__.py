@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from midstream.operators.aggregates import Mean as Mean
     from midstream.operators.aggregates import Min as Min
     from midstream.operators.aggregates import Sum as Sum
+    from midstream.operators.batch_functions import BatchContext as BatchContext
+    from midstream.operators.batch_functions import CoBatchFunction as CoBatchFunction
+    from midstream.operators.batch_functions import KeyedBatchFunction as KeyedBatchFunction
     from midstream.operators.process import BroadcastProcessFunction as BroadcastProcessFunction
     from midstream.operators.process import CoProcessFunction as CoProcessFunction
     from midstream.operators.process import KeyedProcessFunction as KeyedProcessFunction
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from midstream.state.keyed import MapState as MapState
     from midstream.state.keyed import ReducingState as ReducingState
     from midstream.state.keyed import ValueState as ValueState
+    from midstream.state.table import TableState as TableState
 
 _HOME = {
     "api.environment": "Environment",
@@ -60,6 +64,7 @@ _HOME = {
     "connectors.files": "CsvOptions",
     "core.errors": "ClusterError ConfigError JobError MidstreamError SchemaError StorageError",
     "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
+    "operators.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "operators.process": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
     "operators.sink": "Committer Sink SinkWriter WriterContext",
     "operators.source": "Source",
@@ -68,6 +73,7 @@ _HOME = {
     "protocol.messages": "JobStatus",
     "runtime.job": "Job",
     "state.keyed": "BroadcastState ListState MapState ReducingState ValueState",
+    "state.table": "TableState",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

@@ -9,9 +9,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from midstream.api.arguments import as_schema, calling_file, calling_place, check_uid, raised_at
+from midstream.api.arguments import calling_file, calling_place, check_uid, raised_at
 from midstream.core.config import duration_s
 from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.schemas import as_schema
 
 
 def test_a_schema_may_be_written_with_python_arrow_and_polars_types():

@@ -22,7 +22,7 @@ FIRST_SEEDS = {
     "output_before_input": 18,
     "swallow_read_error": 88,
     "finish_again": 23,
-    "savepoint_stopped_before_copied": 330,
+    "recovery_waits_for_pool": 300,
 }
 """Where to begin with those that take longest; `midstream simulate --mutations` begins with 0."""
 

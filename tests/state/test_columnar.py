@@ -50,7 +50,7 @@ def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts()
     log = PartLog(merge)
     for number, keys in enumerate((range(3), range(OWN_CHUNK_ROWS), range(2))):
         log.append(part(keys, number))
-    chunks = freeze([(("__pane", pa.scalar(7)), log)], form, CountingIds())()
+    chunks = freeze([(("__pane", pa.scalar(7)), log.runs)], form, CountingIds())()
     assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
     for chunk in chunks:
         keys = chunk.table.select(["k"]).combine_chunks().to_batches()[0]

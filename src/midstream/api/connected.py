@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
-from midstream.api.arguments import SchemaLike, as_schema
 from midstream.api.keyed import require_function, side_schemas
 from midstream.api.program import located
-from midstream.api.stream import BroadcastStream, DataStream
+from midstream.api.stream import BroadcastStream, DataStream, schema_of
+from midstream.core.config import Duration, duration_us
+from midstream.core.errors import ConfigError, JobError
+from midstream.core.schemas import SchemaLike, as_schema
+from midstream.operators.batch_functions import CoBatchFunction, co_batch_operator
+from midstream.operators.function_operator import Port
+from midstream.operators.interval_join import interval_join_operator
 from midstream.operators.process import (
     BroadcastProcessFunction,
     CoProcessFunction,
@@ -57,6 +63,78 @@ class ConnectedStreams:
             schema=lambda _: made,
         )
         return first._behind(node.id, made, sides, second.event_time)
+
+    @located
+    def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
+        """`function` on batches of rows of many keys, with its tables; `schema` is that of the frames it returns.
+
+        Where batches are cut is the engine's business: a result must not depend on which rows happen to share one.
+        """
+        first, second = self._first, self._second
+        require_function(function, CoBatchFunction, "process_batches")
+        if not self._keys[0]:
+            raise JobError(
+                "process_batches: tables are of keyed streams; connect a.key_by(…) with b.key_by(…) "
+                "(process() also takes streams without keys)"
+            )
+        made = as_schema(schema, "process_batches")
+        node, _ = first._program.add(
+            "co_process_batches",
+            [*first._inputs(0, self._keys[0]), *second._inputs(1, self._keys[1])],
+            lambda name: co_batch_operator(
+                name,
+                function,
+                keys=self._keys,
+                event_times=(first.event_time, second.event_time),
+                input_schemas=(first.schema, second.schema),
+                schema=made,
+            ),
+            schema=lambda _: made,
+        )
+        return first._behind(node.id, made, {}, second.event_time)
+
+    @located
+    def interval_join(self, lower: Duration, upper: Duration) -> DataStream:
+        """Pairs of rows with the same key, the second's event time `lower` to `upper` after the first's (both included).
+
+        Durations as everywhere, and negative ones: `interval_join("-1 min", 0)` has, for each row of the first
+        stream, those of the second in the minute before. A pair has the columns of the first, then those of the
+        second but its keys. Its event time is the first's where `upper` is not above 0, the second's where `lower`
+        is not below; else it has none. A late row meets what is still there.
+        """
+        first, second = self._first, self._second
+        if not self._keys[0] or first.event_time is None or second.event_time is None:
+            raise JobError(
+                "interval_join: both streams need keys and event time: "
+                "a.with_watermarks(…).key_by(…).connect(b.with_watermarks(…).key_by(…))"
+            )
+        lower_us, upper_us = (_signed_us(value, "interval_join") for value in (lower, upper))
+        if lower_us > upper_us:
+            raise ConfigError(f"interval_join: lower ({lower}) is above upper ({upper}): there are no such pairs")
+        ports = [
+            Port(f"process{i + 1}", self._keys[i], stream.event_time, stream.schema)
+            for i, stream in enumerate((first, second))
+        ]
+        node, operator = first._program.add(
+            "interval_join",
+            [*first._inputs(0, self._keys[0]), *second._inputs(1, self._keys[1])],
+            lambda name: interval_join_operator(name, ports[0], ports[1], lower_us, upper_us),
+            schema=schema_of,
+        )
+        result = first._behind(node.id, schema_of(operator))
+        # the later one of a pair has just come, so it is not late for whoever comes next
+        of_second = dict(zip(self._keys[1], self._keys[0], strict=True)).get(second.event_time, second.event_time)
+        result.event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
+        return result
+
+
+def _signed_us(value: Duration, name: str) -> int:
+    if isinstance(value, str):
+        text = value.strip()
+        return -duration_us(text[1:].strip(), name) if text.startswith("-") else duration_us(text, name)
+    zero = timedelta(0) if isinstance(value, timedelta) else 0
+    is_negative = isinstance(value, (timedelta, int, float)) and value < zero  # type: ignore[operator]
+    return -duration_us(-value, name) if is_negative else duration_us(value, name)
 
 
 class BroadcastConnectedStreams:

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.arguments import SchemaLike, as_schema, calling_file, calling_place, require_callable
+from midstream.api.arguments import calling_file, calling_place, require_callable
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import DataStream, Origin
@@ -29,6 +29,7 @@ from midstream.core.config import (
     size_bytes,
 )
 from midstream.core.errors import ConfigError, JobError
+from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
 from midstream.operators.source import Source

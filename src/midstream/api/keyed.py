@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, overload
 
 import pyarrow as pa
 
-from midstream.api.arguments import SchemaLike, as_schema
 from midstream.api.program import located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import BroadcastStream, DataStream, schema_of, timestamps_text
 from midstream.core.config import Duration, duration_s
 from midstream.core.errors import JobError
+from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.operators.batch_functions import KeyedBatchFunction, keyed_batch_operator
 from midstream.operators.process import KeyedProcessFunction, process_operator
 from midstream.operators.windows import LATE, Session, Sliding, Window, window_operator
-from midstream.state.keyed import State
+from midstream.state.declared import DeclaredState
 
 if TYPE_CHECKING:
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
@@ -65,6 +66,30 @@ class KeyedStream:
             schema=lambda _: made,
         )
         return stream._behind(node.id, made, sides)
+
+    @located
+    def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
+        """`function` on batches of rows of many keys, with its tables; `schema` is that of the frames it returns.
+
+        Where batches are cut is the engine's business: a result must not depend on which rows happen to share one.
+        """
+        stream = self._stream
+        require_function(function, KeyedBatchFunction, "process_batches")
+        made = as_schema(schema, "process_batches")
+        node, _ = stream._program.add(
+            "process_batches",
+            stream._inputs(keys=self.keys),
+            lambda name: keyed_batch_operator(
+                name,
+                function,
+                keys=self.keys,
+                event_time=stream.event_time,
+                input_schema=stream.schema,
+                schema=made,
+            ),
+            schema=lambda _: made,
+        )
+        return stream._behind(node.id, made)
 
     @overload
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...
@@ -170,7 +195,7 @@ def require_function(function: object, kind: type, method: str) -> None:
                 f"{method}: {type(function).__name__} has no method {handler}(); that is what takes the rows"
             )
     for name, value in vars(function).items():
-        if isinstance(value, State) and not isinstance(getattr(type(function), name, None), State):
+        if isinstance(value, DeclaredState) and not isinstance(getattr(type(function), name, None), DeclaredState):
             raise JobError(
                 f"{method}: state {name!r} of {type(function).__name__} is set on the object, where checkpoints do not see it; "
                 f"declare it in the class: {name} = {type(value).__name__}(…)"

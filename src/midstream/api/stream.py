@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.arguments import SchemaLike, as_schema, columns_text, require_callable, require_column
+from midstream.api.arguments import columns_text, require_callable, require_column
 from midstream.api.program import Handle, MakeOperator, Program, located
 from midstream.api.shipping import check_shippable
 from midstream.connectors.collect import CollectSink
@@ -20,6 +20,7 @@ from midstream.connectors.print_sink import PrintSink
 from midstream.core.config import Size
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_type_supported
+from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.graph.logical import Input
 from midstream.operators.base import Operator

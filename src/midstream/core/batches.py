@@ -80,6 +80,11 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
+def frame_schema(frame: pl.DataFrame) -> pa.Schema:
+    """The canonical Arrow schema of a polars frame."""
+    return canonical_schema(to_arrow(frame.clear()).schema)
+
+
 def from_polars(frame: pl.DataFrame, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """One batch of `schema`. The frame's columns may be in any order."""
     return conform(single_batch(to_arrow(frame.rechunk())), schema, where)

@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema, empty_batch, to_arrow, to_polars
+from midstream.core.batches import canonical_schema, empty_batch, frame_schema, to_polars
 from midstream.core.errors import JobError, SchemaError
 
 EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
@@ -18,11 +18,6 @@ EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
 
 def empty_frame(schema: pa.Schema) -> pl.DataFrame:
     return to_polars(empty_batch(canonical_schema(schema)))
-
-
-def frame_schema(frame: pl.DataFrame) -> pa.Schema:
-    """The canonical Arrow schema of a polars frame."""
-    return canonical_schema(to_arrow(frame.clear()).schema)
 
 
 def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, keep: bool) -> pa.Schema:

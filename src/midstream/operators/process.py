@@ -26,7 +26,8 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from midstream.operators.process_operator import Port, ProcessOperator
+from midstream.operators.function_operator import Function, Port
+from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import Row
 
 Result: TypeAlias = "Row | Iterable[Row] | None"
@@ -64,8 +65,8 @@ class ProcessContext(Protocol):
         ...
 
     @property
-    def watermark(self) -> datetime | None:
-        """How far event time has come; None before the first watermark, `datetime.max` at the end."""
+    def watermark(self) -> datetime:
+        """How far event time has come; `datetime.min` until the first watermark since a start, `datetime.max` at the end."""
         ...
 
     @property
@@ -79,16 +80,6 @@ class ProcessContext(Protocol):
     def side_output(self, tag: str, row: Row) -> None:
         """Emit `row` on the side output `tag`, which must be declared with its schema."""
         ...
-
-
-class Function:
-    """Base of all process functions; pickles until it is opened."""
-
-    def open(self, context: Any) -> None:
-        """Once per subtask before any row. `context` has uid, name, subtask, parallelism."""
-
-    def close(self) -> None:
-        """Once at the end, also after a failure."""
 
 
 class KeyedProcessFunction(Function):

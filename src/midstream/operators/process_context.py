@@ -73,19 +73,34 @@ class Timers:
         return self._scope.key
 
 
-class Context:
+class TimeContext:
+    """How far event time has come, and the wall clock; the operator sets `watermark_us`."""
+
+    def __init__(self, calendar: Calendar, clock: Clock) -> None:
+        self.watermark_us = MIN_WATERMARK_US
+        self._calendar = calendar
+        self._clock = clock
+
+    @property
+    def watermark(self) -> datetime:
+        return self._calendar.datetime(self.watermark_us)
+
+    @property
+    def now(self) -> datetime:
+        return self._calendar.datetime(self._clock.now_ms() * 1000)
+
+
+class Context(TimeContext):
     """See process.ProcessContext. One per operator; the operator sets `time_us` before each call."""
 
     def __init__(
         self, scope: KeyScope, timers: Timers, calendar: Calendar, clock: Clock, side_output: Callable[[str, Row], None]
     ) -> None:
+        super().__init__(calendar, clock)
         self.timers = timers
         self.side_output = side_output
         self.time_us: int | None = None
-        self.watermark_us = MIN_WATERMARK_US
         self._scope = scope
-        self._calendar = calendar
-        self._clock = clock
 
     @property
     def key(self) -> Any:
@@ -94,11 +109,3 @@ class Context:
     @property
     def timestamp(self) -> datetime | None:
         return None if self.time_us is None else self._calendar.datetime(self.time_us)
-
-    @property
-    def watermark(self) -> datetime | None:
-        return None if self.watermark_us == MIN_WATERMARK_US else self._calendar.datetime(self.watermark_us)
-
-    @property
-    def now(self) -> datetime:
-        return self._calendar.datetime(self._clock.now_ms() * 1000)

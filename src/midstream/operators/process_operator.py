@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +10,9 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
-from midstream.operators.base import NOTHING, Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.event_time import EventTime
+from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Calendar, Context, Timers
 from midstream.operators.rows import (
     Row,
@@ -21,13 +21,11 @@ from midstream.operators.rows import (
     fields_text,
     kind_of,
     python_values,
-    require_keys,
     to_batch,
     to_rows,
-    user_error,
 )
 from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
-from midstream.state.keyed import KeyScope, MapState, State
+from midstream.state.keyed import KeyScope, State
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 TIMERS_PER_SLICE = 16_384
@@ -36,18 +34,7 @@ TIMERS_PER_SLICE = 16_384
 Handler = Callable[[Row, Context], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One input. `method`: the function's method for its rows. Broadcast: its rows have no key, and may write broadcast state."""
-
-    method: str
-    keys: tuple[str, ...]
-    event_time: str | None
-    schema: pa.Schema
-    broadcast: bool = False
-
-
-class ProcessOperator(Operator):
+class ProcessOperator(FunctionOperator):
     """Raises, at once, for keys, columns and states that do not go together."""
 
     def __init__(
@@ -58,34 +45,41 @@ class ProcessOperator(Operator):
         schema: pa.Schema,
         side_outputs: Mapping[str, pa.Schema],
     ) -> None:
-        self.schema = canonical_schema(schema)
+        super().__init__(name, function, ports, schema)
         self.side_outputs = {tag: canonical_schema(side) for tag, side in side_outputs.items()}
-        self._where = f"operator {name!r}"
-        self._function = function
-        self._ports = tuple(ports)
         self._times = [
             None if port.event_time is None else EventTime(port.event_time, port.schema, self._where) for port in ports
         ]
-        self._key_fields = _key_fields(self._ports, self._where)
+        self._check_keys()
         self._check_states()
         # from here on: set when it opens
         self._states: dict[str, State] = {}
         self._scope = KeyScope()
         self._broadcast_scope = KeyScope(is_set=True, writable=False)
-        self._opened = False
         self._wake: Timer | None = None
         self._wake_ms = 0
         self._rows: list[Row] = []
         self._origin: list[int] = []
         self._side_rows: dict[str, list[Row]] = {}
-        self._runtime: OperatorContext
-        self._out: Output
         self._form: KeyForm
         self._timers: Timers
         self._context: Context
 
+    def _check_keys(self) -> None:
+        for field in self._key_fields:
+            if getattr(field.type, "unit", None) == "ns":
+                raise SchemaError(
+                    f"{self._where}: key column {field.name!r} is {field.type}; Python has no nanoseconds: cast it to "
+                    "microseconds or int64"
+                )
+
     def _check_states(self) -> None:
-        for name, state in declared_states(type(self._function)).items():
+        for name, state in self._declared().items():
+            if not isinstance(state, State):
+                raise JobError(
+                    f"{self._where}: {type(state).__name__} {name!r} is for functions on batches "
+                    "(process_batches()); one that sees a row at a time has ValueState, ListState, MapState"
+                )
             if state.is_keyed and not self._key_fields:
                 raise JobError(
                     f"{self._where}: {type(state).__name__} {name!r} needs a key, but the stream has none; "
@@ -98,32 +92,26 @@ class ProcessOperator(Operator):
 
     # ---- life ----
 
-    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        settings = {
-            f"{state.kind}:{name}": {f"{state.kind} state {name!r}": _type_text(state)}
-            for name, state in declared_states(type(self._function)).items()
-        }
-        if self._key_fields:
-            one = len(self._key_fields) == 1  # its name does not matter, as it does in a struct
-            settings[""] = {"the key": str(self._key_fields[0].type) if one else fields_text(self._key_fields)}
-        return settings
+    def _key_text(self) -> str:
+        if len(self._key_fields) == 1:  # its name does not matter, as it does in a struct
+            return str(self._key_fields[0].type)
+        return fields_text(self._key_fields)
 
     def open(self, context: OperatorContext, out: Output) -> None:
-        self._runtime = context
-        self._out = out
+        super().open(context, out)
         self._form = KeyForm(self._key_fields, context.max_parallelism, self._where)
-        for name, state in declared_states(type(self._function)).items():
+        for name, state in self._declared().items():
+            assert isinstance(state, State), state
             bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
             self._states[name] = bound
             setattr(self._function, name, bound)
         self._timers = Timers(self._scope, self._arm)
         calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
         self._context = Context(self._scope, self._timers, calendar, context.clock, self._side_output)
-        self._opened = True
-        self._call("open", lambda: self._function.open(context))
+        self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
-        expected = {_part_name(state): state for state in self._states.values()}
+        expected = {state.part_name: state for state in self._states.values()}
         for name, part in parts.items():
             table = part.table()
             if name == "timers:event":
@@ -134,11 +122,7 @@ class ProcessOperator(Operator):
                 state = expected[name]
                 state.thaw(state_rows(state, table, self._form_of(state), self._where))
             else:
-                kind, _, gone = name.partition(":")
-                raise JobError(
-                    f"{self._where}: the checkpoint holds {kind} state {gone!r}, which {type(self._function).__name__} "
-                    "does not declare; declare it as it was, or give the operator a new uid to start without state"
-                )
+                raise self._undeclared(name)
         self._arm()
 
     def finish(self) -> None:
@@ -147,14 +131,7 @@ class ProcessOperator(Operator):
 
     def close(self) -> None:
         self._disarm()
-        if self._opened:
-            self._opened = False
-            try:
-                self._function.close()
-            except Exception as error:  # noqa: BLE001 - any user code may raise anything
-                failure = self._user_error("close", error)
-                failure.__cause__ = error
-                self._runtime.fail(failure)  # a task that has failed already keeps its first error
+        super().close()
 
     # ---- rows ----
 
@@ -302,7 +279,7 @@ class ProcessOperator(Operator):
                 rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
                 table = state_table(state, entries, self._form_of(state), where)
                 if table.num_rows:
-                    parts[_part_name(state)] = StatePart(rule, (Chunk(chunk_id, table),))
+                    parts[state.part_name] = StatePart(rule, (Chunk(chunk_id, table),))
             for name, chunk_id, rows in timers:
                 parts[name] = StatePart(Redistribute.KEYED, (Chunk(chunk_id, timers_table(rows, form)),))
             return SnapshotResult(parts)
@@ -314,57 +291,6 @@ class ProcessOperator(Operator):
 
     # ---- errors ----
 
-    def _call(self, what: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            raise self._user_error(what, error) from error
-
     def _user_error(self, what: str, error: BaseException, row: int | None = None) -> MidstreamError:
         key = f" (key {self._scope.key!r})" if self._scope.is_set else ""
-        return user_error(self._where, f"{what}{key}", error, row)
-
-
-def declared_states(function: type) -> dict[str, State]:
-    """The states on a class and its bases, by attribute name, in order."""
-    found: dict[str, State] = {}
-    for base in reversed(function.__mro__):
-        for name, value in vars(base).items():
-            if isinstance(value, State):
-                found[name] = value
-            else:
-                found.pop(name, None)
-    return found
-
-
-def _type_text(state: State) -> str:
-    value = "pickled" if state.type is None else str(state.type)
-    if isinstance(state, MapState):
-        return f"{'pickled' if state.key_type is None else state.key_type} to {value}"
-    return value
-
-
-def _part_name(state: State) -> str:
-    return f"{state.kind}:{state.name}"
-
-
-def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field, ...]:
-    """The key columns, which are the same on every port that has some."""
-    keyed = [port for port in ports if port.keys]
-    for port in keyed:
-        require_keys(port.schema, port.keys, where)
-        for name in port.keys:
-            kind = port.schema.field(name).type
-            if getattr(kind, "unit", None) == "ns":
-                raise SchemaError(
-                    f"{where}: key column {name!r} is {kind}; Python has no nanoseconds: cast it to microseconds or int64"
-                )
-    if not keyed:
-        return ()
-    types = [[port.schema.field(name).type for name in port.keys] for port in keyed]
-    if any(other != types[0] for other in types) or len(keyed) != len([p for p in ports if not p.broadcast]):
-        raise SchemaError(
-            f"{where}: both inputs must be keyed by columns of the same types, these are "
-            + " and ".join(", ".join(str(kind) for kind in kinds) or "not keyed" for kinds in types)
-        )
-    return tuple(keyed[0].schema.field(name) for name in keyed[0].keys)
+        return super()._user_error(f"{what}{key}", error, row)

@@ -8,12 +8,12 @@ from typing import Final
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema
+from midstream.core.batches import canonical_schema, frame_schema
 from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.operators.accumulators import AccumulatorAggregate
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns
 from midstream.operators.event_time import EventTime
-from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame, frame_schema
+from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
 from midstream.operators.rows import require_columns, require_keys, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 

@@ -187,7 +187,7 @@ class SlidingWindowOperator(WindowOperator):
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
         kind = self._reduction.time.kind
-        logs = [((PANE, pa.scalar(pane, pa.int64()).cast(kind)), self._logs[pane]) for pane in self._starts]
+        logs = [((PANE, pa.scalar(pane, pa.int64()).cast(kind)), self._logs[pane].runs) for pane in self._starts]
         return freeze(logs, self._form, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:

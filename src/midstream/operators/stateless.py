@@ -176,17 +176,21 @@ class MapBatchesOperator(Stateless):
             made = self._function(to_polars(batch) if self._form == "polars" else batch)
         except Exception as error:
             raise user_error(self._where, "the function", error) from error
-        where = f"{self._where}: the result of the function"
-        if isinstance(made, pl.DataFrame):
-            result = from_polars(made, self.schema, where)
-        elif isinstance(made, pa.Table):
-            result = conform(single_batch(made), self.schema, where)
-        elif isinstance(made, pa.RecordBatch):
-            result = conform(made, self.schema, where)
-        else:
-            raise JobError(
-                f"{self._where}: the function returned {kind_of(made)}; "
-                "return a polars DataFrame, or an Arrow RecordBatch or Table"
-            )
+        result = made_batch(made, self.schema, self._where, "the function")
         if result.num_rows:
             self._out.emit(result)
+
+
+def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.RecordBatch:
+    """What the user's function `what` returned, as a batch of `schema`.
+
+    Raises JobError for what is neither a frame nor a batch, SchemaError naming the column that does not fit.
+    """
+    if isinstance(made, pl.DataFrame):
+        return from_polars(made, schema, f"{where}: the result of {what}")
+    if isinstance(made, (pa.Table, pa.RecordBatch)):
+        batch = single_batch(made) if isinstance(made, pa.Table) else made
+        return conform(batch, schema, f"{where}: the result of {what}")
+    raise JobError(
+        f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, or an Arrow RecordBatch or Table"
+    )

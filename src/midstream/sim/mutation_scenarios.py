@@ -141,6 +141,12 @@ def rescaled(seed: int) -> Scenario:
     return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
 
 
+def in_tables(seed: int) -> Scenario:
+    """Rows wait in tables while slots die, and the job goes on with fewer subtasks."""
+    drawn = draw(seed, topology="tables", parallelism=3, rescale_to=2, faults=("kill_slot",), rows=100)
+    return replace(drawn, interval_s=0.002, key_groups=16)
+
+
 def saving(seed: int) -> Scenario:
     """Savepoints are asked for again and again, while checkpoints and commits follow each other and the disk is slow."""
     drawn = draw(seed, topology="keyed", faults=SAVEPOINTS, rows=100)

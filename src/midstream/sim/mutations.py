@@ -28,6 +28,7 @@ from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim import savepoint_mutations as savepoint
+from midstream.sim import table_mutations as table
 from midstream.sim.run import run
 from midstream.sim.scenario import Scenario, draw
 from midstream.worker import snapshots, task
@@ -512,4 +513,5 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a rescale switches before its checkpoint is complete", coordination.rescale_before_stored, scenarios.rescaled
     ),
     **{name: Mutation(what, bug, scenarios.saving) for name, (what, bug) in savepoint.BUGS.items()},
+    **{name: Mutation(what, bug, scenarios.in_tables) for name, (what, bug) in table.BUGS.items()},
 }

@@ -27,6 +27,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
+from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
 from midstream.sim.timed import WAITING, rows_waiting, windows_of
 from midstream.sim.topologies import Expectation, Shape, behind_timers, expectation, is_on_time, uid_of
@@ -105,7 +106,7 @@ class Oracle:
                 self._ended[uid] = emitted[uid]
             else:
                 self._ended.pop(uid, None)
-        held = {uid: self._held(operator) for uid, operator in operators.items() if uid.startswith("timer")}
+        held = {uid: self._held(operator) for uid, operator in operators.items() if uid.startswith(("timer", "table"))}
         in_flight = self._in_flight(metadata)
         self.in_flight += bool(in_flight)
         expected = expectation(self.shape, emitted, held, in_flight)
@@ -117,7 +118,7 @@ class Oracle:
                 done = [operators[uid].subtasks[index] for index in operators[uid].finished]
                 done_with = self._done_with.setdefault(uid, set())
                 for subtask in done:
-                    for table in self._tables(subtask, "keys"):
+                    for table in self._tables(subtask, "keys", COUNTED):
                         done_with.update(table.column("key").to_pylist())
         output = dict(self._outside.committed)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
@@ -175,12 +176,14 @@ class Oracle:
         return {place: rows for place, rows in found.items() if rows}
 
     def _held(self, operator: OperatorState) -> Counter[int]:
-        """Ids of the rows that wait for a timer in it."""
+        """Ids of the rows that wait in it."""
         held: Counter[int] = Counter()
         for subtask in operator.subtasks:
             for table in self._tables(subtask, f"map:{WAITING}"):
                 for value in table.column("value").to_pylist():
                     held.update(rows_waiting(pickle.loads(value)))
+            for table in self._tables(subtask, HELD):
+                held.update(table.column("id").to_pylist())
         return held
 
     def _check_counts(
@@ -188,7 +191,7 @@ class Oracle:
     ) -> Iterator[str]:
         found: dict[int, tuple[int, int]] = {}
         for subtask in operator.subtasks:
-            for table in self._tables(subtask, "keys"):
+            for table in self._tables(subtask, "keys", COUNTED):
                 columns = [table.column(name).to_pylist() for name in ("key", "count", "sum")]
                 for key, count, total in zip(*columns, strict=True):
                     if key in found:
@@ -241,8 +244,8 @@ class Oracle:
                 staged.append(self._outside.staged[name])
         yield from self._compare(where, expected.sinks, staged)
 
-    def _tables(self, subtask: OperatorSnapshot, part: str) -> Iterator[pa.Table]:
-        handles = [handle for handle in subtask.parts if handle.name == part]
+    def _tables(self, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
+        handles = [handle for handle in subtask.parts if handle.name in parts]
         for state in read_parts(self.storage, handles, range(1 << 16), "oracle").values():
             for chunk in state.chunks:
                 yield chunk.table
@@ -252,6 +255,9 @@ class Oracle:
     def cut_of(self, metadata: CheckpointMetadata) -> Cut | None:
         """Of the completed checkpoint that a savepoint was made of."""
         return self._cuts.get((metadata.job_id, metadata.checkpoint_id))
+
+    def has_completed(self, job_id: str, checkpoint_id: int) -> bool:
+        return (job_id, checkpoint_id) in self._cuts
 
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
         """Complaints about a savepoint whose metadata has just been written to `place`, to which it must be confined."""

@@ -126,7 +126,7 @@ class Delay(KeyedProcessFunction):
             self._outside.world.bug(f"a timer of key {ctx.key} fires at {time}, where nothing waits")
             return
         watermark = ctx.watermark
-        if watermark is None or watermark < time:
+        if watermark < time:
             self._outside.world.bug(f"a timer of {time} fires when event time has come to {watermark}")
         yield from self.waiting.pop(time)
 

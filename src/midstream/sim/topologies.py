@@ -17,7 +17,7 @@ from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning
 from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
-from midstream.sim import timed
+from midstream.sim import tables, timed
 from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
 from midstream.sim.tally import Tally
 
@@ -45,7 +45,7 @@ class Input:
 class Node:
     """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
     "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
-    rows until a timer fires), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
+    rows until a timer fires), "table" (the same in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
     rows), "tally" (state without a key), "sink"."""
 
     chain: tuple[str, ...]
@@ -139,6 +139,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("count", Input(2, KEYED)),
         _node("sink", Input(3, FORWARD)),
     ),
+    "tables": (
+        _source("tight"),
+        _source("idle", rows_share=0.3),
+        _node("table", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
     "splits": (
         _source("tight"),
         _source("pass", "tight", rows_share=0.5),
@@ -207,6 +214,20 @@ def random_shape(random: Random) -> Shape:
             if tag not in read or (random.random() < 0.1 and "pack" not in node.chain):
                 nodes.append(Node(("sink",), (Input(index, random.choice((FORWARD, REBALANCE, GLOBAL)), 0, tag),)))
     return _without_doubled_broadcast(tuple(nodes))
+
+
+def with_tables(shape: Shape, random: Random) -> Shape:
+    """Half of the timers as tables, some of their inputs as second ones."""
+    return tuple(
+        replace(
+            node,
+            chain=("table",),
+            inputs=(node.inputs[0], *(replace(entry, port=random.randrange(2)) for entry in node.inputs[1:])),
+        )
+        if node.chain == ("timer",) and random.random() < 0.5
+        else node
+        for node in shape
+    )
 
 
 def _without_doubled_broadcast(shape: Shape) -> Shape:
@@ -294,7 +315,7 @@ class Expectation:
     window_sinks: Mapping[str, tuple[str, bool]]
     """Sinks behind a window operator, by uid: the operator, and whether late rows come here."""
     overdrawn: tuple[str, ...]
-    """Timer operators and inputs that hold rows which they cannot have got."""
+    """Operators that hold rows back, and inputs, that hold rows which they cannot have got."""
 
 
 def uid_of(node: int, position: int, kind: str) -> str:
@@ -309,7 +330,7 @@ def expectation(
 ) -> Expectation:
     """`rows`: by source uid, id to key of the rows that it has emitted.
 
-    `held`: ids that wait in timer operators. `in_flight`: ids that are on their way to a node's port (an edge
+    `held`: ids that wait in operators that hold rows back. `in_flight`: ids that are on their way to a node's port (an edge
     may be restored as another one with the same ends).
     """
     key_of = {row: key for part in rows.values() for row, key in part.items()}
@@ -348,15 +369,12 @@ def expectation(
                     if kind == "share":
                         stream = by_port[0]
                         broadcast[uid] = frozenset(by_port[1])
-                    per_key: dict[int, tuple[int, int]] = {}
-                    for row, n in stream.items():
-                        key = key_of[row]
-                        count, total = per_key.get(key, (0, 0))
-                        per_key[key] = (count + n, total + n * row)
-                    counts[uid] = per_key
+                    counts[uid] = _counted(stream, key_of)
                 case "tally":
                     tallies[uid] = stream
-                case "timer":
+                case "timer" | "table":
+                    if kind == "table":
+                        counts[uid] = _counted(stream, key_of)
                     waiting = held.get(uid, Counter())
                     if not waiting <= stream:
                         overdrawn.append(uid)
@@ -372,6 +390,16 @@ def expectation(
                         sinks[uid] = stream
         outputs.append({None: stream, SIDE: side})
     return Expectation(counts, broadcast, tallies, sinks, windowed, window_sinks, tuple(overdrawn))
+
+
+def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """By key: rows, and the sum of their ids."""
+    per_key: dict[int, tuple[int, int]] = {}
+    for row, n in stream.items():
+        key = key_of[row]
+        count, total = per_key.get(key, (0, 0))
+        per_key[key] = (count + n, total + n * row)
+    return per_key
 
 
 # ---- job graph -------------------------------------------------------------
@@ -399,7 +427,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            if kind in ("side", "timer"):
+            if kind in ("side", "timer", "table"):
                 is_ordered = False
             operators.append(
                 OperatorSpec(
@@ -422,10 +450,12 @@ def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
 
 
 def behind_timers(shape: Shape) -> set[int]:
-    """Nodes that get rows which a timer has held back."""
+    """Nodes that get rows which a timer, or a table, has held back."""
     found: set[int] = set()
     for index, node in enumerate(shape):
-        if any(entry.node in found or "timer" in shape[entry.node].chain for entry in node.inputs):
+        if any(
+            entry.node in found or not {"timer", "table"}.isdisjoint(shape[entry.node].chain) for entry in node.inputs
+        ):
             found.add(index)
     return found
 
@@ -446,6 +476,8 @@ def _operator(
             return timed.timestamps(uid, kind)
         case "timer":
             return timed.delay(uid, outside)
+        case "table":
+            return tables.hold(uid, outside)
         case "window" | "slide" | "session":
             return timed.window(uid, kind)
         case "pack":

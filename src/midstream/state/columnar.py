@@ -1,4 +1,4 @@
-"""Columnar state: logs of immutable frames of parts, merged when they have doubled.
+"""Columnar state: logs of immutable frames, merged when they have doubled.
 
 A snapshot only refers to frames; turning them into tables with key groups is for the I/O pool.
 A large frame keeps the id under which a checkpoint first stored it, so that it is stored once.
@@ -34,7 +34,7 @@ Ordered = tuple[pl.DataFrame, Int32s]
 
 
 class Run:
-    """A frame that never changes, with at most one part per key and window.
+    """A frame that never changes (of windows: with at most one part per key and window).
 
     Its two memos only ever go from None to the one right value.
     """
@@ -104,17 +104,17 @@ class StateForm:
 
     def __init__(self, schema: pa.Schema, keys: tuple[str, ...], max_parallelism: int) -> None:
         self.schema = schema
-        self._keys = keys
+        self.keys = keys
         self._key_schema = pa.schema([schema.field(key) for key in keys])
         self._max_parallelism = max_parallelism
 
     def groups(self, frame: pl.DataFrame) -> Int32s:
         """The key group of each row; 0 for all where there are no keys."""
-        if not self._keys:
+        if not self.keys:
             return np.zeros(frame.height, np.int32)
         # In the stream's own types: polars has a few of its own, which would hash differently.
-        keys = from_polars(frame.select(self._keys), self._key_schema, "keys of state")
-        return key_groups(keys, self._keys, self._max_parallelism)
+        keys = from_polars(frame.select(self.keys), self._key_schema, "keys of state")
+        return key_groups(keys, self.keys, self._max_parallelism)
 
     def groups_of(self, run: Run) -> Int32s:
         if run.groups is None:
@@ -128,16 +128,18 @@ class StateForm:
         return table.add_column(0, KEY_GROUP, pa.array(self.groups_of(run)))
 
 
-def freeze(logs: Sequence[tuple[Extra | None, PartLog]], form: StateForm, ids: Ids) -> Callable[[], tuple[Chunk, ...]]:
-    """The state of all logs as chunks, to be made on the I/O pool; each log with its extra column.
+def freeze(
+    logs: Sequence[tuple[Extra | None, Sequence[Run]]], form: StateForm, ids: Ids
+) -> Callable[[], tuple[Chunk, ...]]:
+    """The runs of all logs as chunks, to be made on the I/O pool; each log with its extra column.
 
     The parts of a log stay in order: a shared chunk ends where one of its logs has a chunk of its own.
     """
     planned: list[tuple[str, list[tuple[Run, Extra | None]]]] = []
     shared: list[tuple[Run, Extra | None]] = []
-    for extra, log in logs:
+    for extra, runs in logs:
         first_shared = len(shared)
-        for run in log.runs:
+        for run in runs:
             if run.frame.height < OWN_CHUNK_ROWS:
                 shared.append((run, extra))
                 continue

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import pyarrow as pa
 
 from midstream.core.errors import JobError
+from midstream.state.declared import DeclaredState
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -46,10 +47,9 @@ class KeyScope:
         self.writable = writable
 
 
-class State:
-    """Base of all declared states. `type`: the Arrow type of its values at rest; without one they are pickled."""
+class State(DeclaredState):
+    """Base of the states that have an entry per key. `type`: the Arrow type of its values at rest; without one they are pickled."""
 
-    kind: ClassVar[str]
     is_keyed: ClassVar[bool] = True
 
     def __init__(self, type: pa.DataType | None = None) -> None:
@@ -85,6 +85,9 @@ class State:
         self._own.discard(key)
 
     # ---- for the operator ----
+
+    def type_text(self) -> str:
+        return "pickled" if self.type is None else str(self.type)
 
     def freeze(self) -> dict[Any, Any]:
         """All entries by key as they are now: nothing in it will ever change."""
@@ -223,6 +226,9 @@ class MapState(State, MutableMapping[K, V]):
         state = super().bound(name, scope)
         state._own_values = set()
         return state
+
+    def type_text(self) -> str:
+        return f"{'pickled' if self.key_type is None else self.key_type} to {super().type_text()}"
 
     def freeze(self) -> dict[Any, Any]:
         self._own_values = set()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -15,15 +14,15 @@ from midstream.api.stream import DataStream
 from midstream.bench.nexmark.generator import AUCTION, BID, FIRST_CATEGORY, PERSON
 from midstream.bench.summing_sink import Measure, SummingSink, Vector, summing
 from midstream.operators.aggregates import Aggregate, Columns, Count, Max
-from midstream.operators.process import CoProcessFunction, KeyedProcessFunction, ProcessContext
-from midstream.operators.rows import Row
+from midstream.operators.batch_functions import BatchContext, CoBatchFunction, KeyedBatchFunction
 from midstream.operators.watermarks import WatermarkStrategy
 from midstream.operators.windows import sliding, tumbling
-from midstream.state.keyed import ListState, ValueState
+from midstream.state.table import TableState
 
 SIZE: Final = "10 s"
 SLIDE: Final = "2 s"
 CATEGORIES: Final = 5
+_TIME: Final = pa.timestamp("ms")
 
 
 @dataclass(frozen=True)
@@ -75,26 +74,21 @@ def q2(events: DataStream) -> DataStream:
 # ---- q3: an incremental join ----
 
 
-class PersonsAuctions(CoProcessFunction):
-    person: ValueState[Row | None] = ValueState()
-    auctions: ListState[int] = ListState(pa.int64())
+class PersonsAuctions(CoBatchFunction):
+    persons = TableState({"person": int, "name": str, "city": str, "state": str})
+    waiting = TableState({"person": int, "auction": int})
+    """Auctions whose seller has not come yet."""
 
-    def process1(self, row: Row, ctx: ProcessContext) -> Iterator[Row]:
-        self.person.value = row
-        for auction in self.auctions:
-            yield _pair(row, auction)
-        self.auctions.clear()
+    def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        waiting = self.waiting.frame
+        self.persons.append(rows)
+        self.waiting.frame = waiting.join(rows, on="person", how="anti")
+        return rows.join(waiting, on="person").drop("person")
 
-    def process2(self, row: Row, ctx: ProcessContext) -> Row | None:
-        person = self.person.value
-        if person is not None:
-            return _pair(person, row["auction"])
-        self.auctions.append(row["auction"])
-        return None
-
-
-def _pair(person: Row, auction: int) -> Row:
-    return {"name": person["name"], "city": person["city"], "state": person["state"], "auction": auction}
+    def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        auctions, persons = rows.rename({"seller": "person"}), self.persons.frame
+        self.waiting.append(auctions.join(persons, on="person", how="anti"))
+        return auctions.join(persons, on="person").drop("person")
 
 
 def q3(events: DataStream) -> DataStream:
@@ -104,60 +98,50 @@ def q3(events: DataStream) -> DataStream:
     return (
         persons.key_by("person")
         .connect(auctions.select("seller", "auction").key_by("seller"))
-        .process(PersonsAuctions(), {"name": str, "city": str, "state": str, "auction": int})
+        .process_batches(PersonsAuctions(), {"name": str, "city": str, "state": str, "auction": int})
     )
 
 
 # ---- q4: a join by time, and a running average ----
 
 
-class WinningBid(CoProcessFunction):
+class WinningBids(CoBatchFunction):
     """The highest of an auction's bids within its time, once that is over."""
 
-    category: ValueState[int] = ValueState(pa.int64())
-    expires: ValueState[datetime | None] = ValueState(pa.timestamp("ms"))
-    best = ValueState(pa.int64(), default=0)
-    early: ListState[tuple[datetime, int]] = ListState()
-    """Time and price of bids whose auction has not come yet."""
+    auctions = TableState({"auction": int, "time": _TIME, "expires": _TIME, "category": int})
+    bids = TableState({"auction": int, "time": _TIME, "price": int})
 
-    def process1(self, row: Row, ctx: ProcessContext) -> None:
-        expires = row["expires"]
-        self.category.value = row["category"]
-        self.expires.value = expires
-        within = [price for time, price in self.early if row["time"] <= time <= expires]
-        self.best.value = max(within, default=0)
-        self.early.clear()
-        ctx.timers.event_time(expires)
+    def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
+        self.auctions.append(rows)
 
-    def process2(self, row: Row, ctx: ProcessContext) -> None:
-        expires = self.expires.value
-        if expires is None:
-            self.early.append((row["time"], row["price"]))
-            ctx.timers.event_time(row["time"])
-        elif row["time"] <= expires and row["price"] > self.best.value:
-            self.best.value = row["price"]
+    def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
+        self.bids.append(rows)
 
-    def on_timer(self, time: datetime, ctx: ProcessContext) -> Row | None:
-        expires = self.expires.value
-        if expires is None:
-            self.early.clear()  # by now the auction would have come: it is over
-            return None
-        if time < expires:
-            return None
-        category, best = self.category.value, self.best.value
-        for state in self.category, self.expires, self.best, self.early:
-            state.clear()
-        return {"category": category, "price": best} if best else None
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
+        auctions, bids = self.auctions.frame, self.bids.frame
+        is_over = pl.col("expires") <= ctx.watermark
+        over, alive = auctions.filter(is_over), auctions.filter(~is_over)
+        # an auction comes before event time passes its first bid
+        may_win = pl.col("auction").is_in(alive["auction"].implode()) | (pl.col("time") > ctx.watermark)
+        self.auctions.frame, self.bids.frame = alive, bids.filter(may_win)
+        within = bids.join(over, on="auction", suffix="_begins").filter(
+            pl.col("time").is_between("time_begins", "expires")
+        )
+        return within.group_by("auction").agg(pl.col("category").first(), pl.col("price").max()).drop("auction")
 
 
-class RunningAverage(KeyedProcessFunction):
-    total = ValueState(pa.int64(), default=0)
-    count = ValueState(pa.int64(), default=0)
+class RunningAverages(KeyedBatchFunction):
+    totals = TableState({"category": int, "total": int, "count": int})
 
-    def process(self, row: Row, ctx: ProcessContext) -> Row:
-        self.total.value += row["price"]
-        self.count.value += 1
-        return {**row, "average": self.total.value / self.count.value}
+    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        before = rows.join(self.totals.frame, on="category", how="left", maintain_order="left")
+        counted = before.with_columns(
+            total=pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("category"),
+            count=pl.col("count").fill_null(0) + pl.int_range(1, pl.len() + 1).over("category"),
+        )
+        both = pl.concat([self.totals.frame, counted.select("category", "total", "count")])
+        self.totals.frame = both.unique("category", keep="last")
+        return counted.select("category", "price", average=pl.col("total") / pl.col("count"))
 
 
 @dataclass(frozen=True)
@@ -178,9 +162,9 @@ def q4(events: DataStream) -> DataStream:
     return (
         auctions.key_by("auction")
         .connect(bids(events, "time", "price").key_by("auction"))
-        .process(WinningBid(), {"category": int, "price": int})
+        .process_batches(WinningBids(), {"category": int, "price": int})
         .key_by("category")
-        .process(RunningAverage(), {"category": int, "price": int, "average": float})
+        .process_batches(RunningAverages(), {"category": int, "price": int, "average": float})
     )
 
 

@@ -1,0 +1,72 @@
+"""Schemas as users write them, in canonical Arrow types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema, canonical_type, frame_schema
+from midstream.core.errors import SchemaError
+
+SchemaLike: TypeAlias = "pa.Schema | pl.Schema | Mapping[str, Any]"
+"""An Arrow or polars schema, or column names with Arrow types, polars types, or Python types (int, str, datetime …)."""
+
+_PYTHON_TYPES: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.large_string(),
+    bytes: pa.large_binary(),
+    datetime: pa.timestamp("us"),
+    date: pa.date32(),
+    time: pa.time64("us"),
+    timedelta: pa.duration("us"),
+}
+
+
+def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
+    """The canonical Arrow schema of what the user wrote. Raises SchemaError naming the column that has no type."""
+    if isinstance(spec, pa.Schema):
+        schema = spec
+    elif isinstance(spec, Mapping) and spec:
+        schema = pa.schema(
+            [pa.field(_column_name(name, where), _arrow_type(name, kind, where)) for name, kind in spec.items()]
+        )
+    else:
+        raise SchemaError(
+            f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
+        )
+    if not schema.names:
+        raise SchemaError(f"{where}: a schema without columns; rows have at least one")
+    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    if twice:
+        raise SchemaError(f"{where}: column {min(twice)!r} is declared twice")
+    return canonical_schema(schema)
+
+
+def _column_name(name: object, where: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise SchemaError(f"{where}: {name!r} is not a column name")
+    return name
+
+
+def _arrow_type(name: str, kind: Any, where: str) -> pa.DataType:
+    if isinstance(kind, pa.DataType):
+        return canonical_type(kind)
+    if isinstance(kind, type) and kind in _PYTHON_TYPES:
+        return _PYTHON_TYPES[kind]
+    if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
+        if kind in (pl.Object, pl.Unknown):
+            raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form")
+        try:
+            return frame_schema(pl.DataFrame(schema={name: kind})).field(0).type
+        except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+            raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form: {error}") from error
+    known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
+    raise SchemaError(
+        f"{where}: column {name!r}: {kind!r} is not a type; use a pyarrow type, a polars type, or one of {known}"
+    )

@@ -1,0 +1,185 @@
+"""Functions on batches of a keyed stream, with their state in tables.
+
+    class RunningTotal(KeyedBatchFunction):
+        totals = TableState({"user": int, "total": int})
+
+        def process(self, rows, ctx):
+            before = rows.join(self.totals.frame, on="user", how="left", maintain_order="left")
+            made = before.with_columns(total=pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("user"))
+            both = pl.concat([self.totals.frame, made.select("user", "total")])
+            self.totals.frame = both.unique("user", keep="last")
+            return made.select("user", "price", "total")
+
+A batch holds rows of many keys. Those of a key come in the order in which its channel brings them,
+but where batches are cut is the engine's business: what comes out must not depend on which rows
+share one. What is not in a TableState declared on the class is not in a checkpoint. All methods
+return a polars DataFrame (or an Arrow RecordBatch or Table) with the columns of the schema, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import to_polars
+from midstream.core.errors import JobError
+from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.event_time import EventTime
+from midstream.operators.expressions import EXPRESSION_ERRORS
+from midstream.operators.function_operator import Function, FunctionOperator, Port
+from midstream.operators.process_context import Calendar, TimeContext
+from midstream.operators.rows import check_keys
+from midstream.operators.stateless import made_batch
+from midstream.state.parts import Redistribute, StatePart
+from midstream.state.table import TableState
+
+Result: TypeAlias = "pl.DataFrame | pa.RecordBatch | pa.Table | None"
+
+
+class BatchContext(Protocol):
+    """What a function on batches may know beside its tables. Valid during the call only."""
+
+    @property
+    def watermark(self) -> datetime:
+        """How far event time has come; `datetime.min` until the first watermark since a start, `datetime.max` at the end.
+
+        Aware, and UTC, where the event time has a zone; polars compares it with a column in another zone
+        only as `pl.col("at").dt.convert_time_zone("UTC")`.
+        """
+        ...
+
+    @property
+    def now(self) -> datetime:
+        """The wall clock, UTC, in milliseconds."""
+        ...
+
+
+class BatchFunction(Function):
+    """Base of functions on batches."""
+
+    def on_watermark(self, ctx: BatchContext) -> Result:
+        """Event time has come to `ctx.watermark`: no more rows up to then will come, but late ones.
+
+        Called for each watermark, before it goes on. After a restore it may be one of before.
+        """
+        return None
+
+
+class KeyedBatchFunction(BatchFunction):
+    """For a keyed stream: see the top of this file."""
+
+    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
+        raise NotImplementedError
+
+
+class CoBatchFunction(BatchFunction):
+    """For two connected keyed streams, which share the tables: a key's rows of both come to the same subtask.
+
+    No order holds between the two. Tables have the key columns of the first stream.
+    """
+
+    def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
+        raise NotImplementedError
+
+    def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
+        raise NotImplementedError
+
+
+class BatchFunctionOperator(FunctionOperator):
+    """Raises, at once, for keys and states that do not go together."""
+
+    def __init__(self, name: str, function: BatchFunction, ports: Sequence[Port], schema: pa.Schema) -> None:
+        super().__init__(name, function, ports, schema)
+        for state_name, state in self._declared().items():
+            if not isinstance(state, TableState):
+                raise JobError(
+                    f"{self._where}: {type(state).__name__} {state_name!r} is of one key at a time, this function gets "
+                    "batches of rows of many keys; declare a TableState"
+                )
+            state.check_keys(state_name, self._key_fields, self._where)
+        times = [EventTime(p.event_time, p.schema, self._where) for p in ports if p.event_time is not None]
+        self._calendar = Calendar(aware=any(time.kind.tz for time in times))
+        # from here on: set when it opens
+        self._states: dict[str, TableState] = {}
+        self._context: TimeContext
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        keys = [field.name for field in self._key_fields]
+        for name, state in self._declared().items():
+            assert isinstance(state, TableState), state
+            bound = state.bound(name, keys, context.key_groups, context.max_parallelism)
+            self._states[bound.part_name] = bound
+            setattr(self._function, name, bound)
+        self._context = TimeContext(self._calendar, context.clock)
+        self._open_function()
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        for name, part in parts.items():
+            if name not in self._states:
+                raise self._undeclared(name)
+            self._states[name].thaw(part.chunks, self._where)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        spec = self._ports[port]
+        check_keys(batch, spec.keys, self._where)
+        self._run(spec.method, lambda: getattr(self._function, spec.method)(to_polars(batch), self._context))
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        self._context.watermark_us = watermark_us
+        self._run("on_watermark", lambda: self._function.on_watermark(self._context))
+        return True
+
+    def _run(self, what: str, call: Callable[[], Any]) -> None:
+        try:
+            made = call()
+        except EXPRESSION_ERRORS as error:
+            raise self._user_error(what, error) from error
+        if made is None:
+            return
+        batch = made_batch(made, self.schema, self._where, what)
+        if batch.num_rows:
+            self._out.emit(batch)
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        """References now; key groups and tables later."""
+        ids, where = self._runtime.ids, self._where
+        frozen = {name: chunks for name, state in self._states.items() if (chunks := state.freeze(ids, where))}
+        if not frozen:
+            return NOTHING
+        return Snapshot(
+            later=lambda: SnapshotResult(
+                {name: StatePart(Redistribute.KEYED, chunks()) for name, chunks in frozen.items()}
+            )
+        )
+
+
+def keyed_batch_operator(
+    name: str,
+    function: KeyedBatchFunction,
+    *,
+    keys: Sequence[str],
+    event_time: str | None,
+    input_schema: pa.Schema,
+    schema: pa.Schema,
+) -> BatchFunctionOperator:
+    """The operator of a KeyedBatchFunction. `schema`: of the frames it returns."""
+    return BatchFunctionOperator(name, function, [Port("process", tuple(keys), event_time, input_schema)], schema)
+
+
+def co_batch_operator(
+    name: str,
+    function: CoBatchFunction,
+    *,
+    keys: tuple[Sequence[str], Sequence[str]],
+    event_times: tuple[str | None, str | None],
+    input_schemas: tuple[pa.Schema, pa.Schema],
+    schema: pa.Schema,
+) -> BatchFunctionOperator:
+    """Ports 0 and 1 go to `process1` and `process2`. `keys` per port, of equal types."""
+    ports = [Port(f"process{i + 1}", tuple(keys[i]), event_times[i], input_schemas[i]) for i in (0, 1)]
+    return BatchFunctionOperator(name, function, ports, schema)

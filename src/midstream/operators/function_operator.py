@@ -1,0 +1,116 @@
+"""What the operators of users' functions have in common: inputs and their keys, declared states, `open` and `close`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema
+from midstream.core.errors import JobError, MidstreamError, SchemaError
+from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.rows import fields_text, require_keys, user_error
+from midstream.state.declared import DeclaredState, declared_states
+
+
+class Function:
+    """Base of all functions with state; pickles until it is opened."""
+
+    def open(self, context: Any) -> None:
+        """Once per subtask before any row. `context` has uid, name, subtask, parallelism."""
+
+    def close(self) -> None:
+        """Once at the end, also after a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input. `method`: the function's method for its rows. Broadcast: its rows have no key, and may write broadcast state."""
+
+    method: str
+    keys: tuple[str, ...]
+    event_time: str | None
+    schema: pa.Schema
+    broadcast: bool = False
+
+
+class FunctionOperator(Operator):
+    """Raises SchemaError, at once, for keys that do not go together."""
+
+    def __init__(self, name: str, function: Any, ports: Sequence[Port], schema: pa.Schema) -> None:
+        self.schema = canonical_schema(schema)
+        self._where = f"operator {name!r}"
+        self._function = function
+        self._ports = tuple(ports)
+        self._key_fields = _key_fields(self._ports, self._where)
+        self._opened = False
+        # from here on: set when it opens
+        self._runtime: OperatorContext
+        self._out: Output
+
+    def _declared(self) -> dict[str, DeclaredState]:
+        """The states of the function's class, by name."""
+        return declared_states(type(self._function))
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        settings = {
+            f"{state.kind}:{name}": {f"{state.kind} state {name!r}": state.type_text()}
+            for name, state in self._declared().items()
+        }
+        if self._key_fields:
+            settings[""] = {"the key": self._key_text()}
+        return settings
+
+    def _key_text(self) -> str:
+        """What of the key the state depends on."""
+        return fields_text(self._key_fields)
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._runtime = context
+        self._out = out
+
+    def _open_function(self) -> None:
+        """Once its states are bound."""
+        self._opened = True
+        try:
+            self._function.open(self._runtime)
+        except Exception as error:
+            raise self._user_error("open", error) from error
+
+    def close(self) -> None:
+        if self._opened:
+            self._opened = False
+            try:
+                self._function.close()
+            except Exception as error:  # noqa: BLE001 - any user code may raise anything
+                failure = self._user_error("close", error)
+                failure.__cause__ = error
+                self._runtime.fail(failure)  # a task that has failed already keeps its first error
+
+    def _undeclared(self, part: str) -> JobError:
+        kind, _, gone = part.partition(":")
+        return JobError(
+            f"{self._where}: the checkpoint holds {kind} state {gone!r}, which {type(self._function).__name__} "
+            "does not declare; declare it as it was, or give the operator a new uid to start without state"
+        )
+
+    def _user_error(self, what: str, error: BaseException, row: int | None = None) -> MidstreamError:
+        return user_error(self._where, what, error, row)
+
+
+def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field, ...]:
+    """The key columns, which have the same types on every port that has some; named as on the first."""
+    keyed = [port for port in ports if port.keys]
+    for port in keyed:
+        require_keys(port.schema, port.keys, where)
+    if not keyed:
+        return ()
+    types = [[port.schema.field(name).type for name in port.keys] for port in keyed]
+    if any(other != types[0] for other in types) or len(keyed) != len([p for p in ports if not p.broadcast]):
+        raise SchemaError(
+            f"{where}: both inputs must be keyed by columns of the same types, these are "
+            + " and ".join(", ".join(str(kind) for kind in kinds) or "not keyed" for kinds in types)
+        )
+    return tuple(keyed[0].schema.field(name) for name in keyed[0].keys)

@@ -1,0 +1,180 @@
+"""Keyed state in columns: a table of the rows of all keys of a subtask.
+
+A declaration is a class attribute; when the operator opens, its function gets a bound copy of it,
+which holds rows. These lie in frames that never change: a snapshot refers to them, and a large one
+that was stored once is not stored again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.batches import empty_batch, frame_schema, from_polars, to_polars
+from midstream.core.errors import JobError, SchemaError, StorageError
+from midstream.core.schemas import SchemaLike, as_schema
+from midstream.core.seams import Ids
+from midstream.state.columnar import Run, StateForm, freeze
+from midstream.state.declared import DeclaredState
+from midstream.state.parts import KEY_GROUP, Chunk
+
+PIECES_MAX: Final = 64
+"""A frame in more pieces of memory than this is copied into one: each costs time in whatever is done with it."""
+
+
+class TableState(DeclaredState):
+    """A polars DataFrame with the columns of `schema`: the rows of all keys of this subtask, none at first.
+
+    `schema` has the columns that the stream is keyed by (of two streams: the first one's), with
+    their types; it is by them that rows are dealt out when the job goes on at another parallelism.
+    So a table may hold rows only of keys that the function was given here.
+    """
+
+    kind = "table"
+
+    def __init__(self, schema: SchemaLike) -> None:
+        self.schema = as_schema(schema, "TableState")
+        self.name = ""
+        self._runs: list[Run] | None = None
+        # from here on: set when it is bound
+        self._key_groups: range
+        self._form: StateForm
+        self._empty: pl.DataFrame
+        self._is_exact: bool
+        """Whether polars has the types of the schema themselves, and not finer ones."""
+        self._whole: pl.DataFrame | None
+        """All rows in one frame, once somebody has asked for it."""
+        self._frozen: Callable[[], tuple[Chunk, ...]] | None
+        """What the last snapshot was given, for as long as nothing changes: the same chunks again."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """All rows, those of a key in the order in which they were put in.
+
+        Assign another frame to replace them: its columns must be those of the schema, in any order.
+        To change a frame in place changes nothing here.
+        """
+        runs = self._bound_runs()
+        if self._whole is None:
+            self._whole = pl.concat([run.frame for run in runs], rechunk=False) if runs else self._empty
+        return self._whole.clone()
+
+    @frame.setter
+    def frame(self, frame: pl.DataFrame) -> None:
+        self._bound_runs()
+        whole = self._conforming(frame)
+        self._hold([Run(whole)] if whole.height else [], whole)
+
+    def append(self, frame: pl.DataFrame) -> None:
+        """Add rows behind all others. Those of a large table are not stored again by each checkpoint then."""
+        runs = list(self._bound_runs())
+        rows = self._conforming(frame)
+        if not rows.height:
+            return
+        # Each run is more than twice as long as the next: there are few, and the long ones seldom change.
+        while runs and runs[-1].frame.height <= 2 * rows.height:
+            rows = pl.concat([runs.pop().frame, rows], rechunk=True)
+        self._hold([*runs, Run(rows)])
+
+    def _hold(self, runs: list[Run], whole: pl.DataFrame | None = None) -> None:
+        self._runs, self._whole, self._frozen = runs, whole, None
+
+    def _bound_runs(self) -> list[Run]:
+        if self._runs is None:
+            raise JobError("TableState works only inside a function on batches, declared as an attribute of its class")
+        return self._runs
+
+    def _conforming(self, given: object) -> pl.DataFrame:
+        where = f"state {self.name!r}"
+        if not isinstance(given, pl.DataFrame):
+            raise SchemaError(f"{where} is a table: give it a polars DataFrame, not {type(given).__name__}")
+        frame = given
+        if not self._is_exact or frame.schema != self._empty.schema:
+            frame = to_polars(from_polars(frame, self.schema, where))
+        for key in self._form.keys:
+            if frame.get_column(key).null_count():
+                raise JobError(f"{where}: key column {key!r} is null in some row; a row without its key is nobody's")
+        return frame.rechunk() if max(frame.n_chunks("all")) > PIECES_MAX else frame.clone()
+
+    # ---- for the operator ----
+
+    def type_text(self) -> str:
+        return ", ".join(f"{field.name} {field.type}" for field in self.schema)
+
+    def check_keys(self, name: str, keys: Sequence[pa.Field], where: str) -> None:
+        """Raises SchemaError when the columns `keys` are not among those of the table."""
+        for key in keys:
+            index = self.schema.get_field_index(key.name)
+            if index < 0:
+                raise SchemaError(
+                    f"{where}: TableState {name!r} has no column {key.name!r}, which the stream is keyed by "
+                    f"(it has {', '.join(self.schema.names)}); add it, its type is {key.type}"
+                )
+            if self.schema.field(index).type != key.type:
+                raise SchemaError(
+                    f"{where}: column {key.name!r} of TableState {name!r} is {self.schema.field(index).type}, the key of "
+                    f"the stream is {key.type}; declare it with that type"
+                )
+
+    def bound(self, name: str, keys: Sequence[str], key_groups: range, max_parallelism: int) -> TableState:
+        """A copy that holds rows, those of `key_groups` only."""
+        state = copy.copy(self)
+        state.name = name
+        state._key_groups = key_groups
+        state._form = StateForm(self.schema, tuple(keys), max_parallelism)
+        state._empty = to_polars(empty_batch(self.schema))
+        state._is_exact = frame_schema(state._empty) == self.schema
+        state._hold([])
+        return state
+
+    def freeze(self, ids: Ids, where: str) -> Callable[[], tuple[Chunk, ...]] | None:
+        """All rows as chunks, to be made on the I/O pool; None when there are none.
+
+        These raise JobError for a row whose key belongs to another subtask.
+        """
+        runs, form, owned = self._bound_runs(), self._form, self._key_groups
+        if not runs:
+            return None
+        if self._frozen is None:
+            chunks = freeze([(None, runs)], form, ids)
+
+            def owned_chunks() -> tuple[Chunk, ...]:
+                made = chunks()
+                for chunk in made:
+                    _check_owner(chunk.table, form.keys, owned, f"{where}: state {self.name!r}")
+                return made
+
+            self._frozen = owned_chunks
+        return self._frozen
+
+    def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
+        """Take back such chunks, of one old subtask or several. Raises StorageError when they have other columns."""
+        frames = []
+        for chunk in chunks:
+            table = chunk.table.drop_columns([KEY_GROUP])
+            if not table.schema.equals(self.schema):
+                stored = ", ".join(f"{field.name} {field.type}" for field in table.schema)
+                raise StorageError(
+                    f"{where}: state {self.name!r} in the checkpoint has the columns {stored}; declared now are "
+                    f"{self.type_text()}. Declare them as they were, or give the operator a new uid to start without state"
+                )
+            frames.append(to_polars(table))
+        whole = pl.concat(frames, rechunk=True)
+        self._hold([Run(whole)] if whole.height else [], whole)
+
+
+def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str) -> None:
+    groups = table.column(KEY_GROUP).to_numpy()
+    foreign = np.flatnonzero((groups < owned.start) | (groups >= owned.stop))
+    if len(foreign):
+        row = int(foreign[0])
+        key = ", ".join(f"{name}={table.column(name)[row].as_py()!r}" for name in keys)
+        raise JobError(
+            f"{where} holds {len(foreign)} rows of keys that belong to other subtasks, the first with {key}: at another "
+            "parallelism they would be lost, or be there twice. Keep a row only under the key that it came with"
+        )
