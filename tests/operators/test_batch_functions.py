@@ -303,6 +303,11 @@ def no_column(rows: pl.DataFrame) -> pl.DataFrame:
             JobError,
             "operator 'held': process raised SchemaError: state 'table': column 'n' is missing; got k, t, v",
         ),
+        (
+            lambda self, rows: setattr(self, "table", rows),
+            JobError,
+            "operator 'held': process raised JobError: 'table' of Returns is a TableState, which cannot be replaced",
+        ),
     ],
 )
 def test_errors_name_the_operator_and_what_was_called(what: Any, error: type, message: str) -> None:
@@ -325,6 +330,14 @@ def test_a_null_key_is_refused_with_its_row() -> None:
     world = World(operator_of(Asks()))
     with pytest.raises(JobError, match="operator 'held': key 'k' is null in row 1 of the batch"):
         world.process(batch(("a", 0, 1), (None, 0, 1)))  # type: ignore[arg-type]
+
+
+def test_a_row_without_its_event_time_is_refused() -> None:
+    world = World(operator_of(Asks()))
+    rows = batch(("a", 0, 1), ("b", 0, 1))
+    times = pa.array([0, None], IN.field("t").type)
+    with pytest.raises(JobError, match="operator 'held': event-time column 't' is null in row 1 of the batch"):
+        world.process(rows.set_column(1, "t", times))
 
 
 def test_a_row_under_a_foreign_key_fails_the_snapshot_and_not_before() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -225,6 +226,22 @@ def test_processing_time_timers_do_not_fire_after_the_end_of_the_input() -> None
     world.operator.finish()
     world.advance_clock(2_000_000)
     assert world.out.rows() == []
+
+
+@dataclass
+class Replaces(KeyedProcessFunction):
+    total: ValueState[int] = ValueState(pa.int64())  # noqa: RUF009
+
+    def process(self, row: dict[str, Any], ctx: Any) -> None:
+        self.total = row["v"]
+
+
+def test_a_value_in_the_place_of_its_state_is_refused_for_no_checkpoint_would_have_it() -> None:
+    world = World(operator_of(Replaces()))
+    with pytest.raises(
+        JobError, match=r"'total' of Replaces is a ValueState, which cannot be replaced.*total\.value ="
+    ):
+        world.process(batch(("a", 0, 1)))
 
 
 class Chained(KeyedProcessFunction):

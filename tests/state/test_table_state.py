@@ -93,7 +93,7 @@ def test_what_polars_holds_more_finely_than_declared_is_refused_at_once_and_not_
     state = table(schema=pa.schema({"k": pa.int64(), "n": kind}))
     polars_kind = state.frame.schema["n"]
     state.frame = pl.select(k=pl.lit(1, pl.Int64)).with_columns(n=fitting.cast(polars_kind))
-    with pytest.raises(SchemaError, match="state 'rows': column 'n' is .* would lose data"):
+    with pytest.raises(SchemaError, match=r"state 'rows': column 'n' is .* would lose data"):
         state.append(pl.select(k=pl.lit(1, pl.Int64)).with_columns(n=other.cast(polars_kind)))
     freeze = state.freeze(CountingIds(), "here")
     assert freeze is not None and freeze()[0].table.num_rows == 1

@@ -28,10 +28,9 @@ import pyarrow as pa
 from midstream.core.batches import to_polars
 from midstream.core.errors import JobError
 from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.operators.event_time import EventTime
 from midstream.operators.expressions import EXPRESSION_ERRORS
 from midstream.operators.function_operator import Function, FunctionOperator, Port
-from midstream.operators.process_context import Calendar, TimeContext
+from midstream.operators.process_context import TimeContext
 from midstream.operators.rows import check_keys
 from midstream.operators.stateless import made_batch
 from midstream.state.parts import Redistribute, StatePart
@@ -101,8 +100,6 @@ class BatchFunctionOperator(FunctionOperator):
                     "batches of rows of many keys; declare a TableState"
                 )
             state.check_keys(state_name, self._key_fields, self._where)
-        times = [EventTime(p.event_time, p.schema, self._where) for p in ports if p.event_time is not None]
-        self._calendar = Calendar(aware=any(time.kind.tz for time in times))
         # from here on: set when it opens
         self._states: dict[str, TableState] = {}
         self._context: TimeContext
@@ -114,7 +111,7 @@ class BatchFunctionOperator(FunctionOperator):
             assert isinstance(state, TableState), state
             bound = state.bound(name, keys, context.key_groups, context.max_parallelism)
             self._states[bound.part_name] = bound
-            setattr(self._function, name, bound)
+            bound.bind(self._function, name)
         self._context = TimeContext(self._calendar, context.clock)
         self._open_function()
 
@@ -127,6 +124,9 @@ class BatchFunctionOperator(FunctionOperator):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         spec = self._ports[port]
         check_keys(batch, spec.keys, self._where)
+        time = self._times[port]
+        if time is not None:
+            time.native(batch)  # raises for a row without
         self._run(spec.method, lambda: getattr(self._function, spec.method)(to_polars(batch), self._context))
 
     def advance_watermark(self, watermark_us: int) -> bool:

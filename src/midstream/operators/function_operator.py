@@ -11,6 +11,8 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.event_time import EventTime
+from midstream.operators.process_context import Calendar
 from midstream.operators.rows import fields_text, require_keys, user_error
 from midstream.state.declared import DeclaredState, declared_states
 
@@ -37,7 +39,7 @@ class Port:
 
 
 class FunctionOperator(Operator):
-    """Raises SchemaError, at once, for keys that do not go together."""
+    """Raises SchemaError, at once, for keys that do not go together and event times that are none."""
 
     def __init__(self, name: str, function: Any, ports: Sequence[Port], schema: pa.Schema) -> None:
         self.schema = canonical_schema(schema)
@@ -45,6 +47,10 @@ class FunctionOperator(Operator):
         self._function = function
         self._ports = tuple(ports)
         self._key_fields = _key_fields(self._ports, self._where)
+        self._times = [
+            None if port.event_time is None else EventTime(port.event_time, port.schema, self._where) for port in ports
+        ]
+        self._calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
         self._opened = False
         # from here on: set when it opens
         self._runtime: OperatorContext

@@ -31,8 +31,6 @@ def interval_join_operator(name: str, first: Port, second: Port, lower_us: int, 
     assert first.event_time is not None and second.event_time is not None
     time1 = pl.col(first.event_time).dt.epoch("us")
     time2 = pl.col(names.get(second.event_time, second.event_time)).dt.epoch("us")
-    left_schema = first.schema
-
     interval = max(schema.names, key=len) + "_"  # the name of no column
     length_us = upper_us - lower_us + 1
 
@@ -58,7 +56,7 @@ def interval_join_operator(name: str, first: Port, second: Port, lower_us: int, 
         return joined.filter((time2 - time1).is_between(lower_us, upper_us)).select(schema.names)
 
     class IntervalJoin(CoBatchFunction):
-        left = TableState(left_schema)
+        left = TableState(first.schema)
         right = TableState(renamed)
 
         def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:

@@ -11,9 +11,8 @@ from midstream.core.batches import canonical_schema
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
 from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.operators.event_time import EventTime
 from midstream.operators.function_operator import FunctionOperator, Port
-from midstream.operators.process_context import Calendar, Context, Timers
+from midstream.operators.process_context import Context, Timers
 from midstream.operators.rows import (
     Row,
     as_it_is_now,
@@ -47,9 +46,6 @@ class ProcessOperator(FunctionOperator):
     ) -> None:
         super().__init__(name, function, ports, schema)
         self.side_outputs = {tag: canonical_schema(side) for tag, side in side_outputs.items()}
-        self._times = [
-            None if port.event_time is None else EventTime(port.event_time, port.schema, self._where) for port in ports
-        ]
         self._check_keys()
         self._check_states()
         # from here on: set when it opens
@@ -104,10 +100,9 @@ class ProcessOperator(FunctionOperator):
             assert isinstance(state, State), state
             bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
             self._states[name] = bound
-            setattr(self._function, name, bound)
+            bound.bind(self._function, name)
         self._timers = Timers(self._scope, self._arm)
-        calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
-        self._context = Context(self._scope, self._timers, calendar, context.clock, self._side_output)
+        self._context = Context(self._scope, self._timers, self._calendar, context.clock, self._side_output)
         self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
