@@ -1,4 +1,4 @@
-"""How midstream's cost grows: with slots, keys, columns, and rows in flight.
+"""How midstream's cost grows: with slots, keys, columns, and what is in flight.
 
     .venv/bin/python benchmarks/curves.py                    all curves, three rounds
     .venv/bin/python benchmarks/curves.py keys --rounds 1    one of them
@@ -25,10 +25,13 @@ from plan import MIDSTREAM
 
 @dataclass(frozen=True)
 class Curve:
-    """`y` of `midstream bench BENCHMARK --OPTION x` for each x; `events`: not the benchmark's own number, by x."""
+    """`y` of `midstream bench BENCHMARK --OPTION x` for each x; `events`: not the benchmark's own number, by x.
+
+    Without an option one run has all points; `y` is then where in its result, with x in it.
+    """
 
     benchmark: str
-    option: str
+    option: str | None
     points: tuple[int, ...]
     y: str
     x_title: str
@@ -44,6 +47,7 @@ CURVES = {
     "columns": Curve(
         "window", "columns", (1, 4, 16, 64), "events_per_s", "columns", "events/s", (20_000_000, 10_000_000) + 2 * (4_000_000,)
     ),
+    "backlog": Curve("checkpoint", None, (1, 10, 100), "backlog_{x}_mib.p50_ms", "MiB in flight, about", "unaligned checkpoint, ms"),
 }  # fmt: skip
 
 
@@ -72,7 +76,9 @@ def measure(name: str, curve: Curve, began: str, turn: int, known: dict[tuple[st
     failed = 0
     events = dict(zip(curve.points, curve.events, strict=False))
     for x in curve.points[:: -1 if turn % 2 else 1]:
-        command: tuple[str, ...] = (MIDSTREAM, "bench", curve.benchmark, "--json", f"--{curve.option}", str(x))
+        command: tuple[str, ...] = (MIDSTREAM, "bench", curve.benchmark, "--json")
+        if curve.option is not None:
+            command += (f"--{curve.option}", str(x))
         if x in events:
             command += ("--events", str(events[x]))
         load = os.getloadavg()[0]
@@ -84,14 +90,23 @@ def measure(name: str, curve: Curve, began: str, turn: int, known: dict[tuple[st
             failed += 1
             say(f"  failed: {result}")
             continue
-        say(f"  {curve.y} {result[curve.y]}")
+        y = figure(result, curve.y.format(x=x))
+        say(f"  {curve.y.format(x=x)} {y}")
         row = {
-            "curve": name, "run": began, "round": turn, "load": round(load, 2), "x": x, "y": result[curve.y],
+            "curve": name, "run": began, "round": turn, "load": round(load, 2), "x": x, "y": y,
             "x_title": curve.x_title, "y_title": curve.y_title, "command": shlex.join(command),
         }  # fmt: skip
         with (RESULTS / "curves.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
     return failed
+
+
+def figure(result: dict[str, Any], path: str) -> float:
+    """What stands at a path such as `unaligned.p50_ms`."""
+    found: Any = result
+    for name in path.split("."):
+        found = found[name]
+    return float(found)
 
 
 if __name__ == "__main__":
