@@ -21,6 +21,8 @@ WARM_UP_RUNS: Final = 10
 RANDOM_RUNS: Final = 200
 FIRST_SEED: Final = 1_000_000
 ROWS: Final = 200
+ROW_US: Final = 20
+"""That the simulated operators take for a row: were it drawn, some runs would have a dozen checkpoints."""
 CHECKPOINTS: Final = 3
 """At least so many on the average."""
 _FAULTS: Final = {
@@ -30,7 +32,7 @@ _FAULTS: Final = {
 """At parallelism 1 there is one slot, and nobody to have a link with."""
 _FAULT_STEP: Final = {1: 40, 2: 160}
 """From here on in a run: so that it strikes before the end."""
-_INTERVAL_S: Final = {1: 0.003, 2: 0.001}
+_INTERVAL_S: Final = {1: 0.0012, 2: 0.0009}
 
 
 class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,8 @@ def small(number: int, parallelism: int) -> Scenario:
         drawn,
         splits=2,
         rounds=1,
+        row_us=ROW_US,
+        queue_time_s=0.01,
         keys=10,
         skew=0.0,
         text_bytes=10,
