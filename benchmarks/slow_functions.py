@@ -21,6 +21,7 @@ from midstream.bench.checkpoint import await_running, take
 from midstream.bench.measuring import start_on
 
 SETTLED_S = 6.0
+"""Sizes of batches and queues have found their place; a time, as it is what comes of them that is measured."""
 MEASURED_S = 4.0
 CHECKPOINTS = 5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -17,12 +18,8 @@ from operator_world import Parts, World, restored
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_groups, subtask_of
-from midstream.operators.batch_functions import (
-    CoBatchFunction,
-    KeyedBatchFunction,
-    co_batch_operator,
-    keyed_batch_operator,
-)
+from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction, KeyedBatchFunction
+from midstream.operators.function_operator import Port, two_ports
 from midstream.operators.process import KeyedProcessFunction, process_operator
 from midstream.state.keyed import ValueState
 from midstream.state.table import TableState
@@ -40,9 +37,15 @@ def batch(*rows: tuple[str, int, int | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=IN)
 
 
-def operator_of(function: KeyedBatchFunction, **options: Any) -> Any:
-    arguments = {"keys": ["k"], "event_time": "t", "input_schema": IN, "schema": OUT} | options
-    return keyed_batch_operator("held", function, **arguments)
+def operator_of(
+    function: KeyedBatchFunction,
+    *,
+    keys: Sequence[str] = ("k",),
+    event_time: str | None = "t",
+    input_schema: pa.Schema = IN,
+    schema: pa.Schema = OUT,
+) -> Any:
+    return BatchFunctionOperator("held", function, [Port("process", tuple(keys), event_time, input_schema)], schema)
 
 
 class Held(KeyedBatchFunction):
@@ -147,14 +150,7 @@ RIGHT = pa.schema([("n", pa.int64()), ("other", pa.large_string())])
 
 
 def pairs() -> Any:
-    return co_batch_operator(
-        "pairs",
-        Pairs(),
-        keys=(["k"], ["other"]),
-        event_times=("t", None),
-        input_schemas=(IN, RIGHT),
-        schema=OUT,
-    )
+    return BatchFunctionOperator("pairs", Pairs(), two_ports((["k"], ["other"]), ("t", None), (IN, RIGHT)), OUT)
 
 
 def right(*rows: tuple[str, int]) -> pa.RecordBatch:

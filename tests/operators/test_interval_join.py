@@ -28,7 +28,7 @@ Row = tuple[int, int, int, int]
 
 def operator_of(lower_ms: int, upper_ms: int) -> Any:
     first, second = Port("process1", ("k",), "t", LEFT), Port("process2", ("id",), "u", RIGHT)
-    return interval_join_operator("join", first, second, lower_ms * 1000, upper_ms * 1000)
+    return interval_join_operator("join", [first, second], lower_ms * 1000, upper_ms * 1000)
 
 
 def batch(rows: list[Row], port: int) -> pa.RecordBatch:
@@ -106,10 +106,10 @@ def test_the_columns_are_those_of_both_with_the_keys_once() -> None:
     first = Port("process1", ("k",), "t", LEFT)
     both = Port("process2", ("k",), "t", LEFT)
     with pytest.raises(JobError, match="operator 'join': both streams have a column 't'; give it another name"):
-        interval_join_operator("join", first, both, 0, 1)
+        interval_join_operator("join", [first, both], 0, 1)
     named_as_the_key = Port("process2", ("id",), "u", RIGHT.append(pa.field("k", pa.int64())))
     with pytest.raises(JobError, match="operator 'join': both streams have a column 'k'; give it another name"):
-        interval_join_operator("join", first, named_as_the_key, 0, 1)
+        interval_join_operator("join", [first, named_as_the_key], 0, 1)
 
 
 @pytest.mark.parametrize("port", [0, 1])

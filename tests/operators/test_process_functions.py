@@ -19,14 +19,15 @@ from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_group_range, key_groups, subtask_of
 from midstream.operators import process_operator as machine
+from midstream.operators.function_operator import two_ports
 from midstream.operators.process import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedProcessFunction,
     broadcast_process_operator,
-    co_process_operator,
     process_operator,
 )
+from midstream.operators.process_operator import ProcessOperator
 from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
 
 IN = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
@@ -314,14 +315,7 @@ class Join(CoProcessFunction):
 
 
 def join() -> Any:
-    return co_process_operator(
-        "join",
-        Join(),
-        keys=(["k"], ["id"]),
-        event_times=("t", "t"),
-        input_schemas=(IN, RIGHT),
-        schema=OUT,
-    )
+    return ProcessOperator("join", Join(), two_ports((["k"], ["id"]), ("t", "t"), (IN, RIGHT)), OUT, {})
 
 
 def test_two_keyed_inputs_share_the_states_of_a_key() -> None:
@@ -335,9 +329,7 @@ def test_two_keyed_inputs_share_the_states_of_a_key() -> None:
 
 def test_inputs_keyed_by_different_types_are_refused() -> None:
     with pytest.raises(SchemaError, match="same types"):
-        co_process_operator(
-            "join", Join(), keys=(["k"], ["t"]), event_times=("t", "t"), input_schemas=(IN, RIGHT), schema=OUT
-        )
+        ProcessOperator("join", Join(), two_ports((["k"], ["t"]), ("t", "t"), (IN, RIGHT)), OUT, {})
 
 
 class Enrich(BroadcastProcessFunction):

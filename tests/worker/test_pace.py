@@ -9,13 +9,14 @@ import pytest
 from midstream.worker.pace import Pace
 
 LIMIT = 131_072
+SHORT_S = 0.002
 
 
 def run(
-    call_s: float, row_s: float, *, budget_s: float = 0.01, noise: float = 0.0, calls: int = 300
+    call_s: float, row_s: float, *, enough_s: float | None = None, noise: float = 0.0, calls: int = 300
 ) -> list[tuple[int, float]]:
-    """Rows and seconds of each call."""
-    pace, random, found = Pace(budget_s), Random(f"{call_s} {row_s} {noise}"), []
+    """Rows and seconds of each call; with `enough_s` as tasks cut their slices."""
+    pace, random, found = Pace(0.01, enough_s), Random(f"{call_s} {row_s} {noise}"), []
     for _ in range(calls):
         rows = min(LIMIT, pace.rows(256))
         seconds = (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
@@ -76,24 +77,10 @@ def test_a_function_that_has_become_slow_is_called_with_fewer_rows_at_once() -> 
     assert max(sizes[1:]) <= 30 and max(sizes[30:]) <= 12
 
 
-SHORT_S = 0.002
-
-
-def run_slices(call_s: float, row_s: float, calls: int = 400, noise: float = 0.0) -> list[tuple[int, float]]:
-    """As tasks do: slices of batches of `LIMIT` rows."""
-    pace, random, found = Pace(0.01, SHORT_S), Random(f"{call_s} {row_s}"), []
-    for _ in range(calls):
-        rows = min(LIMIT, pace.rows(128))
-        seconds = (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
-        pace.took(rows, seconds)
-        found.append((rows, seconds))
-    return found
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("row_s", [1e-4, 1e-3])
 def test_where_calls_cost_nothing_they_are_as_short_as_is_enough(row_s: float, noise: float) -> None:
-    sizes = sorted(rows for rows, _ in run_slices(0.0, row_s, noise=noise)[20:])
+    sizes = sorted(rows for rows, _ in run(0.0, row_s, enough_s=SHORT_S, noise=noise)[20:])
     assert sizes[len(sizes) // 2] * row_s <= SHORT_S
 
 
@@ -101,7 +88,7 @@ def test_where_calls_cost_nothing_they_are_as_short_as_is_enough(row_s: float, n
 @pytest.mark.parametrize("row_s", [1e-6, 1e-4, 3e-4])
 @pytest.mark.parametrize("call_s", [1e-4, 3e-4, 1e-3, 3e-3])
 def test_where_calls_cost_something_there_are_hardly_more_of_them(call_s: float, row_s: float, noise: float) -> None:
-    found = run_slices(call_s, row_s, noise=noise)[20:]
+    found = run(call_s, row_s, enough_s=SHORT_S, noise=noise)[20:]
     rows = sum(rows for rows, _ in found)
     fewest = rows * row_s / (0.01 - call_s)
     share = min(0.05, call_s / SHORT_S)
@@ -121,5 +108,5 @@ def test_a_price_of_calls_that_was_none_is_found_out_although_all_calls_are_alik
 
 @pytest.mark.parametrize("call_s", [0.0, 1e-3])
 def test_rows_that_are_fast_have_the_whole_budget(call_s: float) -> None:
-    found = run_slices(call_s, 1e-5)[20:]
+    found = run(call_s, 1e-5, enough_s=SHORT_S)[20:]
     assert min(seconds for _, seconds in found) >= 0.009

@@ -11,15 +11,11 @@ from midstream.api.stream import BroadcastStream, DataStream, schema_of
 from midstream.core.config import Duration, duration_us
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.schemas import SchemaLike, as_schema
-from midstream.operators.batch_functions import CoBatchFunction, co_batch_operator
-from midstream.operators.function_operator import Port
+from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction
+from midstream.operators.function_operator import two_ports
 from midstream.operators.interval_join import interval_join_operator
-from midstream.operators.process import (
-    BroadcastProcessFunction,
-    CoProcessFunction,
-    broadcast_process_operator,
-    co_process_operator,
-)
+from midstream.operators.process import BroadcastProcessFunction, CoProcessFunction, broadcast_process_operator
+from midstream.operators.process_operator import ProcessOperator
 
 
 class ConnectedStreams:
@@ -34,6 +30,8 @@ class ConnectedStreams:
         self._first = first
         self._second = second
         self._keys = (first_keys, second_keys)
+        self._inputs = [*first._inputs(0, first_keys), *second._inputs(1, second_keys)]
+        self._ports = two_ports(self._keys, (first.event_time, second.event_time), (first.schema, second.schema))
 
     @located
     def process(
@@ -50,16 +48,8 @@ class ConnectedStreams:
         sides = side_schemas(side_outputs, "process")
         node, _ = first._program.add(
             "co_process",
-            [*first._inputs(0, self._keys[0]), *second._inputs(1, self._keys[1])],
-            lambda name: co_process_operator(
-                name,
-                function,
-                keys=self._keys,
-                event_times=(first.event_time, second.event_time),
-                input_schemas=(first.schema, second.schema),
-                schema=made,
-                side_outputs=sides,
-            ),
+            self._inputs,
+            lambda name: ProcessOperator(name, function, self._ports, made, sides),
             schema=lambda _: made,
         )
         return first._behind(node.id, made, sides, second.event_time)
@@ -80,15 +70,8 @@ class ConnectedStreams:
         made = as_schema(schema, "process_batches")
         node, _ = first._program.add(
             "co_process_batches",
-            [*first._inputs(0, self._keys[0]), *second._inputs(1, self._keys[1])],
-            lambda name: co_batch_operator(
-                name,
-                function,
-                keys=self._keys,
-                event_times=(first.event_time, second.event_time),
-                input_schemas=(first.schema, second.schema),
-                schema=made,
-            ),
+            self._inputs,
+            lambda name: BatchFunctionOperator(name, function, self._ports, made),
             schema=lambda _: made,
         )
         return first._behind(node.id, made, {}, second.event_time)
@@ -111,14 +94,10 @@ class ConnectedStreams:
         lower_us, upper_us = (_signed_us(value, "interval_join") for value in (lower, upper))
         if lower_us > upper_us:
             raise ConfigError(f"interval_join: lower ({lower}) is above upper ({upper}): there are no such pairs")
-        ports = [
-            Port(f"process{i + 1}", self._keys[i], stream.event_time, stream.schema)
-            for i, stream in enumerate((first, second))
-        ]
         node, operator = first._program.add(
             "interval_join",
-            [*first._inputs(0, self._keys[0]), *second._inputs(1, self._keys[1])],
-            lambda name: interval_join_operator(name, ports[0], ports[1], lower_us, upper_us),
+            self._inputs,
+            lambda name: interval_join_operator(name, self._ports, lower_us, upper_us),
             schema=schema_of,
         )
         result = first._behind(node.id, schema_of(operator))

@@ -15,7 +15,8 @@ from midstream.core.errors import JobError
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
-from midstream.operators.batch_functions import KeyedBatchFunction, keyed_batch_operator
+from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
+from midstream.operators.function_operator import Port
 from midstream.operators.process import KeyedProcessFunction, process_operator
 from midstream.operators.windows import LATE, Session, Sliding, Window, window_operator
 from midstream.state.declared import DeclaredState
@@ -76,17 +77,11 @@ class KeyedStream:
         stream = self._stream
         require_function(function, KeyedBatchFunction, "process_batches")
         made = as_schema(schema, "process_batches")
+        port = Port("process", self.keys, stream.event_time, stream.schema)
         node, _ = stream._program.add(
             "process_batches",
             stream._inputs(keys=self.keys),
-            lambda name: keyed_batch_operator(
-                name,
-                function,
-                keys=self.keys,
-                event_time=stream.event_time,
-                input_schema=stream.schema,
-                schema=made,
-            ),
+            lambda name: BatchFunctionOperator(name, function, [port], made),
             schema=lambda _: made,
         )
         return stream._behind(node.id, made)

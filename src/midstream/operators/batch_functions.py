@@ -156,30 +156,3 @@ class BatchFunctionOperator(FunctionOperator):
                 {name: StatePart(Redistribute.KEYED, chunks()) for name, chunks in frozen.items()}
             )
         )
-
-
-def keyed_batch_operator(
-    name: str,
-    function: KeyedBatchFunction,
-    *,
-    keys: Sequence[str],
-    event_time: str | None,
-    input_schema: pa.Schema,
-    schema: pa.Schema,
-) -> BatchFunctionOperator:
-    """The operator of a KeyedBatchFunction. `schema`: of the frames it returns."""
-    return BatchFunctionOperator(name, function, [Port("process", tuple(keys), event_time, input_schema)], schema)
-
-
-def co_batch_operator(
-    name: str,
-    function: CoBatchFunction,
-    *,
-    keys: tuple[Sequence[str], Sequence[str]],
-    event_times: tuple[str | None, str | None],
-    input_schemas: tuple[pa.Schema, pa.Schema],
-    schema: pa.Schema,
-) -> BatchFunctionOperator:
-    """Ports 0 and 1 go to `process1` and `process2`. `keys` per port, of equal types."""
-    ports = [Port(f"process{i + 1}", tuple(keys[i]), event_times[i], input_schemas[i]) for i in (0, 1)]
-    return BatchFunctionOperator(name, function, ports, schema)

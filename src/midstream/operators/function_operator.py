@@ -38,6 +38,15 @@ class Port:
     broadcast: bool = False
 
 
+def two_ports(
+    keys: tuple[Sequence[str], Sequence[str]],
+    event_times: tuple[str | None, str | None],
+    input_schemas: tuple[pa.Schema, pa.Schema],
+) -> list[Port]:
+    """Of connected streams, for `process1` and `process2`. `keys` are of equal types; ((), ()) when not keyed."""
+    return [Port(f"process{i + 1}", tuple(keys[i]), event_times[i], input_schemas[i]) for i in (0, 1)]
+
+
 class FunctionOperator(Operator):
     """Raises SchemaError, at once, for keys that do not go together and event times that are none."""
 

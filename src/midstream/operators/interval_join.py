@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 import pyarrow as pa
 
 from midstream.core.errors import JobError
-from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction, co_batch_operator
+from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.operators.function_operator import Port
 from midstream.state.table import TableState
 
 
-def interval_join_operator(name: str, first: Port, second: Port, lower_us: int, upper_us: int) -> BatchFunctionOperator:
+def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, upper_us: int) -> BatchFunctionOperator:
     """Pairs of rows with equal keys of which the second's event time is `lower_us` to `upper_us` after the first's.
 
     A pair has the columns of the first, then those of the second but its keys. It is emitted when the later of its
     rows comes; a row is kept until event time says that none will come that it goes with, but late ones. Times are
     compared in whole microseconds.
     """
+    first, second = ports
     keys, names = list(first.keys), dict(zip(second.keys, first.keys, strict=True))
     renamed = pa.schema([field.with_name(names.get(field.name, field.name)) for field in second.schema])
     twice = [field.name for field in second.schema if field.name not in names and field.name in first.schema.names]
@@ -76,14 +79,7 @@ def interval_join_operator(name: str, first: Port, second: Port, lower_us: int, 
                 if kept.height < rows.height:
                     table.frame = kept
 
-    return co_batch_operator(
-        name,
-        IntervalJoin(),
-        keys=(first.keys, second.keys),
-        event_times=(first.event_time, second.event_time),
-        input_schemas=(first.schema, second.schema),
-        schema=schema,
-    )
+    return BatchFunctionOperator(name, IntervalJoin(), ports, schema)
 
 
 def _extremes(rows: pl.DataFrame, time_us: pl.Expr) -> tuple[int, int]:

@@ -138,21 +138,6 @@ def process_operator(
     return ProcessOperator(name, function, [port], schema, side_outputs or {})
 
 
-def co_process_operator(
-    name: str,
-    function: CoProcessFunction,
-    *,
-    keys: tuple[Sequence[str], Sequence[str]],
-    event_times: tuple[str | None, str | None],
-    input_schemas: tuple[pa.Schema, pa.Schema],
-    schema: pa.Schema,
-    side_outputs: Mapping[str, pa.Schema] | None = None,
-) -> ProcessOperator:
-    """Ports 0 and 1 go to `process1` and `process2`. `keys` per port, of equal types; ((), ()) when not keyed."""
-    ports = [Port(f"process{i + 1}", tuple(keys[i]), event_times[i], input_schemas[i]) for i in (0, 1)]
-    return ProcessOperator(name, function, ports, schema, side_outputs or {})
-
-
 def broadcast_process_operator(
     name: str,
     function: BroadcastProcessFunction,

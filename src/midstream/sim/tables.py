@@ -7,12 +7,8 @@ from typing import Final
 
 import polars as pl
 
-from midstream.operators.batch_functions import (
-    BatchContext,
-    BatchFunctionOperator,
-    CoBatchFunction,
-    co_batch_operator,
-)
+from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
+from midstream.operators.function_operator import two_ports
 from midstream.sim.rows import SCHEMA, Outside
 from midstream.sim.timed import DELAY_US
 from midstream.state.table import TableState
@@ -55,11 +51,5 @@ class Hold(CoBatchFunction):
 
 
 def hold(uid: str, outside: Outside) -> BatchFunctionOperator:
-    return co_batch_operator(
-        uid,
-        Hold(outside),
-        keys=(["key"], ["key"]),
-        event_times=("ts", "ts"),
-        input_schemas=(SCHEMA, SCHEMA),
-        schema=SCHEMA,
-    )
+    ports = two_ports((["key"], ["key"]), ("ts", "ts"), (SCHEMA, SCHEMA))
+    return BatchFunctionOperator(uid, Hold(outside), ports, SCHEMA)
