@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import pyarrow as pa
 
 from midstream.core.errors import JobError, SchemaError
-from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, shown
+from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan, shown
 from midstream.state.declared import DeclaredState
 
 T = TypeVar("T")
