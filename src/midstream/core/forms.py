@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from operator import index as as_index
@@ -19,6 +19,8 @@ _END_S: Final = 253_402_300_800
 _STEP_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 _SHOWN_MAX: Final = 80
 
+_ONE_DIGIT: Final = 2**30 - 1
+"""Python compares integers up to this several times as fast."""
 _NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
 """What passes for an integer of Python's or numpy's without being meant as a number."""
 
@@ -70,6 +72,10 @@ class Form:
         """
         return value if value is None or type(value) is self.plain else self._kept(value)
 
+    def keeper(self) -> Callable[[Any], Any]:
+        """`keep`, for many calls."""
+        return self.keep
+
     def array(self, values: Sequence[Any]) -> pa.Array:
         """A column of `values`. Raises ValueMisfit for the first one that does not fit."""
         try:
@@ -115,7 +121,7 @@ class BoolForm(Form):
     plain = bool
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
-        return pa.array(values, self.kind) if _classes(values) <= {bool} else None
+        return pa.array(values, self.kind) if _are_all(values, bool) else None
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, (bool, np.bool_)):
@@ -131,12 +137,18 @@ class IntForm(Form):
         self._high = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
-        return pa.array(values, self.kind) if _classes(values) <= {int} else None
+        return pa.array(values, self.kind) if _are_all(values, int) else None
 
-    def keep(self, value: Any) -> Any:
-        if type(value) is int and self._low <= value <= self._high:
-            return value
-        return None if value is None else self._kept(value)
+    def keeper(self) -> Callable[[Any], Any]:
+        low, high, keep = self._low, self._high, self.keep
+        least, most = max(low, -_ONE_DIGIT), min(high, _ONE_DIGIT)
+
+        def kept(value: Any) -> Any:
+            if type(value) is int and (least <= value <= most or low <= value <= high):
+                return value
+            return keep(value)
+
+        return kept
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, _NO_NUMBERS):
@@ -155,7 +167,7 @@ class FloatForm(Form):
     plain = float
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
-        return pa.array(values, self.kind) if _classes(values) <= {float, int} else None
+        return pa.array(values, self.kind) if _are_all(values, float) or _classes(values) <= {float, int} else None
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, _NO_NUMBERS) or not isinstance(value, (float, int, np.floating, np.integer)):
@@ -221,7 +233,7 @@ class DecimalForm(Form):
 
 class TextForm(Form):
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
-        return pa.array(values, self.kind) if _classes(values) <= {str} else None
+        return pa.array(values, self.kind) if _are_all(values, str) else None
 
     def keep(self, value: Any) -> Any:
         if type(value) is str and value.isascii():
@@ -250,7 +262,7 @@ class BytesForm(Form):
             self.plain = bytes
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
-        return pa.array(values, self.kind) if _classes(values) <= {bytes} else None
+        return pa.array(values, self.kind) if _are_all(values, bytes) else None
 
     def _kept(self, value: Any) -> Any:
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -394,6 +406,12 @@ def is_fixed(zone: Any) -> bool:
 
 def _classes(values: Iterable[Any]) -> set[type]:
     return set(map(type, values)) - {type(None)}
+
+
+def _are_all(values: Sequence[Any], kind: type) -> bool:
+    """Whether all are of exactly this class, or None. For each column of each batch of rows that functions make."""
+    classes = list(map(type, values))
+    return classes.count(kind) == len(values) or set(classes) <= {kind, type(None)}
 
 
 def _zones(values: Iterable[Any]) -> set[Any]:

@@ -143,7 +143,9 @@ def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequenc
     names = schema.names
     try:
         columns = [[row[name] for row in rows] for name in names]
-        fits = set(map(len, rows)) <= {len(names)} and all(isinstance(row, dict) for row in rows)
+        fits = list(map(len, rows)).count(len(names)) == len(rows) and (
+            list(map(type, rows)).count(dict) == len(rows) or all(isinstance(row, dict) for row in rows)
+        )
     except (KeyError, TypeError, IndexError):
         columns, fits = [], False
     if not fits:

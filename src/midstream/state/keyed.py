@@ -61,6 +61,8 @@ class State(DeclaredState):
         self._form = _form_of(self, type)
         self._plain = None if self._form is None else self._form.plain
         """Each value of exactly this class fits."""
+        self._kept: Callable[[Any], Any] | None = None
+        """What takes all others, once the state is bound; raises ValueMisfit."""
         self._scope = KeyScope()
         self._entries: dict[Any, Any] | None = None
         self._own: set[Any] = set()
@@ -70,6 +72,7 @@ class State(DeclaredState):
         """A copy that holds entries. For the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
+        state._kept = None if self._form is None else self._form.keeper()
         return state
 
     def _here(self) -> tuple[dict[Any, Any], Any]:
@@ -86,10 +89,11 @@ class State(DeclaredState):
 
     def _keep(self, value: Any) -> Any:
         """`value` as it is kept. Raises JobError when it is not of the declared type."""
-        if self._form is None:
+        kept = self._kept
+        if kept is None or type(value) is self._plain:
             return value
         try:
-            return self._form.keep(value)
+            return kept(value)
         except ValueMisfit as misfit:
             raise self._refusal(misfit) from misfit
 
@@ -147,9 +151,10 @@ class _Single(State, Generic[T]):
         if entries is None or not scope.is_set:
             self._here()
         kind = type(value)
-        if self._form is not None and kind is not self._plain:
+        kept = self._kept
+        if kept is not None and kind is not self._plain:
             try:
-                value = self._form.keep(value)
+                value = kept(value)
             except ValueMisfit as misfit:
                 raise self._refusal(misfit) from misfit
             kind = type(value)
