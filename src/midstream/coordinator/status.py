@@ -73,6 +73,7 @@ def _state(job: Coordinator) -> str:
 def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
     refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
     phases = job.attempt.phases if job.attempt else {}
+    without = "finished" if job.had_finished else "waiting"
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows = job.slots.rows()
     late = job.slots.late.rows()
@@ -81,7 +82,7 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         id=vertex.id,
         name=vertex.name,
         parallelism=vertex.parallelism,
-        states=dict(Counter(phases[ref].value if ref in phases else "waiting" for ref in refs)),
+        states=dict(Counter(phases[ref].value if ref in phases else without for ref in refs)),
         operators=tuple(
             OperatorStatus(spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)), late[spec.uid])
             for spec in vertex.specs

@@ -128,8 +128,6 @@ class Task:
         seams: TaskSeams,
         gates: list[InputGate],
         partitions: list[ResultPartition],
-        *,
-        restored_as_finished: bool = False,
     ) -> None:
         self.ref = ref
         self.vertex = vertex
@@ -139,7 +137,6 @@ class Task:
         self._config = config
         self._attempt = seams.attempt
         self._seams = seams
-        self._restored_as_finished = restored_as_finished
         self.mails: deque[Callable[[], None]] = deque()  # steps that come first and take next to no time
         self._mails_in_a_row = 0
         self._due: deque[Callable[[], None]] = deque()
@@ -150,15 +147,7 @@ class Task:
 
         self._edges = _TaskEdges(partitions)
         self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
-        self._input = TaskInput(
-            ref,
-            gates,
-            self._chain,
-            seams.clock,
-            self._on_barrier,
-            rows_max=config.batch_rows,
-            is_finished=restored_as_finished,
-        )
+        self._input = TaskInput(ref, gates, self._chain, seams.clock, self._on_barrier, rows_max=config.batch_rows)
         self._snapshots = TaskSnapshots(
             seams.attempt, self.ref, seams.executor, seams.send, self.fail, self.wake, seams.inline_bytes_max
         )
@@ -455,8 +444,6 @@ class Task:
         return self.state is _RUNNING and (self._source is not None or self._input.has_ended)
 
     def _output_available(self) -> bool:
-        if self._restored_as_finished:
-            return True  # it emits no rows, and no checkpoint is taken before it has ended
         for partition in self.partitions:
             if not partition.is_available():
                 partition.wake_when_available(self.wake)
@@ -469,14 +456,10 @@ class Task:
         assert self._source is not None
         if self._holds_for is not None:
             return False
-        if self._restored_as_finished:
-            progress = Progress.ENDED
-        else:
-            progress = self._source.step()
+        progress = self._source.step()
         if progress is Progress.ENDED:
             self._input.has_ended = True
-            if not self._restored_as_finished:
-                self._chain.end_input(0)
+            self._chain.end_input(0)
             self._chain.offer(0, MAX_WATERMARK_US)
         return progress is not Progress.WAITING
 
@@ -484,15 +467,13 @@ class Task:
 
     def _finish(self) -> None:
         """Emit what is left and say so; then wait for the checkpoint that makes it final."""
-        if not self._restored_as_finished and self._input.drains:
+        if self._input.drains:
             self._chain.finish()
         self._edges.broadcast(EndOfData(self._input.drains))
         self._become(TaskState.FINISHING, TaskState.RUNNING)
         if self._seams.storage is None:
             snapshots = [operator.snapshot(0) for operator in self._chain.operators]
             self._collect(snapshots, self._finish_without_checkpoint)
-        elif self._restored_as_finished:
-            self._end()
         else:
             self._seams.send(m.TaskEndOfData(self._attempt, self.ref))
 
