@@ -44,7 +44,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         checkpoint_dir=config.checkpoint_dir,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
-        warnings=(*job.warnings, *job.slots.late.warnings()),
+        warnings=(*job.warnings, *job.slots.late.warnings(), *job.slots.timers.warnings()),
     )
 
 
@@ -76,7 +76,7 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
     without = "finished" if job.had_finished else "waiting"
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows = job.slots.rows()
-    late = job.slots.late.rows()
+    late = job.slots.late.counts()
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,

@@ -79,7 +79,10 @@ class OperatorContext:
     storage: Storage | None
     """The job's checkpoint storage; None when the job has none."""
     call_at: Callable[[int, Callable[[], None]], Timer]
-    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it."""
+    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it.
+
+    Not behind the end of the task's data, when nothing may be emitted any more: what is not due by then is dropped.
+    """
     fail: Callable[[BaseException], None]
     """Fail the task from a mail that has no caller to raise to."""
     job_id: str = ""
@@ -126,6 +129,8 @@ class Operator(ABC):
     """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
     keeps_splits: bool = False
     """True: what it emits for a batch, it emits while it processes that batch."""
+    timers_dropped: int = 0
+    """Timers of users that were set when the last ones had their turn, and never fire."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         """What the operator's state depends on, before `open`: by part ("" for all of it), what it is and its value.

@@ -272,6 +272,8 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """How much of that it has taken up."""
     late: tuple[tuple[str, int], ...] = ()
     """Per operator that has dropped rows as late: uid, rows."""
+    timers_dropped: tuple[tuple[str, int], ...] = ()
+    """Per operator whose last timers have set others: uid, how many."""
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):

@@ -277,12 +277,15 @@ class Task:
         self._let_go()
         self._seams.send(task_failed(self._attempt, self.ref, self.vertex.name, error, symptom))
 
-    def _let_go(self) -> None:
+    def _stop_timers(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self.mails.clear()
         self._due.clear()
+
+    def _let_go(self) -> None:
+        self._stop_timers()
+        self.mails.clear()
         self._snapshots.close()
         self._checkpoints.close()
         if self._source is not None:
@@ -374,6 +377,8 @@ class Task:
             self.mail(self._source.stop)
 
     def _call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
+        if self.state not in (TaskState.CREATED, _RUNNING):
+            raise InvariantError(f"task {self.ref} is {self.state.value}, and is to be called at {time_ms} ms")
         delay_s = max(0.0, (time_ms - self._seams.clock.now_ms()) / 1000)
         timer: Timer
 
@@ -469,6 +474,7 @@ class Task:
         """Emit what is left and say so; then wait for the checkpoint that makes it final."""
         if self._input.drains:
             self._chain.finish()
+        self._stop_timers()  # what operators would emit from here on would be behind the end of their data
         self._edges.broadcast(EndOfData(self._input.drains))
         self._become(TaskState.FINISHING, TaskState.RUNNING)
         if self._seams.storage is None:
@@ -592,6 +598,11 @@ class Task:
             watermark_us=self._chain.watermark_us,
             operators=tuple(operators),
             late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(self._uids) if links[i + 1].late_rows),
+            timers_dropped=tuple(
+                (uid, operator.timers_dropped)
+                for uid, operator in zip(self._uids, self._chain.operators, strict=True)
+                if operator.timers_dropped
+            ),
             to_recover_bytes=self._to_recover_bytes,
             recovered_bytes=self._to_recover_bytes - left_bytes,
         )
