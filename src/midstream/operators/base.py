@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -120,6 +120,9 @@ class Snapshot:
 
 
 NOTHING = Snapshot()
+
+KEY: Final = "the key"
+"""Settings of state (`Operator.state_settings`) that say by which columns a stream is keyed begin with this."""
 
 
 class Operator(ABC):

@@ -11,14 +11,13 @@ from midstream.core.batches import canonical_schema
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
-from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import KEY, NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
 from midstream.operators.rows import (
     Row,
     as_it_is_now,
     check_keys,
-    fields_text,
     kind_of,
     python_values,
     to_batch,
@@ -89,10 +88,13 @@ class ProcessOperator(FunctionOperator):
 
     # ---- life ----
 
-    def _key_text(self) -> str:
-        if len(self._key_fields) == 1:  # its name does not matter, as it does in a struct
-            return str(self._key_fields[0].type)
-        return fields_text(self._key_fields)
+    def _key_settings(self) -> dict[str, str]:
+        found = super()._key_settings()
+        if len(self._key_fields) == 1:
+            # The name apart: checkpoints of before have only the type, and what they do not have is not compared.
+            field = self._key_fields[0]
+            found |= {KEY: str(field.type), f"{KEY}'s column": field.name}
+        return found
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
