@@ -149,6 +149,7 @@ def test_a_job_that_had_finished_says_so_when_it_is_started_again_and_runs_nothi
     again = start("latest")
     assert again.state == "finished"
     assert log.read_text() == before
+    assert again.had_finished
     assert again.slots_needed == 0
     assert {tuple(vertex.states) for vertex in again.vertices} == {("finished",)}
     assert any("had finished" in warning and "nothing is run" in warning for warning in again.warnings)

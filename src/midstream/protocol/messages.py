@@ -495,6 +495,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The most recent ones, newest first."""
     restarts: int
     restored_from: str | None
+    had_finished: bool = False
+    """In what it was started from: nothing is run."""
     checkpoint_dir: str | None
     slot_memory_bytes: tuple[int, ...] = ()
     slot_pids: tuple[int, ...] = ()
