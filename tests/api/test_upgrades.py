@@ -15,6 +15,7 @@ import pytest
 from midstream import (
     CollectSink,
     ConfigError,
+    CoProcessFunction,
     Count,
     Environment,
     JobError,
@@ -195,6 +196,47 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
     assert set(windows.values()) == {1200}
 
 
+def by_column(directory: Path, column: str, second: str | None) -> Environment:
+    env = Environment("keyed", parallelism=2, checkpoint_dir=directory, checkpoint_interval=None)
+    rows = env.generate(lambda i: {"k": i % KEYS, "other": i % 3}, count=ROWS, rows_per_s=SLOWLY).uid("rows")
+    keyed = rows.key_by(column)
+    if second is None:
+        counted = keyed.process(Counts(), {"k": int, "nth": int})
+    else:
+        counted = keyed.connect(rows.key_by(second)).process(CountsBoth(), {"k": int, "nth": int})
+    counted.uid("counts").sink(CollectSink()).uid("out")
+    return env
+
+
+class CountsBoth(CoProcessFunction):
+    seen = ValueState(pa.int64(), default=0)
+
+    def process1(self, row, ctx):
+        self.seen.value += 1
+        return {"k": ctx.key, "nth": self.seen.value}
+
+    process2 = process1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        (("k", None), ("other", None), "the key's column was k, now it is other"),
+        (("k", "k"), ("k", "other"), "the key of the second stream was k int64, now it is other int64"),
+    ],
+)
+def test_state_is_not_given_to_the_keys_of_another_column(
+    running: list[Job], tmp_path: Path, before: tuple[str, str | None], after: tuple[str, str | None], what: str
+) -> None:
+    job = by_column(tmp_path / "state", *before).start(slots=ProcessSlots())
+    running.append(job)
+    ran_for_a_while(job, 100)
+    job.stop(savepoint=tmp_path / "saved", timeout_s=60)
+    for restore in ("latest", str(tmp_path / "saved")):
+        with pytest.raises(ConfigError, match=f"{what}; .* rename it back in front of key_by"):
+            by_column(tmp_path / "state", *after).execute(slots=ProcessSlots(), restore_from=restore)
+
+
 # ---- finished operators ----------------------------------------------------
 
 
@@ -343,7 +385,7 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
     shown = said("inspect", "saved")
     assert shown["savepoint"] is True and shown["problems"] == []
     (counts,) = (op for op in shown["operators"] if op["uid"] == "counts")
-    assert counts["settings"] == ["value state 'seen' int64", "the key int64"]
+    assert counts["settings"] == ["value state 'seen' int64", "the key int64", "the key's column k"]
     assert "give only one" in said("stop", job.job_id, "--drain", "--savepoint", "more", status=2)["error"]
     assert said("stop", job.job_id, "--savepoint", "more")["savepoint"] == str(tmp_path / "more")
     job.wait(60)

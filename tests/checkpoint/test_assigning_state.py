@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, chain, metadata_of, pipeline
 
-from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.assign import assign_state, finished_tasks, has_finished
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
@@ -37,7 +37,7 @@ def test_every_operator_of_a_chain_gets_its_state_back_and_sources_their_positio
     assert [s.uid for s in found.tasks[TaskId(1, 1)]] == ["count", "sum"]
     assert [chunks(s) for s in found.tasks[TaskId(1, 1)]] == [["c1"], ["c1"]]
     assert found.sources["read"].position == b"5"
-    assert found.finished == ()
+    assert not found.finished
 
 
 def test_an_operator_may_move_to_another_vertex_and_new_ones_begin_empty() -> None:
@@ -86,7 +86,7 @@ def test_a_source_that_became_another_operator_is_refused() -> None:
 def test_finished_vertices_are_not_run_again() -> None:
     graph = pipeline(uids=("count",))
     found = assign_state(metadata_of(graph, {"count": state("count", 2)}, finished={"read": (0, 1)}), graph)
-    assert found.finished == (0,)
+    assert found.finished == {TaskId(0, 0), TaskId(0, 1)}
     assert set(found.tasks) == {TaskId(1, 0), TaskId(1, 1)}
 
 
@@ -94,8 +94,29 @@ def test_state_of_a_partly_finished_operator_comes_from_those_that_still_ran() -
     graph = pipeline(uids=("count",), keyed=False)
     metadata = metadata_of(graph, {"count": state("count", 2, "broadcast")}, finished={"read": (0, 1), "count": (0,)})
     found = assign_state(metadata, graph)
-    assert [chunks(s) for s in found.tasks[TaskId(1, 0)]] == [["c1"]]
+    assert TaskId(1, 0) not in found.tasks
     assert [chunks(s) for s in found.tasks[TaskId(1, 1)]] == [["c1"]]
+    wider = assign_state(metadata, pipeline(workers=3, sources=3, uids=("count",), keyed=False))
+    assert [[chunks(s) for s in wider.tasks[TaskId(1, i)]] for i in range(3)] == [[["c1"]]] * 3
+
+
+def test_a_subtask_that_had_finished_is_not_run_again_where_the_parallelism_is_what_it_was() -> None:
+    graph = pipeline()
+    finished = {"read": (0, 1), "count": (0,)}
+    metadata = metadata_of(graph, {"count": state("count", 2, "keyed")}, finished=finished)
+    assert assign_state(metadata, graph).finished == {TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)}
+    assert assign_state(metadata, pipeline(workers=3)).finished == {TaskId(0, 0), TaskId(0, 1)}
+    assert not has_finished(metadata, graph)
+
+
+def test_a_subtask_that_had_finished_runs_again_where_rows_may_come_to_it() -> None:
+    finished = {"read": (0,), "count": (0,)}
+    metadata = metadata_of(pipeline(keyed=False), {"count": state("count", 2, "split")}, finished=finished)
+    assert assign_state(metadata, pipeline(keyed=False)).finished == {TaskId(0, 0), TaskId(1, 0)}
+    old = {op.uid: op for op in metadata.operators}
+    graph = pipeline(keyed=False)
+    assert finished_tasks(old, graph, frozenset(), {TaskId(1, 0)}) == {TaskId(0, 0)}, "rows in flight to it"
+    assert assign_state(metadata, rebalanced(2)).finished == {TaskId(0, 0)}, "the other producer runs on"
 
 
 def test_a_chain_of_which_only_some_had_finished_is_refused_naming_both() -> None:
@@ -116,7 +137,7 @@ def test_a_partly_finished_operator_runs_again_as_a_whole_where_a_forward_edge_b
     finished = {"read": (0,), "count": (0,)}
     metadata = metadata_of(pipeline(keyed=False), {"count": state("count", 2, "split")}, finished=finished)
     found = assign_state(metadata, rebalanced(workers))
-    assert found.finished == ()
+    assert found.finished == {TaskId(0, 0)}
     dealt = []
     for subtask in range(workers):
         for part in (part for snapshot in found.tasks[TaskId(1, subtask)] for part in snapshot.parts):
@@ -127,7 +148,7 @@ def test_a_partly_finished_operator_runs_again_as_a_whole_where_a_forward_edge_b
 def test_operators_that_had_partly_finished_apart_may_run_in_one_task() -> None:
     metadata = metadata_of(rebalanced(3), finished={"read": (0,)})
     graph = JobGraph((Vertex(0, 2, SourceSpec("read", "Read", NoRows()), chain("count")),), (), MAX_PARALLELISM)
-    assert assign_state(metadata, graph).finished == ()
+    assert not assign_state(metadata, graph).finished
 
 
 def test_keys_that_had_finished_behind_another_source_are_refused() -> None:
@@ -136,7 +157,7 @@ def test_keys_that_had_finished_behind_another_source_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'count' had partly finished.*'fresh'.*had not finished: .*state of keys"):
         assign_state(metadata, pipeline(source="fresh"), allow_dropped_state=True)
     assign_state(metadata, pipeline())
-    # After a restart the finished subtask runs again, without its state, and finishes again.
+    # After a restart at another parallelism all subtasks run, and what had finished has no state.
     without_keys = metadata_of(pipeline(), finished=finished)
     with pytest.raises(ConfigError, match="state of keys"):
         assign_state(without_keys, pipeline(source="fresh"), allow_dropped_state=True)

@@ -476,7 +476,7 @@ def test_finished_vertices_are_deployed_as_finished_after_a_failure() -> None:
     bench.finish(READ0, READ1)
     bench.fail(WRITE0)
     bench.advance(1)
-    assert bench.messages(m.Deploy)[-1].finished == (0,)
+    assert [deploy.finished for deploy in bench.messages(m.Deploy)[-2:]] == [(READ0,), (READ1,)]
     bench.ask(m.DoCheckpoint())
     assert bench.triggers == [1]  # the two sources are about to say that they have finished
     bench.finish(READ0, READ1)
@@ -633,13 +633,13 @@ def test_a_job_that_had_finished_finishes_again_without_doing_anything() -> None
     bench.end_of_data(*ALL)
     bench.ack(1, *ALL, finished=True)
     bench.finish(*ALL)
-    again = Bench(storage=bench.storage, restore="latest", job_id="job2", checkpoint_interval_s=0.1).run()
-    assert again.messages(m.Deploy)[0].finished == (0, 1)
-    assert not again.source.positions
-    again.advance(5)
-    assert again.triggers == []
-    again.finish(*ALL)
+    again = Bench(storage=bench.storage, restore="latest", job_id="job2", checkpoint_interval_s=0.1).start()
     assert again.ended is not None and again.ended.state == "finished"
+    assert not again.requests, "no slot is needed"
+    assert not again.source.positions and not again.source.closed and not again.source.settled
+    assert again.ended.status.restored_from == "memory://checkpoints/chk-1"
+    assert "had finished in memory://checkpoints/chk-1" in again.ended.status.warnings[-1]
+    assert [vertex.states for vertex in again.ended.status.vertices] == [{"finished": 2}, {"finished": 2}]
 
 
 def test_a_stopped_job_keeps_no_more_checkpoints_than_configured() -> None:

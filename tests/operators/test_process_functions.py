@@ -220,13 +220,81 @@ def test_processing_time_timers_fire_when_the_clock_gets_there_and_survive_a_res
     assert [(row["k"], row["n"]) for row in restored.out.rows()] == [("a", 1_000_020)]
 
 
-def test_processing_time_timers_do_not_fire_after_the_end_of_the_input() -> None:
-    world = World(operator_of(Alarms()))
-    world.process(batch(("a", 0, 20)))
-    world.operator.end_input(0)
-    world.operator.finish()
-    world.advance_clock(2_000_000)
+class Rings(KeyedProcessFunction):
+    """A timer of each kind; each of processing time sets one of both, until `limit` have fired for the key."""
+
+    fired = ValueState(default=0)
+
+    def __init__(self, limit: int = 1_000_000) -> None:
+        self.limit = limit
+
+    def process(self, row: dict[str, Any], ctx: Any) -> None:
+        ctx.timers.processing_time(row["v"])
+        ctx.timers.event_time(row["v"])
+
+    def on_timer(self, time: datetime, ctx: Any) -> dict[str, Any]:
+        at = (time - EPOCH) // timedelta(microseconds=1)
+        self.fired.value += 1
+        if self.fired.value < self.limit:
+            ctx.timers.processing_time(at + 7)
+        return {"k": ctx.key, "what": str(ctx.watermark.year), "n": at}
+
+
+def test_processing_time_timers_fire_at_the_end_of_the_input_in_order_of_time_behind_those_of_event_time() -> None:
+    far = 10**17
+    world = World(operator_of(Rings(limit=0)))
+    world.process(batch(("a", 0, far), ("b", 0, far - 1)))
+    world.advance(5)
     assert world.out.rows() == []
+    world.advance(MAX_WATERMARK_US)
+    assert [(row["k"], row["n"]) for row in world.out.rows()] == [("b", far - 1), ("a", far)] * 2
+    assert {row["what"] for row in world.out.rows()} == {"9999"}
+    world.advance_clock(10**15)
+    assert len(world.out.rows()) == 4, "they have fired"
+    assert world.operator.timers_dropped == 0
+    assert not world.snapshot().keys() & {"timers:processing", "timers:event"}
+
+
+def test_a_timer_that_sets_itself_anew_does_not_keep_the_input_from_ending() -> None:
+    world = World(operator_of(Rings()))
+    world.process(batch(("a", 0, 100), ("b", 0, 200)))
+    world.advance(MAX_WATERMARK_US)
+    # event time first; what it sets for processing time is set before the end of that
+    assert [(row["k"], row["n"]) for row in world.out.rows()] == [
+        *(("a", 100), ("b", 200)),
+        *(("a", 100), ("a", 107), ("b", 200), ("b", 207)),
+    ]
+    assert world.operator.timers_dropped == 2, "114 of a and 214 of b; 107 and 207 were set already"
+
+
+def test_a_timer_of_event_time_that_the_last_ones_set_fires() -> None:
+    class Forth(KeyedProcessFunction):
+        def process(self, row: dict[str, Any], ctx: Any) -> None:
+            ctx.timers.processing_time(10)
+
+        def on_timer(self, time: datetime, ctx: Any) -> dict[str, Any]:
+            at = (time - EPOCH) // timedelta(microseconds=1)
+            if at == 10:
+                ctx.timers.event_time(20)
+            return {"k": ctx.key, "what": "", "n": at}
+
+    world = World(operator_of(Forth()))
+    world.process(batch(("a", 0, 1)))
+    world.advance(MAX_WATERMARK_US)
+    assert [row["n"] for row in world.out.rows()] == [10, 20]
+
+
+def test_the_last_timers_fire_in_slices_and_a_checkpoint_between_them_holds_the_others() -> None:
+    world = World(operator_of(Alarms()))
+    world.process(batch(*[("a", 0, 100 + i) for i in range(1000)]))
+    world.clock.step_s = 0.004
+    for _ in range(10):
+        assert not world.operator.advance_watermark(MAX_WATERMARK_US)
+    before = len(world.out.rows())
+    assert 0 < before < 1000
+    restored = World(operator_of(Alarms()), parts=world.snapshot())
+    restored.advance(MAX_WATERMARK_US)
+    assert before + len(restored.out.rows()) == 1000
 
 
 @dataclass

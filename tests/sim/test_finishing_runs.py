@@ -37,7 +37,7 @@ def test_what_had_partly_finished_goes_on_where_a_forward_edge_becomes_another(m
     original = assign.finished_vertices
     restored = 0
 
-    def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tuple[int, ...]:
+    def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> frozenset[int]:
         nonlocal restored
         for edge in graph.edges:
             ends = old.get(graph.vertices[edge.source].specs[-1].uid), old.get(graph.vertices[edge.target].specs[0].uid)

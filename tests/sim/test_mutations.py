@@ -21,7 +21,6 @@ FIRST_SEEDS = {
     "forget_partly_sent": 40,
     "output_before_input": 18,
     "swallow_read_error": 88,
-    "finish_again": 23,
     "recovery_waits_for_pool": 300,
 }
 """Where to begin with those that take longest; `midstream simulate --mutations` begins with 0."""

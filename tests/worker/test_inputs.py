@@ -71,7 +71,7 @@ def task_input(slow: Sequence[int], rules: Sequence[int]) -> tuple[TaskInput, Ro
     rows = Rows()
     gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
     chain = cast(Chain, rows)
-    return TaskInput(TaskId(2, 0), gates, chain, rows, lambda event: None, rows_max=10, is_finished=False), rows
+    return TaskInput(TaskId(2, 0), gates, chain, rows, lambda event: None, rows_max=10), rows
 
 
 def test_gates_take_turns() -> None:

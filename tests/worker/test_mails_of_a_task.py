@@ -159,3 +159,39 @@ def test_a_task_that_has_joined_the_next_checkpoint_before_it_hears_of_the_final
         slot.run()
     slot.run()
     assert [type(message) for message in slot.sent[-3:]] == [m.CheckpointAck, m.CheckpointAck, m.TaskFinished]
+
+
+class Asks(AlwaysDue):
+    """Wants to be woken in a while; and once more, behind the end."""
+
+    def _wake(self) -> None:
+        self.woken += 1
+        self._context.call_at(1_000, self._wake)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        self._context.call_at(0, self._wake)
+
+
+def test_timers_end_with_the_data_and_none_is_set_behind_it() -> None:
+    asks = Asks("asks", Silent.schema)
+    slot = Slot(MemoryStorage(), (OperatorSpec("asks", "asks", asks),))
+    ((_, pending),) = slot.io.timers
+    slot.task.no_more_splits()
+    pending.ring()  # it is due, and waits for its turn
+    before = asks.woken
+    for _ in range(2):
+        slot.task.step(0.0)
+    assert asks.woken == before + 1
+    assert any(timer.mail is not None for _, timer in slot.io.timers), "it has asked again"
+    slot.run()
+    assert isinstance(slot.sent[-1], m.TaskEndOfData)
+    for _, timer in slot.io.timers:
+        if timer.mail is not None:
+            timer.ring()
+    slot.run()
+    assert asks.woken == before + 1, "it would emit behind the end"
+    slot.task.checkpoint_completed(1)
+    slot.run()
+    failed = slot.sent[-1]
+    assert isinstance(failed, m.TaskFailed)
+    assert "is finishing, and is to be called at 0 ms" in failed.summary

@@ -16,7 +16,7 @@ Only subtasks that had not finished have state to give.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from midstream.checkpoint.assign_channels import assign_channels
@@ -40,8 +40,8 @@ class Assignment:
     """The state and event time of each task that gets any."""
     channels: Mapping[TaskId, tuple[ChannelState, ...]]
     """What was in flight to each task, in the order in which it is to be read."""
-    finished: tuple[int, ...]
-    """Vertices that had finished; they are not run again."""
+    finished: frozenset[TaskId]
+    """Tasks that had finished; they are not run again."""
     sources: Mapping[str, SourcePosition]
     dropped: tuple[str, ...]
     """uids whose state is left behind, because the graph no longer has them and that was allowed."""
@@ -63,10 +63,12 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
     old = {op.uid: op for op in metadata.operators}
     dropped = dropped_state(metadata, graph, allow_dropped_state)
     check_settings(metadata, graph)
-    finished = finished_vertices(old, graph)
+    vertices = finished_vertices(old, graph)
+    channels = assign_channels(metadata, graph, allow_dropped_state)
+    finished = finished_tasks(old, graph, vertices, channels)
     return Assignment(
         tasks=_assign_tasks(old, graph, finished),
-        channels=assign_channels(metadata, graph, allow_dropped_state),
+        channels=channels,
         finished=finished,
         sources={position.uid: position for position in metadata.sources if position.uid not in dropped},
         dropped=dropped,
@@ -74,13 +76,13 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
 
 
 def _assign_tasks(
-    old: Mapping[str, OperatorState], graph: JobGraph, finished: tuple[int, ...]
+    old: Mapping[str, OperatorState], graph: JobGraph, finished: Set[TaskId]
 ) -> dict[TaskId, tuple[OperatorSnapshot, ...]]:
     tasks = {}
     for vertex in graph.vertices:
-        if vertex.id in finished:
-            continue
         for subtask in range(vertex.parallelism):
+            if TaskId(vertex.id, subtask) in finished:
+                continue
             snapshots = tuple(
                 snapshot
                 for spec in vertex.specs
@@ -150,24 +152,60 @@ def _assign_part(
 # ---- checks of the graph against the checkpoint ----------------------------
 
 
-def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> tuple[int, ...]:
-    """Vertices of `graph` all of whose operators had finished; they are not run again.
+def has_finished(metadata: CheckpointMetadata, graph: JobGraph) -> bool:
+    """Whether there is nothing in `graph` that had not finished."""
+    finished = {op.uid for op in metadata.operators if op.fully_finished}
+    return all(spec.uid in finished for vertex in graph.vertices for spec in vertex.specs)
 
-    Of a vertex that had only partly finished every subtask is run again. A subtask that had finished
-    had nothing to come any more, neither in flight nor from its producers, and what it had made of its
-    rows was with its consumers or on the way there. So what the others still had to do is all there is
-    to do, and any subtask may do it, wherever an edge now leads. But its state does not come back (what
-    it had emitted at its end would be emitted again): no row of its keys may come once more.
+
+def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> frozenset[int]:
+    """Vertices of `graph` all of whose operators had finished.
 
     Raises ConfigError naming two operators when the graph contradicts what had finished: a chain
     of which only some had, a finished vertex behind one that had not, or an operator whose keys had
     finished in part behind a producer that had not, from which such keys may come.
     """
-    finished = tuple(vertex.id for vertex in graph.vertices if _has_finished(old, vertex))
+    finished = frozenset(vertex.id for vertex in graph.vertices if _has_finished(old, vertex))
     for edge in graph.edges:
         if edge.source not in finished:
             _check_consumer(old, graph, edge, edge.target in finished)
     return finished
+
+
+def finished_tasks(
+    old: Mapping[str, OperatorState], graph: JobGraph, vertices: Set[int], in_flight: Collection[TaskId]
+) -> frozenset[TaskId]:
+    """The tasks of `graph` that had finished; they are not run again.
+
+    Of `vertices`, which have finished, that is every subtask, at any parallelism. Of one that had partly finished
+    it is each subtask that had, as long as it is the same one (the parallelism has not changed) and nothing can
+    come to it: it is not among those with rows `in_flight`, and its producers are not run again either.
+
+    Where the parallelism has changed every subtask of such a vertex runs. A subtask that had finished
+    had nothing to come any more, neither in flight nor from its producers, and what it had made of its
+    rows was with its consumers or on the way there. So what the others still had to do is all there is
+    to do, and any subtask may do it, wherever an edge now leads. But its state does not come back (what
+    it had emitted at its end would be emitted again): no row of its keys may come once more.
+    """
+    found: set[TaskId] = set()
+    for vertex in graph.vertices:  # producers come before consumers
+        for ref in (TaskId(vertex.id, i) for i in range(vertex.parallelism)):
+            had_ended = ref not in in_flight and all(
+                _had_ended(old.get(spec.uid), vertex, ref) for spec in vertex.specs
+            )
+            if vertex.id in vertices or (had_ended and found.issuperset(_producers(graph, ref))):
+                found.add(ref)
+    return frozenset(found)
+
+
+def _producers(graph: JobGraph, ref: TaskId) -> Iterator[TaskId]:
+    for edge in graph.inputs(ref.vertex):
+        yield from (TaskId(edge.source, i) for i in graph.producers(edge, ref.subtask))
+
+
+def _had_ended(op: OperatorState | None, vertex: Vertex, ref: TaskId) -> bool:
+    """This very subtask."""
+    return op is not None and op.parallelism == vertex.parallelism and ref.subtask in op.finished
 
 
 def _has_finished(old: Mapping[str, OperatorState], vertex: Vertex) -> bool:

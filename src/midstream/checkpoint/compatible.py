@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
 from midstream.core.errors import ConfigError
 from midstream.graph.job_graph import JobGraph
+from midstream.operators.base import KEY
 from midstream.protocol.messages import PartHandle
 
 
@@ -68,9 +69,13 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 if found == was or not held or (part and part not in held):
                     continue
                 where = f"operator {spec.name!r} (uid {spec.uid!r}): in checkpoint {metadata.checkpoint_id}"
+                then, way_out = "its state cannot be read as that", ""
+                if what.startswith(KEY):
+                    then = "its state would be taken for that of other keys"
+                    way_out = " (if only the name of the column has changed, rename it back in front of key_by())"
                 raise ConfigError(
-                    f"{where} {what} was {was}, now it is {found}; its state cannot be read as that. Go on with it as it "
-                    "was, or give the operator a new uid: it begins without state then (and --allow-dropped-state)"
+                    f"{where} {what} was {was}, now it is {found}; {then}. Go on with it as it was{way_out}, "
+                    "or give the operator a new uid: it begins without state then (and --allow-dropped-state)"
                     if found is not None
                     else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or "
                     "give the operator a new uid: it begins without state then (and --allow-dropped-state)"

@@ -42,9 +42,9 @@ class CheckpointPlan:
 
 
 class Attempt:
-    """`slots[i]` runs subtask i of every vertex. `finished`: vertices that are deployed as finished."""
+    """`slots[i]` runs subtask i of every vertex. `finished`: tasks that are deployed as finished."""
 
-    def __init__(self, number: int, graph: JobGraph, slots: tuple[int, ...], finished: Collection[int]) -> None:
+    def __init__(self, number: int, graph: JobGraph, slots: tuple[int, ...], finished: Collection[TaskId]) -> None:
         self.number = number
         self.slots = slots
         self._graph = graph
@@ -52,7 +52,7 @@ class Attempt:
         self._unfinished = len(self.phases)
         self.awaited = set(slots)
         """Slots that have to answer `Deployed`, later `Cancelled`."""
-        self.ending = {ref for ref in self.phases if ref.vertex in finished}
+        self.ending = set(finished)
         """Deployed as finished: they end by themselves, at once. A checkpoint would only meet that race."""
         self.final: set[TaskId] = set()
         """A completed checkpoint has them as finished: they end as soon as their rows are with their consumers."""

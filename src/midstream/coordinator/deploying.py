@@ -28,7 +28,7 @@ def deployments(plan: JobPlan, attempt: Attempt, state: Assignment | None, epoch
                 tasks=tasks,
                 restore=tuple((ref, state.tasks[ref]) for ref in tasks if ref in state.tasks) if state else (),
                 channels=tuple((ref, state.channels[ref]) for ref in tasks if ref in state.channels) if state else (),
-                finished=state.finished if state else (),
+                finished=tuple(ref for ref in tasks if ref in state.finished) if state else (),
                 checkpoint_root=plan.config.checkpoint_dir,
                 epoch=epoch,
             ),

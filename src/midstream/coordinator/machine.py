@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from midstream.checkpoint.assign import Assignment, assign_state
+from midstream.checkpoint.assign import Assignment, assign_state, has_finished
 from midstream.coordinator import events as ev
 from midstream.coordinator import status as shown
 from midstream.coordinator.attempt import Attempt, TaskPhase
@@ -84,6 +84,8 @@ class Coordinator:
         )
         self.checkpoints = Checkpoints(self._effects, plan, self._cleaning, listener)
 
+        self.had_finished = False
+        """In the checkpoint that it was started from: there is nothing to run, and nothing runs."""
         self._closing = False
         """While ENDING: nothing is left but closing the sources and cleaning up."""
 
@@ -179,6 +181,14 @@ class Coordinator:
         restore = found.opened.restore
         if restore is not None:
             self._committing.add(restore.checkpoint_id, [c for c in restore.committables if c.uid not in found.dropped])
+            self.had_finished = has_finished(restore, self.plan.graph)
+        if self.had_finished:
+            self.restored_from = self.checkpoints.newest_path
+            self.slots.resize(0)
+            self._warn(
+                f"the job had finished in {self.restored_from}: all its input is read and all its output committed, so "
+                "nothing is run. To run it anew, start it without a checkpoint"
+            )
         self._gather()
 
     def _gather(self) -> None:
@@ -306,7 +316,10 @@ class Coordinator:
             self._committing.resume()
         if not self.slots.complete or not self._committing.idle:
             return False
-        self._deploy()
+        if self.had_finished:
+            self._end("finished", None, "the job had finished before it was started")
+        else:
+            self._deploy()
         return True
 
     def _deploy(self) -> None:
@@ -320,7 +333,7 @@ class Coordinator:
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
-        self._sources.reset(state.sources if state else {}, state.finished if state else ())
+        self._sources.reset(state.sources if state else {}, state.finished if state else frozenset())
 
     def _state_to_restore(self) -> Assignment | None:
         restore = self.checkpoints.newest

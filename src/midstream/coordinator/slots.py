@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from midstream.coordinator.dropped import Dropped, late_rows, late_timers
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure
-from midstream.coordinator.late import LateRows
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph
@@ -59,7 +59,8 @@ class Slots:
         """Of the tasks of the current attempt."""
         self._rows_before: dict[str, tuple[int, int]] = {}
         """What `rows` was when the current attempt began."""
-        self.late = LateRows(graph)
+        self.late = Dropped(graph, late_rows)
+        self.timers = Dropped(graph, late_timers)
         self.job_has_run = False
         """It had all its slots once: the cluster has room for it."""
         self._effects = effects
@@ -148,6 +149,7 @@ class Slots:
     def begin_attempt(self) -> None:
         """What tasks report from now on is of another attempt."""
         self.late.attempt_over()
+        self.timers.attempt_over()
         self._rows_before = self.rows()
         self.rates.clear()
 
@@ -186,7 +188,8 @@ class Slots:
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
-            self.late.heard(metrics)
+            self.late.heard(metrics.task, metrics.late)
+            self.timers.heard(metrics.task, metrics.timers_dropped)
             before = self.rates.get(metrics.task)
             rate = Rate(now_ms, metrics)
             if before is not None:

@@ -14,7 +14,7 @@ Per source at most one call runs at a time, so that a source needs no locks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -50,6 +50,10 @@ class _State:
     spec: SourceSpec
     vertex: int
     parallelism: int
+    finished: bool = False
+    """All its subtasks had finished where the attempt begins: nothing of it is called."""
+    called: bool = False
+    """In this job, so that it is to be closed."""
     position: bytes | None = None
     exhausted: bool = False
     pending: deque[bytes] = field(default_factory=deque)
@@ -101,8 +105,11 @@ class Sources:
                 state.vertex, state.parallelism = vertex.id, vertex.parallelism
         self._by_vertex = {state.vertex: state for state in self._states.values()}
 
-    def reset(self, positions: Mapping[str, SourcePosition], finished: Collection[int]) -> None:
-        """Go on from these positions (from the beginning where there is none), and begin to discover."""
+    def reset(self, positions: Mapping[str, SourcePosition], finished: Set[TaskId]) -> None:
+        """Go on from these positions (from the beginning where there is none), and begin to discover.
+
+        `finished`: tasks that are not run again.
+        """
         self._attempt = None
         self.are_reset = True
         self._is_open = not self._stopped
@@ -111,7 +118,8 @@ class Sources:
             old = positions.get(uid)
             state.generation += 1
             state.position = old.position if old else None
-            state.exhausted = state.vertex in finished or (old.exhausted if old else False)
+            state.finished = all(TaskId(state.vertex, i) in finished for i in range(state.parallelism))
+            state.exhausted = state.finished or (old.exhausted if old else False)
             state.pending = deque(old.pending if old else ())
             state.beginnings = _beginnings(_decoder.decode(split) for split in state.pending)
             self._next_call(state)
@@ -198,7 +206,7 @@ class Sources:
         positions = {position.uid: position for position in metadata.sources}
         for operator in metadata.operators:
             state, position = self._states.get(operator.uid), positions.get(operator.uid)
-            if state is None or position is None:
+            if state is None or position is None or state.finished:
                 continue
             if type(state.spec.source).checkpoint_completed is Source.checkpoint_completed:
                 continue
@@ -213,11 +221,11 @@ class Sources:
             return
         if state.settled is not None:
             settled, state.settled = state.settled, None
-            state.busy = True
+            state.busy = state.called = True
             work = partial(_tell, state.spec, settled, self.storage)
             self._effects.run_io(f"settled:{state.spec.uid}", work, partial(self._told, state))
         elif self._is_open and not state.exhausted and state.timer is None and not state.pending:
-            state.busy = True
+            state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
             work_discover = partial(state.spec.source.discover, state.position, context)
             self._effects.run_io(
@@ -260,9 +268,11 @@ class Sources:
         self._next_call(state)
 
     def close(self) -> None:
-        """Let every source go. None of them is in a call."""
+        """Let every source go that has been called. None of them is in a call."""
         for state in self._states.values():
             assert not state.busy, state.spec.uid
+            if not state.called:
+                continue
             state.busy = True
             self._effects.run_io(f"close:{state.spec.uid}", state.spec.source.close, partial(self._closed, state))
 

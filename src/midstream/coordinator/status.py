@@ -41,10 +41,11 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         failures=tuple(job.failures),
         restarts=job.restarts.total,
         restored_from=job.restored_from,
+        had_finished=job.had_finished,
         checkpoint_dir=config.checkpoint_dir,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
-        warnings=(*job.warnings, *job.slots.late.warnings()),
+        warnings=(*job.warnings, *job.slots.late.warnings(), *job.slots.timers.warnings()),
     )
 
 
@@ -73,15 +74,16 @@ def _state(job: Coordinator) -> str:
 def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
     refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
     phases = job.attempt.phases if job.attempt else {}
+    without = "finished" if job.had_finished else "waiting"
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows = job.slots.rows()
-    late = job.slots.late.rows()
+    late = job.slots.late.counts()
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
         name=vertex.name,
         parallelism=vertex.parallelism,
-        states=dict(Counter(phases[ref].value if ref in phases else "waiting" for ref in refs)),
+        states=dict(Counter(phases[ref].value if ref in phases else without for ref in refs)),
         operators=tuple(
             OperatorStatus(spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)), late[spec.uid])
             for spec in vertex.specs

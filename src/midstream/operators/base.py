@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -79,7 +79,10 @@ class OperatorContext:
     storage: Storage | None
     """The job's checkpoint storage; None when the job has none."""
     call_at: Callable[[int, Callable[[], None]], Timer]
-    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it."""
+    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it.
+
+    Not behind the end of the task's data, when nothing may be emitted any more: what is not due by then is dropped.
+    """
     fail: Callable[[BaseException], None]
     """Fail the task from a mail that has no caller to raise to."""
     job_id: str = ""
@@ -118,6 +121,9 @@ class Snapshot:
 
 NOTHING = Snapshot()
 
+KEY: Final = "the key"
+"""Settings of state (`Operator.state_settings`) that say by which columns a stream is keyed begin with this."""
+
 
 class Operator(ABC):
     """Base of all operators. An instance is configuration until `open`, and must pickle until then."""
@@ -126,6 +132,8 @@ class Operator(ABC):
     """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
     keeps_splits: bool = False
     """True: what it emits for a batch, it emits while it processes that batch."""
+    timers_dropped: int = 0
+    """Timers of users that were set when the last ones had their turn, and never fire."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         """What the operator's state depends on, before `open`: by part ("" for all of it), what it is and its value.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import JobError, MidstreamError, SchemaError
-from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.base import KEY, Operator, OperatorContext, Output
 from midstream.operators.event_time import EventTime
 from midstream.operators.process_context import Calendar
 from midstream.operators.rows import fields_text, require_keys, user_error
@@ -75,12 +75,16 @@ class FunctionOperator(Operator):
             for name, state in self._declared().items()
         }
         if self._key_fields:
-            settings[""] = {"the key": self._key_text()}
+            settings[""] = self._key_settings()
         return settings
 
-    def _key_text(self) -> str:
-        """What of the key the state depends on."""
-        return fields_text(self._key_fields)
+    def _key_settings(self) -> dict[str, str]:
+        """Of which columns the keys are that the state belongs to, on both streams."""
+        found = {KEY: fields_text(self._key_fields)}
+        for port in self._ports[1:]:
+            if port.keys:
+                found[f"{KEY} of the second stream"] = fields_text(port.schema.field(name) for name in port.keys)
+        return found
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._runtime = context

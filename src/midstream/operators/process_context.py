@@ -46,11 +46,16 @@ class Calendar:
 
 
 class Timers:
-    """See process.Timers. `changed` is called when a processing-time timer is set."""
+    """See process.Timers. `changed` is called when a processing-time timer is set.
+
+    Once processing time `has_ended` none is set any more: what would be is counted in `dropped`.
+    """
 
     def __init__(self, scope: KeyScope, changed: Callable[[], None]) -> None:
         self.event = TimerQueue()
         self.processing = TimerQueue()
+        self.has_ended = False
+        self.dropped = 0
         self._scope = scope
         self._changed = changed
 
@@ -58,8 +63,12 @@ class Timers:
         self.event.add(instant_us(at), self._key())
 
     def processing_time(self, at: Any) -> None:
-        self.processing.add(instant_us(at), self._key())
-        self._changed()
+        timer = instant_us(at), self._key()
+        if not self.has_ended:
+            self.processing.add(*timer)
+            self._changed()
+        elif timer not in self.processing:
+            self.dropped += 1
 
     def delete_event_time(self, at: Any) -> None:
         self.event.delete(instant_us(at), self._key())

@@ -8,17 +8,17 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.core.batches import canonical_schema
+from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
 from midstream.core.values import kind_of, to_python
-from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import KEY, NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
 from midstream.operators.rows import (
     Row,
     as_it_is_now,
     check_keys,
-    fields_text,
     to_batch,
     to_rows,
 )
@@ -87,10 +87,13 @@ class ProcessOperator(FunctionOperator):
 
     # ---- life ----
 
-    def _key_text(self) -> str:
-        if len(self._key_fields) == 1:  # its name does not matter, as it does in a struct
-            return str(self._key_fields[0].type)
-        return fields_text(self._key_fields)
+    def _key_settings(self) -> dict[str, str]:
+        found = super()._key_settings()
+        if len(self._key_fields) == 1:
+            # The name apart: checkpoints of before have only the type, and what they do not have is not compared.
+            field = self._key_fields[0]
+            found |= {KEY: str(field.type), f"{KEY}'s column": field.name}
+        return found
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
@@ -118,10 +121,6 @@ class ProcessOperator(FunctionOperator):
             else:
                 raise self._undeclared(name)
         self._arm()
-
-    def finish(self) -> None:
-        """Processing-time timers that are not due by the end of the input never fire."""
-        self._disarm()
 
     def close(self) -> None:
         self._disarm()
@@ -201,8 +200,22 @@ class ProcessOperator(FunctionOperator):
     def advance_watermark(self, watermark_us: int) -> bool:
         self._context.watermark_us = watermark_us
         all_fired = self._fire(watermark_us, event_time=True)
+        if all_fired and watermark_us == MAX_WATERMARK_US:
+            all_fired = self._fire_last()
         self._flush()
         return all_fired
+
+    def _fire_last(self) -> bool:
+        """The input has ended, and with it processing time: what is set fires now. False: there is more to fire.
+
+        What these timers set for event time fires too, for that is at its end. What they set for processing
+        time is dropped: one that sets itself anew each time would go on for ever.
+        """
+        self._disarm()
+        self._timers.has_ended = True
+        fired = self._fire(MAX_WATERMARK_US, event_time=False) and self._fire(MAX_WATERMARK_US, event_time=True)
+        self.timers_dropped = self._timers.dropped
+        return fired
 
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
         """Fire what is due. False when the slice was used up first."""

@@ -15,7 +15,7 @@ from midstream.core.batches import from_polars, to_polars
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.keys import key_groups
-from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import KEY, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.event_time import EventTime, Int64s
 from midstream.operators.progress import Progress
 from midstream.operators.reduction import Reduction
@@ -102,7 +102,7 @@ class WindowOperator(Operator):
         return {
             "": {
                 "the window": str(self._spec),
-                "the key": fields_text(reduction.input_schema.field(key) for key in reduction.keys) or "none",
+                KEY: fields_text(reduction.input_schema.field(key) for key in reduction.keys) or "none",
                 "the event time": f"timestamp[{reduction.time.kind.unit}]",
                 "the aggregates' state": fields_text(parts),
             }

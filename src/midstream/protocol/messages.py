@@ -114,8 +114,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Build these tasks (state restored, nothing running yet), then answer `Deployed`.
 
     `graph` is the pickled JobGraph. `slots[i]` is the slot id that runs subtask i of every vertex.
-    `restore` holds the state of each task of this slot, already assigned to it; `finished` the
-    vertices that had finished in that checkpoint.
+    `restore` holds the state of each task of this slot, already assigned to it; `finished` those of
+    its tasks that had finished in that checkpoint, which run nothing.
     """
 
     job_id: str
@@ -126,7 +126,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     slots: tuple[int, ...]
     tasks: tuple[TaskId, ...]
     restore: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
-    finished: tuple[int, ...] = ()
+    finished: tuple[TaskId, ...] = ()
     checkpoint_root: str | None = None
     """URL of the checkpoint storage; None when the job has none."""
     channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
@@ -272,6 +272,8 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """How much of that it has taken up."""
     late: tuple[tuple[str, int], ...] = ()
     """Per operator that has dropped rows as late: uid, rows."""
+    timers_dropped: tuple[tuple[str, int], ...] = ()
+    """Per operator whose last timers have set others: uid, how many."""
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
@@ -493,6 +495,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The most recent ones, newest first."""
     restarts: int
     restored_from: str | None
+    had_finished: bool = False
+    """In what it was started from: nothing is run."""
     checkpoint_dir: str | None
     slot_memory_bytes: tuple[int, ...] = ()
     slot_pids: tuple[int, ...] = ()

@@ -90,8 +90,8 @@ class Cluster:
         self.slots: list[Slot] = []
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
-        self.finished: dict[tuple[str, int], frozenset[str]] = {}
-        """By job id and attempt: uids of the operators that are deployed as finished."""
+        self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
+        """By job id and attempt: uid and subtask of each operator that is deployed as finished."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -302,8 +302,8 @@ class Driver:
 
     def _note_finished(self, deploy: m.Deploy) -> None:
         vertices = self.plan.graph.vertices  # the same at any parallelism
-        uids = frozenset(spec.uid for vertex in deploy.finished for spec in vertices[vertex].specs)
-        self.cluster.finished[deploy.job_id, deploy.attempt] = uids
+        places = {(spec.uid, ref.subtask) for ref in deploy.finished for spec in vertices[ref.vertex].specs}
+        self.cluster.finished.setdefault((deploy.job_id, deploy.attempt), set()).update(places)
 
     def _check_reply(self, request: m.ClientRequest, reply: m.Reply) -> None:
         if isinstance(request, m.DoRescale) and not reply.error:

@@ -6,19 +6,23 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from midstream.checkpoint import assign
 from midstream.coordinator import checkpoints, machine, sources
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import Slots
-from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.elements import MAX_WATERMARK_US, EndOfData
+from midstream.core.ids import TaskId
 from midstream.operators import watermarks
+from midstream.operators.process_operator import ProcessOperator
 from midstream.state.parts import Redistribute
-from midstream.worker import source
+from midstream.worker import slot, source
 from midstream.worker.chain import Chain
 from midstream.worker.snapshots import TaskSnapshots
-from midstream.worker.task import Task
+from midstream.worker.task import Task, TaskState
 
 Replacements = list[tuple[Any, str, Any]]
 
@@ -115,16 +119,56 @@ def union_with_finished() -> Replacements:
     return [(checkpoints, "refusal", lambda *_: "")]
 
 
-def finish_again() -> Replacements:
-    """An operator that had finished in the checkpoint finishes once more."""
-    original = Task._finish
+def finished_runs_again() -> Replacements:
+    """What had finished in the checkpoint runs again, with nothing in its state, and gets the last watermark again."""
+    return [(assign, "finished_tasks", lambda *_: frozenset())]
+
+
+def finished_is_opened() -> Replacements:
+    """A task that had finished in the checkpoint has operators, which are opened and finish, but waits for nothing."""
+    original_build, original_finish = slot.SlotMachine._build, Task._finish
+    had_finished: set[tuple[str, int, TaskId]] = set()
+
+    def build(self: Any, deploy: Any, *rest: Any) -> None:
+        had_finished.update((deploy.job_id, deploy.attempt, ref) for ref in deploy.finished)
+        original_build(self, msgspec.structs.replace(deploy, finished=()), *rest)
 
     def finish(self: Any) -> None:
-        if self._restored_as_finished:
-            self._chain.finish()
-        original(self)
+        if (self._seams.job_id, self._attempt, self.ref) not in had_finished:
+            original_finish(self)
+            return
+        self._chain.finish()
+        self._edges.broadcast(EndOfData(True))
+        self._become(TaskState.FINISHING, TaskState.RUNNING)
+        self._end()
 
-    return [(Task, "_finish", finish)]
+    return [(slot.SlotMachine, "_build", build), (Task, "_finish", finish)]
+
+
+def last_timers_are_dropped() -> Replacements:
+    """Timers that wait for the clock when the input has ended never fire."""
+    return [(ProcessOperator, "_fire_last", lambda self: True)]
+
+
+def timers_behind_the_end() -> Replacements:
+    """Timers that are due when the input ends fire when they have their turn, however late that is."""
+
+    def stop_timers(self: Any) -> None:
+        if not self.is_live:
+            original(self)
+
+    original = Task._stop_timers
+    return [(Task, "_stop_timers", stop_timers), (ProcessOperator, "_fire_last", lambda self: True)]
+
+
+def timers_forgotten() -> Replacements:
+    """Timers that wait for the clock are not restored."""
+    original = ProcessOperator.restore
+
+    def restore(self: Any, parts: Any) -> None:
+        original(self, {name: part for name, part in parts.items() if name != "timers:processing"})
+
+    return [(ProcessOperator, "restore", restore)]
 
 
 def checkpoint_while_draining() -> Replacements:

@@ -141,6 +141,17 @@ def rescaled(seed: int) -> Scenario:
     return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
 
 
+def summed(seed: int) -> Scenario:
+    """Slots die while one source has ended and the other has not."""
+    drawn = draw(seed, topology="totals", parallelism=2, faults=("kill_slot",), rows=400)
+    return replace(drawn, interval_s=0.002, sink_rows=1, sink_pause_s=0.003)
+
+
+def alarmed(seed: int) -> Scenario:
+    """Rows wait for the clock while slots die."""
+    return replace(draw(seed, topology="alarms", parallelism=2, faults=("kill_slot",), rows=100), interval_s=0.002)
+
+
 def in_tables(seed: int) -> Scenario:
     """Rows wait in tables while slots die, and the job goes on with fewer subtasks."""
     drawn = draw(seed, topology="tables", parallelism=3, rescale_to=2, faults=("kill_slot",), rows=100)

@@ -477,8 +477,22 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "swallow_read_error": Mutation(
         "an error in recovering rows is swallowed", in_flight.swallow_read_error, scenarios.recovering
     ),
-    "finish_again": Mutation(
-        "a finished operator finishes again", coordination.finish_again, scenarios.of("kill_slot", topology="tally")
+    "finished_runs_again": Mutation(
+        "a finished operator runs again and gets the last watermark again",
+        coordination.finished_runs_again,
+        scenarios.summed,
+    ),
+    "finished_is_opened": Mutation(
+        "a finished operator is opened again", coordination.finished_is_opened, scenarios.summed
+    ),
+    "last_timers_are_dropped": Mutation(
+        "timers that wait for the clock at the end never fire", coordination.last_timers_are_dropped, scenarios.alarmed
+    ),
+    "timers_behind_the_end": Mutation(
+        "timers that are due at the end fire behind it", coordination.timers_behind_the_end, scenarios.alarmed
+    ),
+    "timers_forgotten": Mutation(
+        "timers that wait for the clock are not restored", coordination.timers_forgotten, scenarios.alarmed
     ),
     "watermark_before_timers": Mutation(
         "a watermark goes on before all its timers have fired", coordination.watermark_before_timers, scenarios.on_time

@@ -26,6 +26,7 @@ from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.ends import said_by
 from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
@@ -72,6 +73,8 @@ class Oracle:
         """Rows of the sources that were at their end in the newest completed checkpoint."""
         self._done_with: dict[str, set[int]] = {}
         """Keys of subtasks that had finished in a checkpoint: a restore drops their state, which nobody needs."""
+        self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
+        """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
         self._last: Expectation | None = None
         """What the newest completed checkpoint must hold."""
 
@@ -106,7 +109,11 @@ class Oracle:
                 self._ended[uid] = emitted[uid]
             else:
                 self._ended.pop(uid, None)
-        held = {uid: self._held(operator) for uid, operator in operators.items() if uid.startswith(("timer", "table"))}
+        held = {
+            uid: self._held(operator)
+            for uid, operator in operators.items()
+            if uid.startswith(("timer", "alarm", "table"))
+        }
         in_flight = self._in_flight(metadata)
         self.in_flight += bool(in_flight)
         expected = expectation(self.shape, emitted, held, in_flight)
@@ -125,6 +132,8 @@ class Oracle:
         self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
         yield from self._check_state(where, operators, expected)
         yield from self._check_prepared(where, output, expected)
+        for uid in expected.totals.keys() & operators.keys():
+            yield from self._check_total(where, operators[uid], expected, output, in_flight)
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
         for uid, counts in expected.counts.items():
@@ -244,6 +253,34 @@ class Oracle:
                 staged.append(self._outside.staged[name])
         yield from self._compare(where, expected.sinks, staged)
 
+    def _check_total(
+        self,
+        where: str,
+        operator: OperatorState,
+        expected: Expectation,
+        output: Iterable[str],
+        in_flight: Mapping[tuple[int, int], Counter[int]],
+    ) -> Iterator[str]:
+        """What a subtask has said when it had finished is all it ever says; together they have counted every row."""
+        sink, node = expected.total_sinks[operator.uid]
+        staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
+        said = Counter(row for part in staged if part.sink == sink for row in part.ids)
+        said += in_flight.get((node, 0), Counter())
+        before_of, before = self._said.get(operator.uid, (operator, said))
+        final = before_of.fully_finished
+        if final or before_of.parallelism == operator.parallelism:
+            again = {row: said[row] for row in said | before if final or said_by(row)[0] in before_of.finished}
+            if again != {row: n for row, n in before.items() if row in again and n}:
+                yield f"{where}: {operator.uid} had finished when it had said {dict(before)}, and has said {dict(said)}"
+        self._said[operator.uid] = operator, said
+        if operator.fully_finished:
+            yield from self._check_sum(where, operator.uid, expected, said)
+
+    def _check_sum(self, where: str, uid: str, expected: Expectation, said: Counter[int]) -> Iterator[str]:
+        counted = sum(n * said_by(row)[1] for row, n in said.items())
+        if counted != expected.totals[uid].total():
+            yield f"{where}: {uid} has counted {counted} rows instead of {expected.totals[uid].total()}"
+
     def _tables(self, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
         handles = [handle for handle in subtask.parts if handle.name in parts]
         for state in read_parts(self.storage, handles, range(1 << 16), "oracle").values():
@@ -292,6 +329,7 @@ class Oracle:
         """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
         self.storage = storage
         self._ended.clear()
+        self._said.clear()
         self._last = cut.expected
         self._outside.committed = dict.fromkeys(cut.output)
 
@@ -310,6 +348,11 @@ class Oracle:
         expected = expectation(self.shape, everything)
         yield from self._compare("end", expected.sinks, self._committed())
         yield from self._check_windows("end", expected)
+        for uid, (sink, _) in expected.total_sinks.items():
+            said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
+            if uid in self._said and said != self._said[uid][1]:
+                yield f"end: {uid} has said {dict(said)}, and had finished when it had said {dict(self._said[uid][1])}"
+            yield from self._check_sum("end", uid, expected, said)
 
     def check_left_over(self, files: Collection[str], retained: int) -> Iterator[str]:
         """Complaints about files of a job that has ended without any fault."""

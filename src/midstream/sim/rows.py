@@ -7,7 +7,7 @@ the end (in the ledger, which stands for an external transactional system).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -94,8 +94,8 @@ class Outside:
         """How many of the next reads of blocking sources fail."""
         self.open_failures = 0
         """How many of the next operators that are opened fail."""
-        self.finished: Mapping[tuple[str, int], frozenset[str]] = {}
-        """By job id and attempt: uids of the operators that had finished in the checkpoint it began from."""
+        self.finished: Mapping[tuple[str, int], Set[tuple[str, int]]] = {}
+        """By job id and attempt: uid and subtask of the operators that had finished in the checkpoint it began from."""
         self.row_us = 0
         """How long user functions take for a row: what is slow is worked in slices."""
 
@@ -110,7 +110,9 @@ class Outside:
         """A user's function is at it for `rows` rows."""
         self.world.now_us += rows * self.row_us
 
-    def check_open(self) -> None:
+    def check_open(self, context: OperatorContext | WriterContext) -> None:
+        if (context.uid, context.subtask) in self.finished.get((context.job_id, context.attempt), ()):
+            self.world.bug(f"{context.uid}/{context.subtask} is opened, and had finished in the checkpoint")
         if self.open_failures:
             self.open_failures -= 1
             raise UserError(f"{SIM} this operator cannot be opened")
@@ -279,7 +281,7 @@ class Pass(Operator):
         self._out: Output
 
     def open(self, context: OperatorContext, out: Output) -> None:
-        self._outside.check_open()
+        self._outside.check_open(context)
         self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
@@ -333,7 +335,7 @@ class Count(Operator):
         self._context: OperatorContext
 
     def open(self, context: OperatorContext, out: Output) -> None:
-        self._outside.check_open()
+        self._outside.check_open(context)
         self._out = out
         self._context = context
 
@@ -457,6 +459,7 @@ class LedgerSink(Sink):
         self.pause_s = pause_s
 
     def writer(self, context: WriterContext) -> SinkWriter:
+        self.outside.check_open(context)
         return _LedgerWriter(self, context)
 
     def committer(self, job_id: str) -> Committer:

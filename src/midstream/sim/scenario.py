@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_parallelism, with_tables
+from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_ends, with_parallelism, with_tables
 from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
@@ -120,7 +120,10 @@ def draw(
     random = Random(f"scenario {seed}")
     choice = random.choice
     limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
-    base = with_tables(random_shape(random), Random(f"tables {seed}")) if topology == "random" else SHAPES[topology]
+    if topology == "random":
+        base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
+    else:
+        base = SHAPES[topology]
     wide = Random(f"wide {seed}")
     if parallelism is None and wide.random() < 0.05:
         limit = wide.choice((5, 6, 7, 8))

@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from midstream.operators.base import OperatorContext
 from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.operators.function_operator import two_ports
 from midstream.sim.rows import SCHEMA, Outside
@@ -28,8 +29,8 @@ class Hold(CoBatchFunction):
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
 
-    def open(self, context: object) -> None:
-        self._outside.check_open()
+    def open(self, context: OperatorContext) -> None:
+        self._outside.check_open(context)
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self._outside.work(rows.height)

@@ -34,7 +34,7 @@ class Tally(Operator):
         self._context: OperatorContext
 
     def open(self, context: OperatorContext, out: Output) -> None:
-        self._outside.check_open()
+        self._outside.check_open(context)
         self._out = out
         self._context = context
 
@@ -53,11 +53,6 @@ class Tally(Operator):
         self._count += len(ids)
         self._list = None
         self._out.emit(batch)
-
-    def finish(self) -> None:
-        context = self._context
-        if context.uid in self._outside.finished.get((context.job_id, context.attempt), ()):
-            self._outside.world.bug(f"{context.uid}/{context.subtask} finishes, and had finished in the checkpoint")
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         parts: dict[str, StatePart] = {}

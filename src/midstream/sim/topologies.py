@@ -17,7 +17,7 @@ from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning
 from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
-from midstream.sim import tables, timed
+from midstream.sim import ends, tables, timed
 from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
 from midstream.sim.tally import Tally
 
@@ -45,7 +45,8 @@ class Input:
 class Node:
     """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
     "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
-    rows until a timer fires), "table" (the same in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
+    rows until a timer fires), "alarm" (the same, by the wall clock), "total" (keyed, says at its end how many rows it
+    has got, once), "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
     rows), "tally" (state without a key), "sink"."""
 
     chain: tuple[str, ...]
@@ -139,6 +140,21 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("count", Input(2, KEYED)),
         _node("sink", Input(3, FORWARD)),
     ),
+    "alarms": (
+        _source(),
+        _source(rows_share=0.3),
+        _node("alarm", Input(0, KEYED), Input(1, KEYED)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
+    "totals": (
+        _source(rows_share=0.1),
+        _source(),
+        _node("total", Input(0, KEYED)),
+        _node("count", Input(1, KEYED)),
+        _node("sink", Input(2, REBALANCE)),
+        _node("sink", Input(3, FORWARD)),
+    ),
     "tables": (
         _source("tight"),
         _source("idle", rows_share=0.3),
@@ -230,6 +246,19 @@ def with_tables(shape: Shape, random: Random) -> Shape:
     )
 
 
+def with_ends(shape: Shape, random: Random) -> Shape:
+    """A third of the timers by the wall clock; and now and then somebody who sums up what has come."""
+    nodes = [
+        replace(node, chain=("alarm",)) if node.chain == ("timer",) and random.random() < 1 / 3 else node
+        for node in shape
+    ]
+    if random.random() < 0.1:
+        inner = [index for index, node in enumerate(nodes) if not {"pack", "sink"} & {*node.chain}]
+        total = Node(("total",), (Input(random.choice(inner), KEYED),))
+        nodes += [total, Node(("sink",), (Input(len(nodes), random.choice((FORWARD, REBALANCE, GLOBAL))),))]
+    return tuple(nodes)
+
+
 def _without_doubled_broadcast(shape: Shape) -> Shape:
     """Rows that reach a broadcast input twice would need a multiset there: only sources are broadcast."""
     sources = [index for index, node in enumerate(shape) if "source" in node.chain]
@@ -314,6 +343,10 @@ class Expectation:
     """By window operator: its kind, and the ids of its rows."""
     window_sinks: Mapping[str, tuple[str, bool]]
     """Sinks behind a window operator, by uid: the operator, and whether late rows come here."""
+    totals: Mapping[str, Counter[int]]
+    """By operator that sums up what has come: the ids of its rows."""
+    total_sinks: Mapping[str, tuple[str, int]]
+    """The sink behind each of them, and its node."""
     overdrawn: tuple[str, ...]
     """Operators that hold rows back, and inputs, that hold rows which they cannot have got."""
 
@@ -340,10 +373,12 @@ def expectation(
     sinks: dict[str, Counter[int]] = {}
     windowed: dict[str, tuple[str, Counter[int]]] = {}
     window_sinks: dict[str, tuple[str, bool]] = {}
+    totals: dict[str, Counter[int]] = {}
+    total_sinks: dict[str, tuple[str, int]] = {}
     overdrawn: list[str] = []
     outputs: list[dict[str | None, Counter[int]]] = []
     behind: dict[int, str] = {}
-    """Nodes that get what a window operator emits."""
+    """Nodes that emit what is made of rows, and the operators that make it."""
     for index, node in enumerate(shape):
         by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
         for entry in node.inputs:
@@ -372,7 +407,10 @@ def expectation(
                     counts[uid] = _counted(stream, key_of)
                 case "tally":
                     tallies[uid] = stream
-                case "timer" | "table":
+                case "total":
+                    totals[uid] = stream
+                    behind[index] = uid
+                case "timer" | "alarm" | "table":
                     if kind == "table":
                         counts[uid] = _counted(stream, key_of)
                     waiting = held.get(uid, Counter())
@@ -384,12 +422,15 @@ def expectation(
                     behind[index] = uid
                 case "sink":
                     windows = {(behind[e.node], e.tag == LATE) for e in node.inputs if e.node in behind}
-                    if windows:
+                    summed = totals.keys() & {maker for maker, _ in windows}
+                    if summed:
+                        total_sinks[summed.pop()] = uid, index
+                    elif windows:
                         window_sinks[uid] = windows.pop()
                     else:
                         sinks[uid] = stream
         outputs.append({None: stream, SIDE: side})
-    return Expectation(counts, broadcast, tallies, sinks, windowed, window_sinks, tuple(overdrawn))
+    return Expectation(counts, broadcast, tallies, sinks, windowed, window_sinks, totals, total_sinks, tuple(overdrawn))
 
 
 def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
@@ -427,7 +468,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            if kind in ("side", "timer", "table"):
+            if kind in ("side", "timer", "alarm", "table", "total"):
                 is_ordered = False
             operators.append(
                 OperatorSpec(
@@ -444,9 +485,10 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 
 def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
-    """Whether no row may ever be late: splits are in order, no older one is found later, and none counts as idle."""
+    """Whether no row may ever be late: splits are in order, no older one is found later, none counts as idle, and no
+    rows wait for the clock."""
     none_older = all(source.rounds == 1 or is_ordered(source.number) for source in sources)
-    return none_older and not any("idle" in node.chain for node in shape)
+    return none_older and not any({"idle", "alarm"} & {*node.chain} for node in shape)
 
 
 def behind_timers(shape: Shape) -> set[int]:
@@ -476,6 +518,10 @@ def _operator(
             return timed.timestamps(uid, kind)
         case "timer":
             return timed.delay(uid, outside)
+        case "alarm":
+            return ends.alarm(uid, outside)
+        case "total":
+            return ends.total(uid, outside)
         case "table":
             return tables.hold(uid, outside)
         case "window" | "slide" | "session":

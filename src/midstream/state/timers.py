@@ -21,6 +21,9 @@ class TimerQueue:
     def __len__(self) -> int:
         return len(self._live)
 
+    def __contains__(self, timer: TimerRow) -> bool:
+        return timer in self._live
+
     def add(self, time_us: int, key: Any) -> None:
         """Setting what is set already changes nothing."""
         if (time_us, key) in self._live:

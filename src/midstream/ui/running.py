@@ -81,6 +81,12 @@ def _summary(status: JobStatus, again: str) -> Text:
     if status.restarts:
         times = "1 restart" if status.restarts == 1 else f"{status.restarts} restarts"
         line.append(f", {times}, after which rows are read again and counted again", style="not bold")
+    if status.had_finished:
+        line.append(
+            f"\nit had finished before, in {text.printable(status.restored_from or '')}, so nothing was run; to run it "
+            "anew, start it without --from",
+            style="not bold",
+        )
     if status.state == "stopped":
         line.append(f"\n{_how_to_go_on(status, again)}", style="not bold")
     return line

@@ -57,7 +57,7 @@ class _Reader:
 
 
 class TaskInput:
-    """`handle` is told of barriers as they are read. `is_finished`: the task's operators were restored as finished."""
+    """`handle` is told of barriers as they are read."""
 
     def __init__(
         self,
@@ -68,14 +68,12 @@ class TaskInput:
         handle: Callable[[BarrierEvent], None],
         *,
         rows_max: int,
-        is_finished: bool,
     ) -> None:
         self._ref = ref
         self._chain = chain
         self._clock = clock
         self._handle = handle
         self._rows_max = rows_max
-        self._is_finished = is_finished
         self._first_channel = first_channels(gates)
         channels = self._first_channel[-1]
         self._valve = WatermarkValve(channels)
@@ -195,7 +193,7 @@ class TaskInput:
         self._ended_data[channel] = True
         self.drains = self.drains and drain
         self._port_open[port] -= 1
-        if self._port_open[port] == 0 and drain and not self._is_finished:
+        if self._port_open[port] == 0 and drain:
             self._chain.end_input(port)
         if all(self._ended_data):
             self.has_ended = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -38,6 +38,7 @@ from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.failures import deploy_failed
+from midstream.worker.finished import FinishedTask
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 
@@ -105,6 +106,9 @@ class SlotMachine:
     def _reset(self) -> None:
         self.state = SlotState.IDLE
         self.tasks: dict[TaskId, Task] = {}
+        """All that run; see `_finished`."""
+        self._finished: dict[TaskId, FinishedTask] = {}
+        """Those of this slot that had finished in the checkpoint."""
         self.pool: BufferPool | None = None
         self._links: dict[int, PeerLink] = {}
         self._remote: dict[int, list[RemoteChannel]] = {}
@@ -159,7 +163,8 @@ class SlotMachine:
             case m.AssignSplit(_, ref, split, is_last):
                 self._task(ref).add_split(split, is_last)
             case m.SplitsAssigned(_, ref):
-                self._task(ref).splits_assigned()
+                if ref not in self._finished:
+                    self._task(ref).splits_assigned()
             case m.NoMoreSplits(_, ref):
                 self._task(ref).no_more_splits()
             case m.StopSources():
@@ -168,7 +173,7 @@ class SlotMachine:
 
     def close(self) -> None:
         """End everything that runs here. The pool is whole afterwards."""
-        for task in self.tasks.values():
+        for task in self._all_tasks():
             task.close()
         for link in self._links.values():
             link.close()
@@ -178,7 +183,7 @@ class SlotMachine:
 
     def status(self) -> m.SlotStatus:
         """For the heartbeat. Memory is for the process to fill in."""
-        return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in self.tasks.values()))
+        return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in self._all_tasks()))
 
     def check(self) -> None:
         """Every invariant that must hold between two mails."""
@@ -190,6 +195,10 @@ class SlotMachine:
         for channels in self._remote.values():
             for channel in channels:
                 channel.check()
+
+    def _all_tasks(self) -> list[Task | FinishedTask]:
+        """Those that run come first."""
+        return [*self.tasks.values(), *self._finished.values()]
 
     def _task(self, ref: TaskId) -> Task:
         task = self.tasks.get(ref)
@@ -212,7 +221,7 @@ class SlotMachine:
         self.state = SlotState.DEPLOYING
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
 
-        def work() -> tuple[Storage | None, list[_Loaded], ReadAhead]:
+        def work() -> tuple[Storage | None, dict[TaskId, _Loaded], ReadAhead]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
             restore = dict(deploy.restore)
             read_ahead: ReadAhead = {}
@@ -221,22 +230,21 @@ class SlotMachine:
                 in_flight = [state for _, states in deploy.channels for state in states]
                 # All of it before the first row is emitted, anywhere.
                 read_ahead = verify_channels(storage, in_flight, config.pool_bytes // READ_AHEAD_OF_POOL)
-            loaded = []
+            loaded = {}
             for ref in deploy.tasks:
                 graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
                 parallelism = graph.vertices[ref.vertex].parallelism
                 owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)
-                task = _Loaded(graph, {}, {}, {})
+                task = loaded[ref] = _Loaded(graph, {}, {}, {})
                 for snapshot in restore.get(ref, ()):
                     task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
                     assert storage is not None, "state to restore, but no storage"
                     parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
                     task.parts[snapshot.uid] = parts
                     task.known.update(known_chunks(snapshot.parts, parts))
-                loaded.append(task)
             return storage, loaded, read_ahead
 
-        def done(outcome: Done[tuple[Storage | None, list[_Loaded], ReadAhead]] | Failed) -> None:
+        def done(outcome: Done[tuple[Storage | None, dict[TaskId, _Loaded], ReadAhead]] | Failed) -> None:
             if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
                 return
             if isinstance(outcome, Failed):
@@ -244,9 +252,9 @@ class SlotMachine:
                 return
             storage, loaded, read_ahead = outcome.value
             try:
-                self._build(deploy, config, [task.graph for task in loaded], storage, read_ahead)
-                for task, of_task in zip(self.tasks.values(), loaded, strict=True):
-                    task.open(of_task.parts, of_task.known, of_task.watermarks)
+                self._build(deploy, config, {ref: of.graph for ref, of in loaded.items()}, storage, read_ahead)
+                for ref, task in self.tasks.items():
+                    task.open(loaded[ref].parts, loaded[ref].known, loaded[ref].watermarks)
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._deploy_failed(deploy.attempt, error)
                 return
@@ -263,11 +271,14 @@ class SlotMachine:
         self,
         deploy: m.Deploy,
         config: JobConfig,
-        graphs: list[JobGraph],
+        graphs: Mapping[TaskId, JobGraph],
         storage: Storage | None,
         read_ahead: ReadAhead,
     ) -> None:
-        """Tasks with their partitions and gates; channels between tasks of this slot are connected at once."""
+        """Tasks with their partitions and gates; channels between tasks of this slot are connected at once.
+
+        `graphs`: one for each task, which has its operators.
+        """
         pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
         queue_time = None if config.queue_time_s is None else QueueTime(config.queue_time_s, self._clock.monotonic_s)
         seams = TaskSeams(
@@ -279,13 +290,13 @@ class SlotMachine:
             ids=self._ids,
             storage=storage,
             inline_bytes_max=inline_bytes_max(
-                config.inline_bytes, sum(vertex.parallelism for vertex in graphs[0].vertices)
+                config.inline_bytes, sum(vertex.parallelism for vertex in next(iter(graphs.values())).vertices)
             ),
             send=self._send,
             schedule=self._schedule,
         )
         partitions: dict[tuple[int, int], ResultPartition] = {}
-        for graph, ref in zip(graphs, deploy.tasks, strict=True):
+        for ref, graph in graphs.items():
             for edge in graph.outputs(ref.vertex):
                 partition = ResultPartition(
                     edge,
@@ -303,7 +314,7 @@ class SlotMachine:
                         self._outgoing.append((slot, partition, index))
         window = self._window(deploy, graphs, pool)
         channels = dict(deploy.channels)
-        for graph, ref in zip(graphs, deploy.tasks, strict=True):
+        for ref, graph in graphs.items():
             gates = []
             for number, edge in enumerate(graph.inputs(ref.vertex)):
                 arrived = partial(self._arrived, ref, number)
@@ -325,22 +336,18 @@ class SlotMachine:
                         wake=partial(self._wake_task, ref),
                         fail=partial(self._fail_task, deploy.attempt, ref),
                     )
-            self.tasks[ref] = Task(
-                ref,
-                graph.vertices[ref.vertex],
-                config,
-                seams,
-                gates,
-                [partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)],
-                restored_as_finished=ref.vertex in deploy.finished,
-            )
+            outputs = [partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
+            if ref in deploy.finished:
+                self._finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, self._send)
+            else:
+                self.tasks[ref] = Task(ref, graph.vertices[ref.vertex], config, seams, gates, outputs)
         pool.check_capacity()
 
-    def _window(self, deploy: m.Deploy, graphs: list[JobGraph], pool: BufferPool) -> int:
+    def _window(self, deploy: m.Deploy, graphs: Mapping[TaskId, JobGraph], pool: BufferPool) -> int:
         """The credit window of every remote channel: at most half of the pool for all of them."""
         remote = sum(
             deploy.slots[producer] != self.slot_id
-            for graph, ref in zip(graphs, deploy.tasks, strict=True)
+            for ref, graph in graphs.items()
             for edge in graph.inputs(ref.vertex)
             for producer in graph.producers(edge, ref.subtask)
         )
@@ -411,7 +418,7 @@ class SlotMachine:
                 link.add_receiver(channel)
         for slot, partition, index in self._outgoing:
             self._links[slot].add_sender(partition.subpartitions[index])
-        for task in self.tasks.values():
+        for task in self._all_tasks():
             task.start()
 
     def _link_lost(self, attempt: int, slot: int, reason: str) -> None:

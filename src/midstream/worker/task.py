@@ -128,8 +128,6 @@ class Task:
         seams: TaskSeams,
         gates: list[InputGate],
         partitions: list[ResultPartition],
-        *,
-        restored_as_finished: bool = False,
     ) -> None:
         self.ref = ref
         self.vertex = vertex
@@ -139,7 +137,6 @@ class Task:
         self._config = config
         self._attempt = seams.attempt
         self._seams = seams
-        self._restored_as_finished = restored_as_finished
         self.mails: deque[Callable[[], None]] = deque()  # steps that come first and take next to no time
         self._mails_in_a_row = 0
         self._due: deque[Callable[[], None]] = deque()
@@ -150,15 +147,7 @@ class Task:
 
         self._edges = _TaskEdges(partitions)
         self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
-        self._input = TaskInput(
-            ref,
-            gates,
-            self._chain,
-            seams.clock,
-            self._on_barrier,
-            rows_max=config.batch_rows,
-            is_finished=restored_as_finished,
-        )
+        self._input = TaskInput(ref, gates, self._chain, seams.clock, self._on_barrier, rows_max=config.batch_rows)
         self._snapshots = TaskSnapshots(
             seams.attempt, self.ref, seams.executor, seams.send, self.fail, self.wake, seams.inline_bytes_max
         )
@@ -288,12 +277,15 @@ class Task:
         self._let_go()
         self._seams.send(task_failed(self._attempt, self.ref, self.vertex.name, error, symptom))
 
-    def _let_go(self) -> None:
+    def _stop_timers(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self.mails.clear()
         self._due.clear()
+
+    def _let_go(self) -> None:
+        self._stop_timers()
+        self.mails.clear()
         self._snapshots.close()
         self._checkpoints.close()
         if self._source is not None:
@@ -385,6 +377,8 @@ class Task:
             self.mail(self._source.stop)
 
     def _call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
+        if self.state not in (TaskState.CREATED, _RUNNING):
+            raise InvariantError(f"task {self.ref} is {self.state.value}, and is to be called at {time_ms} ms")
         delay_s = max(0.0, (time_ms - self._seams.clock.now_ms()) / 1000)
         timer: Timer
 
@@ -455,8 +449,6 @@ class Task:
         return self.state is _RUNNING and (self._source is not None or self._input.has_ended)
 
     def _output_available(self) -> bool:
-        if self._restored_as_finished:
-            return True  # it emits no rows, and no checkpoint is taken before it has ended
         for partition in self.partitions:
             if not partition.is_available():
                 partition.wake_when_available(self.wake)
@@ -469,14 +461,10 @@ class Task:
         assert self._source is not None
         if self._holds_for is not None:
             return False
-        if self._restored_as_finished:
-            progress = Progress.ENDED
-        else:
-            progress = self._source.step()
+        progress = self._source.step()
         if progress is Progress.ENDED:
             self._input.has_ended = True
-            if not self._restored_as_finished:
-                self._chain.end_input(0)
+            self._chain.end_input(0)
             self._chain.offer(0, MAX_WATERMARK_US)
         return progress is not Progress.WAITING
 
@@ -484,15 +472,14 @@ class Task:
 
     def _finish(self) -> None:
         """Emit what is left and say so; then wait for the checkpoint that makes it final."""
-        if not self._restored_as_finished and self._input.drains:
+        if self._input.drains:
             self._chain.finish()
+        self._stop_timers()  # what operators would emit from here on would be behind the end of their data
         self._edges.broadcast(EndOfData(self._input.drains))
         self._become(TaskState.FINISHING, TaskState.RUNNING)
         if self._seams.storage is None:
             snapshots = [operator.snapshot(0) for operator in self._chain.operators]
             self._collect(snapshots, self._finish_without_checkpoint)
-        elif self._restored_as_finished:
-            self._end()
         else:
             self._seams.send(m.TaskEndOfData(self._attempt, self.ref))
 
@@ -611,6 +598,11 @@ class Task:
             watermark_us=self._chain.watermark_us,
             operators=tuple(operators),
             late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(self._uids) if links[i + 1].late_rows),
+            timers_dropped=tuple(
+                (uid, operator.timers_dropped)
+                for uid, operator in zip(self._uids, self._chain.operators, strict=True)
+                if operator.timers_dropped
+            ),
             to_recover_bytes=self._to_recover_bytes,
             recovered_bytes=self._to_recover_bytes - left_bytes,
         )

@@ -1,4 +1,4 @@
-"""Rows dropped as late are counted through restarts, and warned of once."""
+"""What operators drop is counted through restarts, and warned of once."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ def test_late_rows_add_up_over_subtasks_and_attempts_and_are_warned_of_once(capl
     (warning,) = bench.status.warnings
     assert "operator 'write' has dropped 11 rows that came late" in warning
     assert len(caplog.records) == 1
+
+
+def test_timers_that_were_dropped_at_the_end_are_warned_of_by_operator() -> None:
+    bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
+    for ref, dropped in ((WRITE0, 1), (WRITE0, 3), (WRITE1, 2)):
+        metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, timers_dropped=(("write", dropped),))
+        bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
+    (warning,) = bench.status.warnings
+    assert "operator 'write' has dropped 5 processing-time timers" in warning
+    assert late_rows(bench) == [0, 0]

@@ -1,0 +1,65 @@
+"""What operators have dropped, rows that came late and timers without a future: nobody may lose them without a word."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from midstream.core.ids import TaskId
+from midstream.graph.job_graph import JobGraph
+
+_log = logging.getLogger(__name__)
+
+
+class Dropped:
+    """By operator uid, over all attempts of the job: what is done again after a failure counts again.
+
+    `warning` says to people what it means that an operator (its name) has dropped so many.
+    """
+
+    def __init__(self, graph: JobGraph, warning: Callable[[str, int], str]) -> None:
+        self._names = {spec.uid: spec.name for vertex in graph.vertices for spec in vertex.specs}
+        self._warning = warning
+        self._before: Counter[str] = Counter()
+        """In attempts that are over."""
+        self._now: dict[TaskId, tuple[tuple[str, int], ...]] = {}
+        self._logged: set[str] = set()
+
+    def heard(self, task: TaskId, counts: tuple[tuple[str, int], ...]) -> None:
+        """Totals of a task of the current attempt: uid, how many."""
+        if not counts:
+            return
+        self._now[task] = counts
+        for uid, _ in counts:
+            if uid not in self._logged:
+                self._logged.add(uid)
+                _log.warning("%s", self._warning(self._names[uid], self.counts()[uid]))
+
+    def attempt_over(self) -> None:
+        self._before = self.counts()
+        self._now.clear()
+
+    def counts(self) -> Counter[str]:
+        found = Counter(self._before)
+        for counts in self._now.values():
+            found.update(dict(counts))
+        return found
+
+    def warnings(self) -> tuple[str, ...]:
+        """One for each operator that has dropped any."""
+        return tuple(self._warning(self._names[uid], count) for uid, count in sorted(self.counts().items()))
+
+
+def late_rows(name: str, count: int) -> str:
+    return (
+        f"operator {name!r} has dropped {count} rows that came late: event time had passed their windows. Give "
+        "with_watermarks() a larger bound, the window an allowed_lateness(), or take them aside with side_output(LATE)"
+    )
+
+
+def late_timers(name: str, count: int) -> str:
+    return (
+        f"operator {name!r} has dropped {count} processing-time timers that on_timer set when its input had ended: those "
+        "that were set before have fired, at the end, and there is no time left for others"
+    )

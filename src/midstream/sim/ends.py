@@ -1,0 +1,94 @@
+"""What shows how a simulated job comes to its end: rows that wait for the wall clock, and sums that are said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+import polars as pl
+
+from midstream.operators.base import OperatorContext
+from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, KeyedBatchFunction
+from midstream.operators.function_operator import Port
+from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
+from midstream.operators.process_operator import ProcessOperator
+from midstream.operators.rows import Row
+from midstream.sim.rows import SCHEMA, Outside
+from midstream.state.keyed import MapState
+from midstream.state.table import TableState
+
+_SUBTASKS: Final = 1000
+_STEP: Final = timedelta(milliseconds=1)
+_FAR: Final = timedelta(hours=1)
+"""Longer than any run: what waits for so long waits for the end."""
+
+
+def said_by(row: int) -> tuple[int, int]:
+    """Which subtask of a `Total` a row is of, and how many rows it has counted."""
+    return (-row - 1) % _SUBTASKS, (-row - 1) // _SUBTASKS
+
+
+class Total(KeyedBatchFunction):
+    """At the end, one row: how many came to this subtask. Its id is negative, see `said_by`."""
+
+    counts = TableState({"key": int, "count": int})
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+        self._subtask = 0
+
+    def open(self, context: OperatorContext) -> None:
+        self._outside.check_open(context)
+        self._subtask = context.subtask
+
+    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
+        self._outside.work(rows.height)
+        if self._outside.poison:
+            self._outside.check_poison(rows["id"].to_list())
+        each = rows.select("key", count=pl.lit(1, pl.Int64))
+        self.counts.frame = pl.concat([self.counts.frame, each]).group_by("key", maintain_order=True).sum()
+
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame | None:
+        if ctx.watermark != datetime.max:
+            return None
+        counted = int(self.counts.frame["count"].sum())
+        self.counts.frame = self.counts.frame.clear()
+        row = {"id": -1 - self._subtask - counted * _SUBTASKS, "key": 0, "sequence": 0, "ts": datetime(1970, 1, 1)}
+        return pl.DataFrame([{**row, "n": 0, "text": ""}], schema=dict(pl.DataFrame(SCHEMA.empty_table()).schema))
+
+
+def total(uid: str, outside: Outside) -> BatchFunctionOperator:
+    return BatchFunctionOperator(uid, Total(outside), [Port("process", ("key",), None, SCHEMA)], SCHEMA)
+
+
+class Alarm(KeyedProcessFunction):
+    """Holds every row until the wall clock has come to a time, some of them for longer than the input lasts."""
+
+    waiting: MapState[datetime, list[Row]] = MapState()
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def open(self, context: OperatorContext) -> None:
+        self._outside.check_open(context)
+
+    def process(self, row: Row, ctx: ProcessContext) -> None:
+        self._outside.work(1)
+        self._outside.check_poison([row["id"]])
+        at = ctx.now + _STEP * (row["id"] % 7) + (_FAR if row["id"] % 4 == 0 else timedelta())
+        self.waiting[at] = [*self.waiting.get(at, []), row]
+        ctx.timers.processing_time(at)
+
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Iterator[Row]:
+        self._outside.work(1)
+        if time not in self.waiting:
+            self._outside.world.bug(f"a timer of key {ctx.key} fires at {time}, where nothing waits")
+            return
+        if ctx.now < time and ctx.watermark != datetime.max:
+            self._outside.world.bug(f"a timer of {time} fires at {ctx.now}, before the end")
+        yield from self.waiting.pop(time)
+
+
+def alarm(uid: str, outside: Outside) -> ProcessOperator:
+    return process_operator(uid, Alarm(outside), keys=["key"], event_time=None, input_schema=SCHEMA, schema=SCHEMA)

@@ -1,0 +1,61 @@
+"""A subtask that had finished in the checkpoint that the attempt begins from: it says so, and that is all.
+
+It has no operators, no source and no input: what it made of its rows is with its consumers, or on the way there.
+They hear of its end once more, since nobody else would tell them. It ends in the step in which it starts, before
+any checkpoint is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from midstream.core.elements import MAX_WATERMARK_US, EndOfData, EndOfPartition, Watermark
+from midstream.core.ids import TaskId
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.protocol import messages as m
+
+
+class FinishedTask:
+    """Its producers have finished too: nothing comes through `gates` but their ends."""
+
+    def __init__(
+        self,
+        ref: TaskId,
+        attempt: int,
+        gates: Sequence[InputGate],
+        partitions: Sequence[ResultPartition],
+        send: Callable[[m.FromSlot], None],
+    ) -> None:
+        self.ref = ref
+        self._attempt = attempt
+        self._gates = gates
+        self._partitions = partitions
+        self._send = send
+
+    def start(self) -> None:
+        """Once its consumers in the same slot run."""
+        self._send(m.TaskRunning(self._attempt, self.ref))
+        for partition in self._partitions:
+            for event in (Watermark(MAX_WATERMARK_US), EndOfData(drain=True), EndOfPartition()):
+                partition.broadcast(event)
+        for gate in self._gates:
+            gate.discard()
+        self._send(m.TaskFinished(self._attempt, self.ref))
+
+    def close(self) -> None:
+        for gate in self._gates:
+            gate.discard()
+        for partition in self._partitions:
+            partition.discard()
+
+    def metrics(self) -> m.TaskMetrics:
+        return m.TaskMetrics(
+            task=self.ref,
+            rows_in=0,
+            rows_out=0,
+            bytes_out=0,
+            busy_ms=0,
+            backpressured_ms=0,
+            watermark_us=MAX_WATERMARK_US,
+        )
