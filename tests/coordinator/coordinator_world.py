@@ -328,7 +328,7 @@ class Bench:
 
     def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
         assert self.job.attempt is not None
-        return self.job.attempt.tasks_on(slot)
+        return tuple(self.job.attempt.tasks_by_slot()[slot])
 
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
         self.feed(SlotMessage(self.slots[ref.subtask], message))

@@ -22,7 +22,7 @@ from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 3
+VERSION: Final = 4
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
@@ -89,7 +89,8 @@ class OperatorState(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> tuple[int, ...]:
-        return tuple(i for i in range(self.parallelism) if i not in self.finished)
+        finished = set(self.finished)
+        return tuple(i for i in range(self.parallelism) if i not in finished)
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):

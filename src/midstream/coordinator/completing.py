@@ -130,6 +130,7 @@ def build_metadata(
     sources: tuple[SourcePosition, ...],
     committables: tuple[Committables, ...],
     channels: tuple[ChannelState, ...],
+    in_flight_bytes: int,
 ) -> CheckpointMetadata:
     """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
@@ -149,7 +150,7 @@ def build_metadata(
         operators=operators,
         sources=sources,
         committables=committables,
-        state_bytes=sum(chunks.values()) + sum(segment.length for c in channels for segment in c.segments),
+        state_bytes=sum(chunks.values()) + in_flight_bytes,
         files=tuple(sorted(files_of(snapshots, channels))),
         channels=channels,
     )

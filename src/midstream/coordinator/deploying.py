@@ -15,8 +15,7 @@ from midstream.protocol.messages import Deploy
 def deployments(plan: JobPlan, attempt: Attempt, state: Assignment | None, epoch: int) -> Iterator[tuple[int, Deploy]]:
     """For each slot of the attempt: its tasks, and of the state to restore what is theirs."""
     config = msgspec.msgpack.encode(plan.config)
-    for slot in attempt.slots:
-        tasks = attempt.tasks_on(slot)
+    for slot, tasks in attempt.tasks_by_slot().items():
         yield (
             slot,
             Deploy(
@@ -25,7 +24,7 @@ def deployments(plan: JobPlan, attempt: Attempt, state: Assignment | None, epoch
                 config=config,
                 graph=plan.graph_bytes,
                 slots=attempt.slots,
-                tasks=tasks,
+                tasks=tuple(tasks),
                 restore=tuple((ref, state.tasks[ref]) for ref in tasks if ref in state.tasks) if state else (),
                 channels=tuple((ref, state.channels[ref]) for ref in tasks if ref in state.channels) if state else (),
                 finished=state.finished if state else (),

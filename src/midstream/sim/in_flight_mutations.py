@@ -110,9 +110,8 @@ def live_before_recovered() -> Replacements:
 def output_before_input() -> Replacements:
     """What had not left its producer is read before what had arrived."""
 
-    def in_order(metadata: Any, edge: Any) -> Any:
-        mine = [state for state in metadata.channels if state.edge == edge.id]
-        return sorted(mine, key=lambda state: (state.consumer, not state.is_output))
+    def in_order(states: Any) -> Any:
+        return sorted(states, key=lambda state: (state.consumer, not state.is_output))
 
     return [(assign_channels, "_in_order", in_order)]
 
@@ -122,8 +121,8 @@ def old_ranges() -> Replacements:
     original = assign_channels._by_key
 
     def by_key(states: Any, old: Any, edge: Any, had: int, parallelism: int, max_parallelism: int) -> Any:
-        for subtask, state in original(states, old, edge, had, had, max_parallelism):
-            yield subtask % parallelism, state
+        for state in original(states, old, edge, had, had, max_parallelism):
+            yield msgspec.structs.replace(state, consumer=state.consumer % parallelism)
 
     return [(assign_channels, "_by_key", by_key)]
 
