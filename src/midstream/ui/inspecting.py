@@ -161,11 +161,17 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings:
             verified += verify_chunks(storage, _handles(operator), f"{path}, operator {operator.name!r}")
         except StorageError as error:
             problems.append(str(error))
+    seen: set[tuple[str, int]] = set()
     for state in metadata.channels:
-        try:
-            verified += sum(segment_bytes(storage, s, f"{path}, {where(state)}").nbytes for s in state.segments)
-        except StorageError as error:
-            problems.append(str(error))
+        for segment in state.segments:
+            place = segment.file, segment.offset
+            if segment.file and place in seen:
+                continue  # other consumers have it too
+            seen.add(place)
+            try:
+                verified += segment_bytes(storage, segment, f"{path}, {where(state)}").nbytes
+            except StorageError as error:
+                problems.append(str(error))
     in_flight = tuple(edge for layout in metadata.edges if (edge := _edge(metadata, layout)).channels)
     names = {operator.uid: operator for operator in metadata.operators}
     return CheckpointReport(
