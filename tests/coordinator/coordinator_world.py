@@ -105,6 +105,11 @@ class Ledger(Sink, Committer):
         self.aborted += committables
 
 
+def restored(deploy: m.Deploy) -> m.Restored:
+    """What this slot takes over."""
+    return msgspec.msgpack.decode(deploy.restore, type=m.Restored)
+
+
 def two_vertices(source: Source, sink: Sink, sources: int = 2, sinks: int = 2, keyed: bool = True) -> JobGraph:
     """read → write."""
     kind = Partitioning.KEYED if keyed else Partitioning.FORWARD

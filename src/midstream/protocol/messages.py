@@ -120,8 +120,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Build these tasks (state restored, nothing running yet), then answer `Deployed`.
 
     `graph` is the pickled JobGraph. `slots[i]` is the slot id that runs subtask i of every vertex.
-    `restore` holds the state of each task of this slot, already assigned to it; `finished` the
-    vertices that had finished in that checkpoint.
+    `finished` are the vertices that had finished in the checkpoint to restore.
     """
 
     job_id: str
@@ -131,14 +130,22 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     graph: bytes
     slots: tuple[int, ...]
     tasks: tuple[TaskId, ...]
-    restore: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
+    restore: bytes = b""
+    """`Restored`, msgpack: it may be large, so it is encoded and decoded on I/O threads. Empty: there is nothing."""
     finished: tuple[int, ...] = ()
     checkpoint_root: str | None = None
     """URL of the checkpoint storage; None when the job has none."""
-    channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
-    """What was in flight to each task of this slot, by its edges as they are now, in order."""
     epoch: int = 0
     """Of the coordinator; with `attempt` it is part of the name of every state file (`checkpoint.state_files.state_file`)."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What the tasks of one slot take over from a checkpoint."""
+
+    tasks: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
+    """The state of each."""
+    channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
+    """What was in flight to each, by its edges as they are now, in order."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
