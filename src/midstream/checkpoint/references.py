@@ -121,15 +121,17 @@ def left_bytes(states: Iterable[ChannelState]) -> int:
 
 
 class InFlight:
-    """How many bytes the states of a checkpoint hold. What consumers share counts once, as for the one that has most of it left."""
+    """What the states of a checkpoint hold. What consumers share counts once, as for the one that has most of it left."""
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.files: set[str] = set()
         self._shared: dict[tuple[int, int], int] = {}
         """By edge and number: what is counted of it."""
 
     def add(self, states: Iterable[ChannelState]) -> None:
         for state in states:
+            self.files.update([segment.file for segment in state.segments if segment.file])
             size = left_bytes((state,))
             if state.number is not None:
                 counted = self._shared.get((state.edge, state.number), 0)

@@ -366,7 +366,9 @@ class Checkpoints:
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
         channels = channels_of(pending.acks)
-        why_not = refusal(operators, channels, written.union(*(retained.files for retained in self.retained)))
+        why_not = refusal(
+            operators, pending.in_flight.files, written.union(*(retained.files for retained in self.retained))
+        )
         if why_not:
             self._abort(pending, why_not, counts=False, retry=False)
             return
@@ -382,7 +384,7 @@ class Checkpoints:
             sources=pending.sources,
             committables=(*self._listener.uncommitted(), *own),
             channels=channels,
-            in_flight_bytes=pending.in_flight.bytes,
+            in_flight=pending.in_flight,
         )
         pending.publishing = True
         assert self.storage is not None

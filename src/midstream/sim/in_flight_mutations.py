@@ -150,7 +150,7 @@ def joined_over_gaps() -> Replacements:
 
 def ahead_counts_from_the_start() -> Replacements:
     """What is gone for some key groups is counted from a segment that is not referred to any more."""
-    original = recovery.without_first
+    original = references.without_first
 
     def without_first(state: Any, segments: int, batches: int) -> Any:
         return msgspec.structs.replace(original(state, segments, batches), ahead=state.ahead)
