@@ -19,7 +19,7 @@ from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.references import InFlight, each_once, left_bytes
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
-from midstream.core.keys import key_groups, subtask_of
+from midstream.core.keys import key_group_range, key_groups, subtask_of
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
 from midstream.protocol.messages import ChannelState
 from recovering import SCHEMA, Recovering, batch, store
@@ -194,6 +194,29 @@ def test_what_each_consumer_reads_does_not_grow_with_the_number_of_rescales() ->
         assert left_bytes(each_once(channels)) <= sum(map(len, storage.files.values()))
     total = sum(map(len, storage.files.values()))
     assert all(size <= total for sizes in read.values() for size in sizes), (total, read)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stored_at=st.integers(1, 8), through=st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_a_segment_is_read_by_the_owners_of_its_key_groups_whatever_the_parallelism_was_in_between(
+    stored_at: int, through: list[int]
+) -> None:
+    """So all together read no more than (p + q - 1) / p times the bytes from p to q, as of equally long segments."""
+    storage = MemoryStorage()
+    whole = [Captured(0, 0, consumer, consumer % 2 == 0, (batch([(1, 1)]),)) for consumer in range(stored_at)]
+    channels = store(storage, whole, "shared/1", 1)
+    now = stored_at
+    for parallelism in through:
+        assigned = assign_channels(checkpoint(graph(1, now), channels), graph(1, parallelism))
+        channels = tuple(state for states in assigned.values() for state in states)
+        now = parallelism
+    reads = [(segment.offset, state.consumer) for state in channels for segment in state.segments]
+    had, own = ([set(key_group_range(i, p, MAX_PARALLELISM)) for i in range(p)] for p in (stored_at, now))
+    offsets = sorted({offset for offset, _ in reads})
+    assert sorted(reads) == [
+        (offsets[consumer], i) for consumer in range(stored_at) for i in range(now) if own[i] & had[consumer]
+    ]
+    assert len(reads) <= stored_at + now - 1
 
 
 def one_state(rows: Rows, consumer: int = 0, **fields: object) -> tuple[MemoryStorage, tuple[ChannelState, ...]]:

@@ -100,7 +100,8 @@ def _by_key(
         for first, behind, skip in pieces:
             share = shares.get((first, behind))
             if share is None:
-                consumers = range(first * parallelism // max_parallelism, -(-behind * parallelism // max_parallelism))
+                last = (behind - 1) * parallelism // max_parallelism
+                consumers = range(first * parallelism // max_parallelism, last + 1)
                 share = shares[first, behind] = [
                     (i, (max(first, owned[i][0]), min(behind, owned[i][1]))) for i in consumers
                 ]
