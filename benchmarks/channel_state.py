@@ -9,11 +9,13 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from midstream.checkpoint.channel_state import Captured, read_segment, rows_of, store_channels
 from midstream.graph.job_graph import Edge, Partitioning
+from midstream.protocol.messages import ChannelState
 from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
 
@@ -70,17 +72,17 @@ def measure(storage: FileStorage, buffer_bytes: int) -> None:
     print(
         f"  encode and write: {mib / best_s(write):.0f} MiB/s of CPU, {mib / best_s(write, cpu=False):.0f} MiB/s with fsync"
     )
-    own = range(MAX_PARALLELISM // 2)
+    half = msgspec.structs.replace(state, key_groups=(0, MAX_PARALLELISM // 2))
 
-    def read(groups: range | None) -> None:
+    def read(of: ChannelState) -> None:
         for segment in state.segments:
-            rows_of(read_segment(storage, segment, SCHEMA, "here"), EDGE, groups, MAX_PARALLELISM)
+            rows_of(read_segment(storage, segment, SCHEMA, "here"), EDGE, of, 0, MAX_PARALLELISM)
 
     segments = [read_segment(storage, segment, SCHEMA, "here") for segment in state.segments]
-    print(f"  read and check: {mib / best_s(lambda: read(None)):.0f} MiB/s")
-    filtered = best_s(lambda: [rows_of(batches, EDGE, own, MAX_PARALLELISM) for batches in segments])
+    print(f"  read and check: {mib / best_s(lambda: read(state)):.0f} MiB/s")
+    filtered = best_s(lambda: [rows_of(batches, EDGE, half, 0, MAX_PARALLELISM) for batches in segments])
     print(
-        f"  filter by key group, half is ours: {mib / filtered:.0f} MiB/s; with reading {mib / best_s(lambda: read(own)):.0f}"
+        f"  filter by key group, half is ours: {mib / filtered:.0f} MiB/s; with reading {mib / best_s(lambda: read(half)):.0f}"
     )
     data = [storage.read_range(s.file, s.offset, s.length) for s in state.segments]
     for codec in ("lz4", "zstd"):

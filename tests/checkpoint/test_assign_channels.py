@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from in_memory import MemoryStorage, NoRows
 from midstream.checkpoint.assign_channels import assign_channels
-from midstream.checkpoint.channel_state import Captured
+from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.checkpoint.references import InFlight, each_once, left_bytes
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
-from midstream.core.keys import key_groups, subtask_of
+from midstream.core.keys import key_group_range, key_groups, subtask_of
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
 from midstream.protocol.messages import ChannelState
 from recovering import SCHEMA, Recovering, batch, store
@@ -55,6 +56,7 @@ class World:
         self.kind = kind
         self.producers = producers
         self.storage = MemoryStorage()
+        self.may_be_inline = data.draw(st.booleans())
         self.emitted: Rows = []
         self.consumed: list[tuple[int, int, int]] = []
         """(key, n, subtask), in the order of each subtask."""
@@ -81,7 +83,9 @@ class World:
 
     def store(self, captured: list[Captured]) -> tuple[ChannelState, ...]:
         self._files += 1
-        return store(self.storage, captured, f"shared/{self._files}", self.data.draw(st.sampled_from([1, 500, 5000])))
+        segment_bytes = self.data.draw(st.sampled_from([1, 500, 5000]))
+        inline_bytes_max = self.data.draw(st.sampled_from([0, 2000, 10**6])) if self.may_be_inline else 0
+        return store_channels(self.storage, captured, f"shared/{self._files}", segment_bytes, inline_bytes_max)[0]
 
     def in_flight(self, consumers: int) -> list[Captured]:
         """Some rows on every channel, some received and some not."""
@@ -98,6 +102,10 @@ class World:
         now = graph(self.producers, consumers, self.kind)
         assigned = assign_channels(metadata, now)
         assert all(ref.vertex == 1 and 0 <= ref.subtask < consumers for ref in assigned)
+        for ref, states in assigned.items():
+            assert all(state.consumer == ref.subtask for state in states)
+            places = [(segment.file, segment.offset) for state in states for segment in state.segments if segment.file]
+            assert len(places) == len(set(places)), f"{ref} reads a segment twice"
         left: tuple[ChannelState, ...] = ()
         live = [] if all_of_it else self.in_flight(consumers)
         for subtask in range(consumers):
@@ -118,14 +126,21 @@ class World:
             inputs.append(Captured(0, 0, subtask, False, stored=gate.gate.remaining()))
             inputs += [item for item in live if item.consumer == subtask and not item.is_output]
             left += self.store(inputs)
-        return left + self.store([item for item in live if item.is_output])
+        left += self.store([item for item in live if item.is_output])
+        in_flight = InFlight()
+        in_flight.add(left)
+        there = {(s.file, s.offset) if s.file else s.inline: s.length for state in left for s in state.segments}
+        assert in_flight.bytes == left_bytes(each_once(left))
+        if not self.may_be_inline:  # equal bytes may well be those of two
+            assert in_flight.bytes <= sum(there.values()), "more is in flight than there is"
+        return left
 
 
 @settings(max_examples=120, deadline=None)
 @given(
     data=st.data(),
     kind=st.sampled_from([Partitioning.KEYED, Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL]),
-    parallelisms=st.lists(st.integers(1, 8), min_size=2, max_size=4),
+    parallelisms=st.lists(st.integers(1, 8), min_size=2, max_size=7),
     producers=st.integers(1, 3),
 )
 def test_every_row_arrives_exactly_once_through_any_restores_of_restores(
@@ -155,6 +170,53 @@ def test_keyed_rows_reach_the_owner_of_their_key(data: st.DataObject, before: in
     world.recover(metadata, after, all_of_it=True)
     for key, _, subtask in world.consumed:
         assert subtask == owner(key, after)
+
+
+def test_what_each_consumer_reads_does_not_grow_with_the_number_of_rescales() -> None:
+    """Each has come another way when the next rescale comes; the last batches are still there for all of them."""
+    storage = MemoryStorage()
+    rows = [[(key, n) for key in range(30)] for n in range(8)]
+    whole = [Captured(0, producer, 0, False, tuple(map(batch, rows))) for producer in range(3)]
+    channels = store(storage, whole, "shared/1", 1)
+    now = 1
+    read: dict[int, set[int]] = {}
+    for step, parallelism in enumerate([4, 1, 4, 1, 3, 4, 1, 8, 1, 8, 3]):
+        assigned = assign_channels(checkpoint(graph(1, now), channels), graph(1, parallelism))
+        read.setdefault(parallelism, set()).update(left_bytes(states) for states in assigned.values())
+        channels = ()
+        for subtask in range(parallelism):
+            gate = Recovering(graph(1, parallelism).edges[0], assigned[TaskId(1, subtask)], storage)
+            for _ in range(subtask % 3 if step < 6 else 0):
+                assert gate.take() is not None
+                gate.done()
+            channels += gate.gate.remaining()
+        now = parallelism
+        assert left_bytes(each_once(channels)) <= sum(map(len, storage.files.values()))
+    total = sum(map(len, storage.files.values()))
+    assert all(size <= total for sizes in read.values() for size in sizes), (total, read)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stored_at=st.integers(1, 8), through=st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_a_segment_is_read_by_the_owners_of_its_key_groups_whatever_the_parallelism_was_in_between(
+    stored_at: int, through: list[int]
+) -> None:
+    """So all together read no more than (p + q - 1) / p times the bytes from p to q, as of equally long segments."""
+    storage = MemoryStorage()
+    whole = [Captured(0, 0, consumer, consumer % 2 == 0, (batch([(1, 1)]),)) for consumer in range(stored_at)]
+    channels = store(storage, whole, "shared/1", 1)
+    now = stored_at
+    for parallelism in through:
+        assigned = assign_channels(checkpoint(graph(1, now), channels), graph(1, parallelism))
+        channels = tuple(state for states in assigned.values() for state in states)
+        now = parallelism
+    reads = [(segment.offset, state.consumer) for state in channels for segment in state.segments]
+    had, own = ([set(key_group_range(i, p, MAX_PARALLELISM)) for i in range(p)] for p in (stored_at, now))
+    offsets = sorted({offset for offset, _ in reads})
+    assert sorted(reads) == [
+        (offsets[consumer], i) for consumer in range(stored_at) for i in range(now) if own[i] & had[consumer]
+    ]
+    assert len(reads) <= stored_at + now - 1
 
 
 def one_state(rows: Rows, consumer: int = 0, **fields: object) -> tuple[MemoryStorage, tuple[ChannelState, ...]]:

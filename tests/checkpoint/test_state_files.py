@@ -197,8 +197,7 @@ def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: i
     graph = pipeline(workers=len(snaps))
     old = metadata_of(graph, {"count": snaps}).operators[1]
     out = []
-    for j in range(new):
-        assigned = assign_operator(old, j, new, graph)
+    for j, assigned in enumerate(assign_operator(old, new, graph)):
         parts = read_parts(storage, assigned.parts, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
         found = parts["s"].table() if "s" in parts else table([], [])
         out.append(list(zip(found.column(KEY_GROUP).to_pylist(), found.column("v").to_pylist(), strict=True)))
@@ -258,8 +257,8 @@ def test_a_restore_of_a_restore_keeps_every_row() -> None:
         graph = pipeline(workers=len(snaps))
         old = metadata_of(graph, {"count": snaps}).operators[1]
         following = []
-        for j in range(new):
-            handles = assign_operator(old, j, new, graph).parts
+        for j, assigned in enumerate(assign_operator(old, new, graph)):
+            handles = assigned.parts
             parts = read_parts(storage, handles, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
             file = state_file(1, step + 1, step + 2, 1, j)
             (written,) = store_parts(storage, [parts], known_chunks(handles, parts), file).parts

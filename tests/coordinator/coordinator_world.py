@@ -105,6 +105,11 @@ class Ledger(Sink, Committer):
         self.aborted += committables
 
 
+def restored(deploy: m.Deploy) -> m.Restored:
+    """What this slot takes over."""
+    return msgspec.msgpack.decode(deploy.restore, type=m.Restored)
+
+
 def two_vertices(source: Source, sink: Sink, sources: int = 2, sinks: int = 2, keyed: bool = True) -> JobGraph:
     """read → write."""
     kind = Partitioning.KEYED if keyed else Partitioning.FORWARD
@@ -328,7 +333,7 @@ class Bench:
 
     def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
         assert self.job.attempt is not None
-        return self.job.attempt.tasks_on(slot)
+        return tuple(self.job.attempt.tasks_by_slot()[slot])
 
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
         self.feed(SlotMessage(self.slots[ref.subtask], message))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
+from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import TORN
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
@@ -429,8 +429,8 @@ def test_a_failure_while_the_metadata_is_being_written_waits_for_the_outcome_and
     assert bench.sink.committed == [(1, (b"1/0", b"1/1"))]
     assert bench.state == "running"
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
-    restored = dict(bench.messages(m.Deploy)[-1].restore)
-    assert set(restored) == {READ1, WRITE1}
+    tasks = dict(restored(bench.messages(m.Deploy)[-1]).tasks)
+    assert set(tasks) == {READ1, WRITE1}
     assert not bench.sink.aborted
 
 

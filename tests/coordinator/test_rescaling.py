@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, two_vertices
+from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import NeverRun
 from midstream.checkpoint.metadata import decode_metadata
@@ -283,6 +283,6 @@ def test_what_was_in_flight_goes_to_the_new_tasks() -> None:
         )
         bench.say(ref, ack)
     assert bench.replies[client].error == ""
-    ((ref, channels),) = bench.messages(m.Deploy)[-1].channels
+    ((ref, channels),) = restored(bench.messages(m.Deploy)[-1]).channels
     assert ref == TaskId(1, 0)
     assert [(c.producer, c.segments) for c in channels] == [(0, state.segments)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import xxhash
-from coordinator_world import ROOT, SCHEMA, Bench, Ledger, ScriptedSource, two_vertices
+from coordinator_world import ROOT, SCHEMA, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import MemoryStorage, NeverRun
 from midstream.checkpoint.store import load
@@ -395,9 +395,10 @@ def test_a_job_goes_on_from_a_savepoint_in_a_directory_of_its_own_and_leaves_the
     before = dict(saved.files)
     bench = Bench(restore=SAVED, elsewhere={SAVED: saved}, retained_checkpoints=1).run()
     deployed = bench.messages(m.Deploy)[0]
-    assert deployed.epoch == 1 and len(deployed.restore) == 2
+    tasks = restored(deployed).tasks
+    assert deployed.epoch == 1 and len(tasks) == 2
     assert bench.status.restored_from == f"{ROOT}/chk-3"
-    files = {c.file for _, ops in deployed.restore for op in ops for part in op.parts for c in part.chunks}
+    files = {c.file for _, ops in tasks for op in ops for part in op.parts for c in part.chunks}
     assert files and all(bench.storage.files[file] == b"state" for file in files)
     assert bench.sink.committed == []
     for _ in range(2):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
 import pytest
 
+from midstream.checkpoint import assign_channels, references
 from midstream.checkpoint.metadata import decode_metadata
+from midstream.checkpoint.references import Piece
 from midstream.coordinator import Coordinator
+from midstream.protocol.messages import ChannelState
 from midstream.sim.faults import is_recovering, strike
+from midstream.sim.mutation_scenarios import rejoined
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw, with_backlog
 from midstream.sim.trace import Kind
@@ -43,6 +48,24 @@ def test_nothing_is_lost_when_a_job_fails_and_is_rescaled_in_the_midst_of_recove
 def test_a_run_that_is_told_to_go_on_at_another_parallelism_is_struck_during_recovery() -> None:
     drawn = [draw(seed, topology="keyed_broadcast", parallelism=7, rescale_to=2) for seed in range(40)]
     assert 15 < sum(any(fault.kind == RECOVERING for fault in scenario.faults) for scenario in drawn) < 35
+
+
+def test_what_consumers_share_is_joined_again_wherever_each_of_them_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = references.joined
+    shared = differ = 0
+
+    def counted(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
+        nonlocal shared, differ
+        state, pieces = joined(states, whole)
+        shared += len(states) > 1
+        differ += len({skip for _, _, skip in pieces}) > 1
+        return state, pieces
+
+    monkeypatch.setattr(assign_channels, "joined", counted)
+    for seed in range(16):
+        outcome = run(rejoined(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    assert shared > 10 and differ > 5, (shared, differ)
 
 
 class _FailsEvery(Run):

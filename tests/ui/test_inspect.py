@@ -106,20 +106,24 @@ def test_people_see_operators_sources_and_committables(checkpoint, capsys):
     assert "verified: every checksum" in out
 
 
-def test_a_channel_is_listed_once_whoever_has_stored_it_and_however_its_key_groups_were_dealt_out(tmp_path, capsys):
+def test_a_channel_is_listed_once_and_what_consumers_share_is_counted_once(tmp_path, capsys):
     checkpoint = make_checkpoint(tmp_path / "job")
     metadata = decode_metadata((checkpoint / "_metadata").read_bytes(), "")
     arrived, sent = metadata.channels
-    parts = [msgspec.structs.replace(arrived, key_groups=groups) for groups in ((0, 64), (64, 128))]
-    again = (*parts, msgspec.structs.replace(sent, consumer=0), sent)
+    shares = [
+        msgspec.structs.replace(arrived, consumer=consumer, key_groups=groups, number=4)
+        for consumer, groups in enumerate([(0, 64), (64, 128)])
+    ]
+    again = (*shares, msgspec.structs.replace(sent, consumer=0), sent)
     (checkpoint / "_metadata").write_bytes(encode_metadata(msgspec.structs.replace(metadata, channels=again)))
     assert main(["inspect", str(checkpoint), "--json"]) == 0
     (edge,) = json.loads(capsys.readouterr().out)["in_flight"]
     assert [(c["producer"], c["consumer"], c["stored_by"], c["rows"], c["partial"]) for c in edge["channels"]] == [
         (0, 0, "both", 7, True),
-        (0, 1, "producer", 2, False),
+        (0, 1, "both", 7, True),
     ]
-    assert edge["rows"] == 9
+    (length,) = (segment.length for segment in arrived.segments)
+    assert (edge["rows"], edge["bytes"]) == (9, length + 2 * sent.segments[0].length)
 
 
 def test_a_savepoint_that_is_damaged_is_not_said_to_be_skipped(checkpoint, capsys):

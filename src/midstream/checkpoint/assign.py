@@ -6,7 +6,7 @@ whatever the size of the state.
 
     rule        new subtask j of q gets, from old subtasks 0..p-1
     keyed       the chunks whose key groups intersect its own; the reader filters their rows
-    split       with p == q its own rows, else all chunks with index j and stride q (rows dealt in turn)
+    split       with p == q its own rows, else every q-th of all rows, of each chunk apart
     union       everything
     broadcast   with p == q its own copy, else that of the first old subtask that was still running
     event time  the lowest watermark of the old subtasks: no row that any of them awaits is late
@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from midstream.checkpoint.assign_channels import assign_channels
 from midstream.checkpoint.compatible import check_settings, dropped_state
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
-from midstream.checkpoint.state_files import intersects, rule_of
+from midstream.checkpoint.state_files import rule_of
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.ids import TaskId
-from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
-from midstream.protocol.messages import ChannelState, OperatorSnapshot, PartHandle
+from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle
 from midstream.state.parts import Redistribute
 
 
@@ -78,75 +77,79 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
 def _assign_tasks(
     old: Mapping[str, OperatorState], graph: JobGraph, finished: Set[TaskId]
 ) -> dict[TaskId, tuple[OperatorSnapshot, ...]]:
-    tasks = {}
+    tasks: dict[TaskId, tuple[OperatorSnapshot, ...]] = {}
     for vertex in graph.vertices:
-        for subtask in range(vertex.parallelism):
-            if TaskId(vertex.id, subtask) in finished:
+        for spec in vertex.specs:
+            op = old.get(spec.uid)
+            if op is None:
                 continue
-            snapshots = tuple(
-                snapshot
-                for spec in vertex.specs
-                if (op := old.get(spec.uid))
-                and (snapshot := assign_operator(op, subtask, vertex.parallelism, graph)) != OperatorSnapshot(spec.uid)
-            )
-            if snapshots:
-                tasks[TaskId(vertex.id, subtask)] = snapshots
+            nothing = OperatorSnapshot(spec.uid)
+            for subtask, snapshot in enumerate(assign_operator(op, vertex.parallelism, graph)):
+                ref = TaskId(vertex.id, subtask)
+                if snapshot != nothing and ref not in finished:
+                    tasks[ref] = (*tasks.get(ref, ()), snapshot)
     return tasks
 
 
-def assign_operator(old: OperatorState, subtask: int, parallelism: int, graph: JobGraph) -> OperatorSnapshot:
-    """The state of new subtask `subtask` of `parallelism`."""
-    names: dict[str, Redistribute] = {}
-    for _, part in _parts(old):
-        rule = rule_of(part, f"operator {old.uid!r}")
-        if names.setdefault(part.name, rule) is not rule:
-            raise StorageError(f"operator {old.uid!r}: state {part.name!r} has two different rules in one checkpoint")
-    key_groups = key_group_range(subtask, parallelism, graph.max_parallelism)
-    parts = []
-    for name, rule in names.items():
-        found = [(i, part) for i, part in _parts(old) if part.name == name]
-        assigned = _assign_part(
-            name, rule, found, subtask, parallelism, key_groups, same=parallelism == old.parallelism
-        )
-        if assigned is not None and assigned.chunks:
-            parts.append(assigned)
-    return OperatorSnapshot(
-        old.uid,
-        tuple(parts),
-        watermark_in_us=min((old.subtasks[i].watermark_in_us for i in old.running), default=MIN_WATERMARK_US),
-        watermark_out_us=min((old.subtasks[i].watermark_out_us for i in old.running), default=MIN_WATERMARK_US),
-    )
-
-
-def _parts(old: OperatorState) -> Iterator[tuple[int, PartHandle]]:
-    """Every part of every subtask that was still running, by subtask."""
+def assign_operator(old: OperatorState, parallelism: int, graph: JobGraph) -> list[OperatorSnapshot]:
+    """The state of each of `parallelism` new subtasks."""
+    by_name: dict[str, tuple[Redistribute, list[tuple[int, PartHandle]]]] = {}
     for i in old.running:
         for part in old.subtasks[i].parts:
-            yield i, part
+            rule = rule_of(part, f"operator {old.uid!r}")
+            first_rule, found = by_name.setdefault(part.name, (rule, []))
+            if rule is not first_rule:
+                raise StorageError(
+                    f"operator {old.uid!r}: state {part.name!r} has two different rules in one checkpoint"
+                )
+            found.append((i, part))
+    parts: list[list[PartHandle]] = [[] for _ in range(parallelism)]
+    for name, (rule, found) in by_name.items():
+        own = dict(found) if parallelism == old.parallelism else {}
+        for subtask, handles in enumerate(_assign_part(name, rule, found, own, parallelism, graph.max_parallelism)):
+            parts[subtask] += [handle for handle in handles if handle.chunks]
+    in_us = min((old.subtasks[i].watermark_in_us for i in old.running), default=MIN_WATERMARK_US)
+    out_us = min((old.subtasks[i].watermark_out_us for i in old.running), default=MIN_WATERMARK_US)
+    return [
+        OperatorSnapshot(old.uid, tuple(handles), watermark_in_us=in_us, watermark_out_us=out_us) for handles in parts
+    ]
 
 
 def _assign_part(
     name: str,
     rule: Redistribute,
     found: list[tuple[int, PartHandle]],
-    subtask: int,
+    own: Mapping[int, PartHandle],
     parallelism: int,
-    key_groups: range,
-    same: bool,
-) -> PartHandle | None:
+    max_parallelism: int,
+) -> list[list[PartHandle]]:
+    """For each new subtask. `own`: by subtask, where each can have back what it had."""
     everything = tuple(chunk for _, part in found for chunk in part.chunks)
-    own = next((part for i, part in found if i == subtask), None) if same else None
     match rule:
         case Redistribute.KEYED:
-            return PartHandle(name, rule.value, tuple(c for c in everything if intersects(c, key_groups)))
+            keyed: list[list[ChunkHandle]] = [[] for _ in range(parallelism)]
+            for chunk in everything:
+                if chunk.rows:  # subtasks with neighbouring key groups are neighbours
+                    first = chunk.key_group_min * parallelism // max_parallelism
+                    last = chunk.key_group_max * parallelism // max_parallelism
+                    for subtask in range(first, last + 1):
+                        keyed[subtask].append(chunk)
+            return [[PartHandle(name, rule.value, tuple(chunks))] for chunks in keyed]
         case Redistribute.SPLIT:
-            if same:
-                return own
-            return PartHandle(name, rule.value, everything, index=subtask, stride=parallelism)
+            if own:
+                return [[own[i]] if i in own else [] for i in range(parallelism)]
+            dealt: list[list[PartHandle]] = [[] for _ in range(parallelism)]
+            before = 0
+            for chunk in everything:
+                for index in range(chunk.rows)[:parallelism]:
+                    handle = PartHandle(name, rule.value, (chunk,), index, parallelism)
+                    dealt[(before + index) % parallelism].append(handle)
+                before += chunk.rows
+            return dealt
         case Redistribute.UNION:
-            return PartHandle(name, rule.value, everything)
+            return [[PartHandle(name, rule.value, everything)]] * parallelism
         case Redistribute.BROADCAST:
-            return own or found[0][1]
+            return [[own.get(i, found[0][1])] for i in range(parallelism)]
 
 
 # ---- checks of the graph against the checkpoint ----------------------------

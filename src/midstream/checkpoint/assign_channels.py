@@ -4,7 +4,8 @@ Always to consumers: what a producer had not sent is theirs too, behind what the
 edge is known by the operators at its ends, since its number may be another in the graph as it is now.
 
     partitioning now   consumer j of q gets
-    keyed              every state that can hold rows of its key groups; the reader filters them
+    keyed              every state that can hold rows of its key groups; the reader filters them. States that
+                       were dealt out from one are one again first, so each consumer reads it once
     global             everything, if j is 0
     rebalance,forward  with the parallelism it had what was its own, else whole states in turn
 
@@ -15,10 +16,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-
-import msgspec
+from operator import attrgetter
 
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of
+from midstream.checkpoint.references import Piece, joined, left_of, pieces_of, sharing
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
@@ -38,11 +39,14 @@ def assign_channels(
     tell whom to give them.
     """
     there = dict(zip(_ends_now(graph), graph.edges, strict=True))
+    of_edge: dict[int, list[ChannelState]] = {}
+    for state in metadata.channels:
+        of_edge.setdefault(state.edge, []).append(state)
     found: dict[TaskId, list[ChannelState]] = {}
     for ends, old in zip(_ends_then(metadata), metadata.edges, strict=True):
-        states = _in_order(metadata, old)
-        if not states:
+        if old.id not in of_edge:
             continue
+        states = _in_order(of_edge[old.id])
         edge = there.get(ends)
         if edge is None or edge.partitioning is Partitioning.BROADCAST:
             if allow_dropped_state:
@@ -50,23 +54,21 @@ def assign_channels(
             raise _nowhere(metadata, old, states, edge)
         _check_columns(metadata, old, edge)
         had = metadata.vertices[old.target].parallelism
-        for subtask, state in _deal(states, old, edge, had, graph):
-            # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
-            # (all of this) comes before what did not.
-            placed = msgspec.structs.replace(state, edge=edge.id, consumer=subtask, is_output=False)
-            found.setdefault(TaskId(edge.target, subtask), []).append(placed)
+        # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
+        # (all of this) comes before what did not.
+        refs = [TaskId(edge.target, subtask) for subtask in range(graph.vertices[edge.target].parallelism)]
+        for state in _deal(states, old, edge, had, graph):
+            found.setdefault(refs[state.consumer], []).append(state)
     return {ref: tuple(states) for ref, states in found.items()}
 
 
-def _in_order(metadata: CheckpointMetadata, edge: EdgeLayout) -> list[ChannelState]:
+def _in_order(states: list[ChannelState]) -> list[ChannelState]:
     """By consumer, and for each: what it had received (in the order noted), then what it had not."""
-    mine = [state for state in metadata.channels if state.edge == edge.id]
-    return sorted(mine, key=lambda state: (state.consumer, state.is_output))
+    return sorted(states, key=attrgetter("consumer", "is_output"))
 
 
-def _deal(
-    states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph
-) -> Iterator[tuple[int, ChannelState]]:
+def _deal(states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph) -> Iterator[ChannelState]:
+    """Of all that is on one edge: what each consumer gets, in order; it is in its input part."""
     parallelism = graph.vertices[edge.target].parallelism
     if edge.partitioning is Partitioning.KEYED:
         yield from _by_key(states, old, edge, had, parallelism, graph.max_parallelism)
@@ -75,30 +77,79 @@ def _deal(
         if state.key_groups is not None:
             raise _was_keyed(edge)
         if edge.partitioning is Partitioning.GLOBAL:
-            yield 0, state
+            subtask = 0
         else:
-            yield (state.consumer if had == parallelism else index % parallelism), state
+            subtask = state.consumer if had == parallelism else index % parallelism
+        yield ChannelState(edge.id, state.producer, subtask, False, state.segments, state.skip)
 
 
 def _by_key(
     states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, parallelism: int, max_parallelism: int
-) -> Iterator[tuple[int, ChannelState]]:
-    """A state is filtered where it may hold rows of others; the ranges of all consumers together cover it once."""
+) -> Iterator[ChannelState]:
+    """A state is filtered where it may hold rows of others; the key groups of all consumers together cover it once."""
     same_keys = old.partitioning == Partitioning.KEYED.value and old.keys == edge.keys
-    for subtask in range(parallelism):
-        own = key_group_range(subtask, parallelism, max_parallelism)
-        for state in states:
-            first, behind = 0, max_parallelism
-            if same_keys:
-                whose = key_group_range(state.consumer, had, max_parallelism)
-                first, behind = state.key_groups or (whose.start, whose.stop)
-            elif state.key_groups is not None:
-                raise _was_keyed(edge)
-            low, high = max(first, own.start), min(behind, own.stop)
-            if low >= high:
-                continue
-            narrower = (low, high) != (first, behind) or state.key_groups is not None or not same_keys
-            yield subtask, msgspec.structs.replace(state, key_groups=(low, high)) if narrower else state
+    if not same_keys and any(state.key_groups is not None for state in states):
+        raise _was_keyed(edge)
+    everything = 0, max_parallelism
+    whose = _ranges(had, max_parallelism) if same_keys else [everything] * had
+    owned = _ranges(parallelism, max_parallelism)
+    shares: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {}
+    """Of a range of key groups: which consumers have which of them. Those lie side by side, and few ranges occur."""
+    for number, (state, pieces) in enumerate(_each_once(states, whose)):
+        by_consumer: dict[int, list[Piece]] = {}
+        for first, behind, skip in pieces:
+            share = shares.get((first, behind))
+            if share is None:
+                last = (behind - 1) * parallelism // max_parallelism
+                consumers = range(first * parallelism // max_parallelism, last + 1)
+                share = shares[first, behind] = [
+                    (i, (max(first, owned[i][0]), min(behind, owned[i][1]))) for i in consumers
+                ]
+            if skip == 0 and len(pieces) == 1:  # nearly always
+                for subtask, groups in share:
+                    is_all = same_keys and state.key_groups is None and groups == (first, behind) == owned[subtask]
+                    kept = None if is_all else groups
+                    yield ChannelState(edge.id, state.producer, subtask, False, state.segments, 0, kept, (), number)
+                break
+            for subtask, (low, high) in share:
+                by_consumer.setdefault(subtask, []).append((low, high, skip))
+        for subtask, mine in by_consumer.items():
+            left = left_of(state, mine)
+            if left is not None:
+                segments, skip, groups, ahead = left
+                is_all = same_keys and state.key_groups is None and groups == whose[state.consumer] == owned[subtask]
+                kept = None if is_all and not ahead else groups
+                yield ChannelState(edge.id, state.producer, subtask, False, segments, skip, kept, ahead, number)
+
+
+def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
+    """The key groups of each subtask: the first, and one behind the last."""
+    ranges = (key_group_range(subtask, parallelism, max_parallelism) for subtask in range(parallelism))
+    return [(groups.start, groups.stop) for groups in ranges]
+
+
+def _each_once(states: list[ChannelState], whose: list[tuple[int, int]]) -> Iterator[tuple[ChannelState, list[Piece]]]:
+    """In one order for all consumers, in which those of each old consumer are as they were.
+
+    What had been dealt out before is by its numbers, so it is in the same order with all of them, and
+    joined. In front of it is what an old consumer had begun with, behind it what came to it since.
+    """
+    front: list[ChannelState] = []
+    shared: list[ChannelState] = []
+    behind: list[ChannelState] = []
+    dealt_to = None
+    for state in states:
+        if state.number is not None:
+            shared.append(state)
+            dealt_to = state.consumer
+        else:
+            (behind if state.consumer == dealt_to else front).append(state)
+    for state in front:
+        yield state, pieces_of(state, whose[state.consumer])
+    for sharers in sharing(shared):
+        yield joined(sharers, [whose[state.consumer] for state in sharers])
+    for state in behind:
+        yield state, pieces_of(state, whose[state.consumer])
 
 
 def _ends_now(graph: JobGraph) -> list[_Ends]:

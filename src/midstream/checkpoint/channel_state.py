@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.checkpoint.extents import Extent, Piece, Written, check_extent, write_extents
+from midstream.checkpoint.references import segments_left
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
@@ -139,7 +140,7 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
     First that all files are there and long enough, which costs nothing, then their bytes; of these
     the first `keep_bytes_max` are handed out, to be used without reading them again.
     """
-    wanted = [(state, segment) for state in states for segment in _not_skipped(state) if segment.file]
+    wanted = [(state, segment) for state in states for segment in segments_left(state) if segment.file]
     ends: dict[str, tuple[Segment, ChannelState]] = {}
     for state, segment in wanted:
         if segment.file not in ends or segment.offset > ends[segment.file][0].offset:
@@ -158,14 +159,6 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
                 keep_bytes_max -= data.nbytes
                 kept[place] = data
     return kept
-
-
-def _not_skipped(state: ChannelState) -> Iterator[Segment]:
-    behind = 0
-    for segment in state.segments:
-        behind += segment.batches
-        if behind > state.skip:
-            yield segment
 
 
 def where(state: ChannelState) -> str:
@@ -193,17 +186,25 @@ def _read(storage: Storage, segment: Segment, offset: int, length: int, place: s
 
 
 def rows_of(
-    batches: Sequence[pa.RecordBatch], edge: Edge, groups: range | None, max_parallelism: int
+    batches: Sequence[pa.RecordBatch], edge: Edge, state: ChannelState, first: int, max_parallelism: int
 ) -> Sequence[pa.RecordBatch]:
-    """Of each batch the rows whose key group is in `groups` (None: all of them).
+    """Of each batch the rows that are part of `state`; the first one is batch number `first` of its segments.
 
     All batches are looked at as one: what a call into Arrow costs would be more than the rows of a small batch.
     """
-    if groups is None or not batches:
+    if state.key_groups is None or not batches:
         return batches
     joined = concat(batches)
     found = key_groups(joined, edge.keys, max_parallelism)
-    kept = np.flatnonzero((found >= groups.start) & (found < groups.stop))
+    low, high = state.key_groups
+    is_ours = (found >= low) & (found < high)
+    if state.ahead:
+        gone = np.zeros(max_parallelism, np.int64)
+        for ahead_low, ahead_high, skip in state.ahead:
+            gone[ahead_low:ahead_high] = skip
+        numbers = np.repeat(np.arange(first, first + len(batches)), [batch.num_rows for batch in batches])
+        is_ours &= gone[found] <= numbers
+    kept = np.flatnonzero(is_ours)
     if len(kept) == joined.num_rows:
         return batches
     rows = joined.take(pa.array(kept))

@@ -10,7 +10,7 @@ Pure functions: bytes in, structs out.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -22,7 +22,7 @@ from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 3
+VERSION: Final = 4
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
@@ -89,7 +89,8 @@ class OperatorState(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> tuple[int, ...]:
-        return tuple(i for i in range(self.parallelism) if i not in self.finished)
+        finished = set(self.finished)
+        return tuple(i for i in range(self.parallelism) if i not in finished)
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +121,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({op.vertex for op in self.operators if op.fully_finished}))
 
 
+_CHANNELS_AT_ONCE: Final = 4096
+_encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(CheckpointMetadata).decode
 
 
@@ -165,8 +168,19 @@ def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelSt
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
-    payload = msgspec.msgpack.encode(metadata)
+    payload = b"".join(_encoded(metadata))
     return _HEADER.pack(MAGIC, VERSION, len(payload), _checksum(VERSION, payload)) + payload
+
+
+def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
+    """In pieces: one call for 100,000s of channels would keep all threads of the process waiting."""
+    without = _encode(msgspec.structs.replace(metadata, channels=()))
+    assert CheckpointMetadata.__struct_fields__[-1] == "channels" and without[-1] == 0x90, "no empty array at the end"
+    yield without[:-1]
+    channels = metadata.channels
+    yield struct.pack(">BI", 0xDD, len(channels))  # an array of so many
+    for first in range(0, len(channels), _CHANNELS_AT_ONCE):
+        yield b"".join(map(_encode, channels[first : first + _CHANNELS_AT_ONCE]))
 
 
 def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:

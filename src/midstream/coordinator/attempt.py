@@ -8,7 +8,7 @@ recorded as finished, and all tasks of a job without checkpoints, go from RUNNIN
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -61,8 +61,12 @@ class Attempt:
     def slot_of(self, ref: TaskId) -> int:
         return self.slots[ref.subtask]
 
-    def tasks_on(self, slot: int) -> tuple[TaskId, ...]:
-        return tuple(ref for ref in self.phases if self.slots[ref.subtask] == slot)
+    def tasks_by_slot(self) -> dict[int, list[TaskId]]:
+        """In the order of the slots."""
+        tasks: dict[int, list[TaskId]] = {slot: [] for slot in self.slots}
+        for ref in self.phases:
+            tasks[self.slot_of(ref)].append(ref)
+        return tasks
 
     def owns(self, slot: int, ref: TaskId) -> bool:
         return ref in self.phases and self.slot_of(ref) == slot
@@ -112,12 +116,17 @@ class Attempt:
     def plan_checkpoint(self) -> CheckpointPlan:
         """Tasks none of whose producers lives begin it; every task that lives takes part."""
         live = {ref for ref, phase in self.phases.items() if phase is not _FINISHED}
-        trigger = tuple(ref for ref in self.phases if ref in live and not any(p in live for p in self._producers(ref)))
-        return CheckpointPlan(trigger, frozenset(live), frozenset(self.phases) - live)
+        vertices = {ref.vertex for ref in live}
 
-    def _producers(self, ref: TaskId) -> Iterator[TaskId]:
-        for edge in self._graph.inputs(ref.vertex):
-            yield from (TaskId(edge.source, i) for i in self._graph.producers(edge, ref.subtask))
+        def is_fed(ref: TaskId) -> bool:
+            """By every subtask of some vertex, or by the one with its number."""
+            return any(
+                edge.source in vertices if edge.partitioning.all_to_all else TaskId(edge.source, ref.subtask) in live
+                for edge in self._graph.inputs(ref.vertex)
+            )
+
+        trigger = tuple(ref for ref in self.phases if ref in live and not is_fed(ref))
+        return CheckpointPlan(trigger, frozenset(live), frozenset(self.phases) - live)
 
 
 def tasks_of(graph: JobGraph) -> tuple[TaskId, ...]:

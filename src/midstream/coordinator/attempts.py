@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from midstream.checkpoint.assign import Assignment
 from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.deploying import deployments
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure
+from midstream.coordinator.restoring import Dealt
 from midstream.coordinator.slots import Slots
 from midstream.protocol.messages import Cancel, Start, ToSlot
 
@@ -39,9 +39,9 @@ class Attempts:
         self._symptom: str | None = None
         """Timer: the attempt fails when nothing else has explained by then what one of its tasks says."""
 
-    def deploy(self, plan: JobPlan, state: Assignment | None, epoch: int) -> None:
+    def deploy(self, plan: JobPlan, state: Dealt, epoch: int) -> None:
         """A new one, on the slots that are there."""
-        attempt = Attempt(self._count, plan.graph, self._slots.ids(), state.finished if state else ())
+        attempt = Attempt(self._count, plan.graph, self._slots.ids(), state.finished)
         self.current = attempt
         self._count += 1
         self._slots.begin_attempt()

@@ -12,12 +12,13 @@ nobody restores before it is known (`settled`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
+from midstream.checkpoint.references import InFlight
 from midstream.checkpoint.store import (
     FencedError,
     Opened,
@@ -44,7 +45,6 @@ from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.messages import (
-    ChannelState,
     CheckpointAborted,
     CheckpointAck,
     CheckpointDecline,
@@ -71,6 +71,8 @@ class Pending:
     is_rescale: bool
     """It goes on at another parallelism from this one."""
     acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
+    in_flight: InFlight = field(default_factory=InFlight)
+    """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""
     timer: str | None = None
     publishing: bool = False
     attempt_is_over: bool = False
@@ -264,6 +266,7 @@ class Checkpoints:
         if ack.task not in pending.plan.expected:
             raise InvariantError(f"{ack.task} had finished before checkpoint {ack.checkpoint_id}, and acknowledges it")
         pending.acks[ack.task] = ack
+        pending.in_flight.add(ack.channels)
         if len(pending.acks) == len(pending.plan.expected):
             self._publish(pending)
 
@@ -342,7 +345,7 @@ class Checkpoints:
             pending.created_ms,
             now_ms - pending.created_ms,
             size,
-            in_flight_bytes=_in_flight_bytes(channels_of(pending.acks)),
+            in_flight_bytes=pending.in_flight.bytes,
         )
 
     # ---- its end ----
@@ -363,7 +366,9 @@ class Checkpoints:
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
         channels = channels_of(pending.acks)
-        why_not = refusal(operators, channels, written.union(*(retained.files for retained in self.retained)))
+        why_not = refusal(
+            operators, pending.in_flight.files, written.union(*(retained.files for retained in self.retained))
+        )
         if why_not:
             self._abort(pending, why_not, counts=False, retry=False)
             return
@@ -379,6 +384,7 @@ class Checkpoints:
             sources=pending.sources,
             committables=(*self._listener.uncommitted(), *own),
             channels=channels,
+            in_flight=pending.in_flight,
         )
         pending.publishing = True
         assert self.storage is not None
@@ -427,7 +433,7 @@ class Checkpoints:
             pending.created_ms,
             metadata.completed_ms - pending.created_ms,
             state_bytes,
-            in_flight_bytes=_in_flight_bytes(metadata.channels),
+            in_flight_bytes=pending.in_flight.bytes,
         )
         self.history.appendleft(self.last_completed)
         self._listener.completed(Completed(pending, metadata, committables))
@@ -476,7 +482,3 @@ class Checkpoints:
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids
-
-
-def _in_flight_bytes(channels: Iterable[ChannelState]) -> int:
-    return sum(segment.length for state in channels for segment in state.segments)

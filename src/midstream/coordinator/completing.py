@@ -16,6 +16,7 @@ from midstream.checkpoint.metadata import (
     layout_of,
     settings_of,
 )
+from midstream.checkpoint.references import InFlight
 from midstream.checkpoint.state_files import place_of
 from midstream.coordinator.events import JobPlan
 from midstream.core.ids import TaskId
@@ -96,7 +97,7 @@ def channels_of(acks: Mapping[TaskId, CheckpointAck]) -> tuple[ChannelState, ...
     return tuple(state for _, ack in sorted(acks.items(), key=itemgetter(0)) for state in ack.channels)
 
 
-def refusal(operators: Iterable[OperatorState], channels: Iterable[ChannelState], readable: Set[str]) -> str:
+def refusal(operators: Iterable[OperatorState], channel_files: Set[str], readable: Set[str]) -> str:
     """Why these states cannot make a checkpoint that may be restored; "" if they can.
 
     `readable`: files that retained checkpoints hold or that were written for this one. A task whose
@@ -114,8 +115,8 @@ def refusal(operators: Iterable[OperatorState], channels: Iterable[ChannelState]
         missing = files_of(op.subtasks) - readable
         if missing:
             return f"operator {op.name!r} refers to {min(missing)}, which is no longer kept"
-    missing = files_of((), channels) - readable
-    return f"a channel refers to {min(missing)}, which is no longer kept" if missing else ""
+    lost = channel_files - readable
+    return f"a channel refers to {min(lost)}, which is no longer kept" if lost else ""
 
 
 def build_metadata(
@@ -130,6 +131,7 @@ def build_metadata(
     sources: tuple[SourcePosition, ...],
     committables: tuple[Committables, ...],
     channels: tuple[ChannelState, ...],
+    in_flight: InFlight,
 ) -> CheckpointMetadata:
     """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
@@ -149,7 +151,7 @@ def build_metadata(
         operators=operators,
         sources=sources,
         committables=committables,
-        state_bytes=sum(chunks.values()) + sum(segment.length for c in channels for segment in c.segments),
-        files=tuple(sorted(files_of(snapshots, channels))),
+        state_bytes=sum(chunks.values()) + in_flight.bytes,
+        files=tuple(sorted(files_of(snapshots) | in_flight.files)),
         channels=channels,
     )

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from midstream.checkpoint.assign import Assignment
 from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.restoring import Dealt
 from midstream.protocol.messages import Deploy
 
 
-def deployments(plan: JobPlan, attempt: Attempt, state: Assignment | None, epoch: int) -> Iterator[tuple[int, Deploy]]:
+def deployments(plan: JobPlan, attempt: Attempt, state: Dealt, epoch: int) -> Iterator[tuple[int, Deploy]]:
     """For each slot of the attempt: its tasks, and of the state to restore what is theirs."""
     config = msgspec.msgpack.encode(plan.config)
-    for slot in attempt.slots:
-        tasks = attempt.tasks_on(slot)
+    for index, (slot, tasks) in enumerate(attempt.tasks_by_slot().items()):
         yield (
             slot,
             Deploy(
@@ -25,10 +24,9 @@ def deployments(plan: JobPlan, attempt: Attempt, state: Assignment | None, epoch
                 config=config,
                 graph=plan.graph_bytes,
                 slots=attempt.slots,
-                tasks=tasks,
-                restore=tuple((ref, state.tasks[ref]) for ref in tasks if ref in state.tasks) if state else (),
-                channels=tuple((ref, state.channels[ref]) for ref in tasks if ref in state.channels) if state else (),
-                finished=tuple(ref for ref in tasks if ref in state.finished) if state else (),
+                tasks=tuple(tasks),
+                restore=state.slots[index] if state.slots else b"",
+                finished=tuple(ref for ref in tasks if ref in state.finished),
                 checkpoint_root=plan.config.checkpoint_dir,
                 epoch=epoch,
             ),

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from midstream.checkpoint.assign import Assignment, assign_state, has_finished
+from midstream.checkpoint.assign import has_finished
 from midstream.coordinator import events as ev
 from midstream.coordinator import status as shown
 from midstream.coordinator.attempt import Attempt, TaskPhase
@@ -34,6 +34,7 @@ from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkp
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
+from midstream.coordinator.restoring import Dealt, Restoring
 from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
@@ -70,7 +71,8 @@ class Coordinator:
         self.attempts = Attempts(self._effects, self.slots, self._fail_attempt, self._warn)
         self.restarts = Restarts(self._effects, plan.config.restart)
         self.requests = Requests(self._effects)
-        self.rescaling = Rescaling(self._effects, self.slots)
+        self._restoring = Restoring(self._effects)
+        self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
         self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
@@ -180,7 +182,9 @@ class Coordinator:
         self.warnings.extend(found.opened.warnings)
         restore = found.opened.restore
         if restore is not None:
-            self._committing.add(restore.checkpoint_id, [c for c in restore.committables if c.uid not in found.dropped])
+            kept = [c for c in restore.committables if c.uid not in found.dealt.dropped]
+            self._committing.add(restore.checkpoint_id, kept)
+            self._restoring.keep(restore, self.plan.graph, found.dealt)
             self.had_finished = has_finished(restore, self.plan.graph)
         if self.had_finished:
             self.restored_from = self.checkpoints.newest_path
@@ -312,6 +316,8 @@ class Coordinator:
         self._committing.abort(self.checkpoints.take_unsettled())
         if self.restarts.delayed:
             return False
+        if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
+            return False
         if self._committing.stalled:
             self._committing.resume()
         if not self.slots.complete or not self._committing.idle:
@@ -326,18 +332,23 @@ class Coordinator:
         self.slots.gathered()
         if not self._sources.are_reset:
             self._reset_sources()
-        state = self._state_to_restore()
         self.restored_from = self.checkpoints.newest_path
-        self.attempts.deploy(self.plan, state, self.checkpoints.epoch)
+        self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
+        self._restoring.forget()
         self.phase = Phase.DEPLOYING
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
-        self._sources.reset(state.sources if state else {}, state.finished if state else frozenset())
+        self._sources.reset(state.sources, state.finished)
 
-    def _state_to_restore(self) -> Assignment | None:
-        restore = self.checkpoints.newest
-        return assign_state(restore, self.plan.graph, self.plan.allow_dropped_state) if restore else None
+    def _state_to_restore(self) -> Dealt:
+        dealt = self._restoring.dealt(self.checkpoints.newest, self.plan.graph)
+        assert dealt is not None
+        return dealt
+
+    def _cannot_restore(self, failed: Failed) -> None:
+        if self.phase is Phase.GATHERING:
+            self._fail_attempt(failure_of(failed.error, "the checkpoint to go on from"))
 
     def _try_start(self) -> bool:
         assert self.attempt is not None
@@ -394,6 +405,8 @@ class Coordinator:
         assert attempt is not None
         if self.checkpoints.storage is None or self.checkpoints.pending is not None or attempt.ending:
             return
+        if self.rescaling.stage is Stage.DEALING:
+            return  # with a newer one it would begin again, and that may be one that nobody can go on from
         if self.requests.draining and not attempt.at_end_of_data:
             return  # it would hold some sources as ended in the middle of their input, while others could read on
         rescale, savepoint = self.rescaling.wants_checkpoint, self.savepoints.wants_checkpoint

@@ -19,6 +19,7 @@ from midstream.checkpoint.store import (
     split_restore,
 )
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
 
@@ -27,8 +28,8 @@ from midstream.core.seams import Storage
 class OpenedStorage:
     storage: Storage
     opened: Opened
-    dropped: tuple[str, ...]
-    """uids whose state is left behind."""
+    dealt: Dealt
+    """What the first attempt goes on with."""
 
 
 def check_plan(plan: JobPlan) -> None:
@@ -55,10 +56,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     if elsewhere is not None:
         assert which is not None
         opened = _copied_in(plan, open_storage(elsewhere), elsewhere, which, storage, opened)
-    dropped: tuple[str, ...] = ()
-    if opened.restore is not None:
-        dropped = assign_state(opened.restore, plan.graph, plan.allow_dropped_state).dropped
-    return OpenedStorage(storage, opened, dropped)
+    return OpenedStorage(storage, opened, NOTHING if opened.restore is None else deal(opened.restore, plan))
 
 
 def check_restorable(plan: JobPlan, open_storage: Callable[[str], Storage]) -> None:

@@ -1,8 +1,8 @@
 """To another parallelism while the job runs: a plan for it, its slots, a checkpoint, and only then the switch.
 
-    (none) --asked--> PLANNING --> GATHERING --slots are there--> STORING --completed--> STORED
-      ^                                                                                    |
-      +---- all tasks run again ---- SWITCHING <---- old tasks cancelled, new plan --------+
+    (none) --asked--> PLANNING --> GATHERING --slots are there--> STORING --completed--> DEALING --> STORED
+      ^                                                                                            |
+      +---- all tasks run again ---- SWITCHING <---- old tasks cancelled, new plan ----------------+
 
 Up to STORED the job runs on, so what is in the way until then changes nothing. A failure while
 SWITCHING leads back to the plan before, from the same checkpoint. Whoever asked hears of either.
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.requests import NO_STORAGE
+from midstream.coordinator.restoring import Restoring
 from midstream.coordinator.slots import Slots
-from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import Reply
@@ -32,6 +31,8 @@ class Stage(Enum):
     """The slots that the new plan needs above the present ones are asked for."""
     STORING = auto()
     """A checkpoint is to be made, or is being made."""
+    DEALING = auto()
+    """It is dealt out to the new tasks, which shows that they can go on from it. No other one is made meanwhile."""
     STORED = auto()
     SWITCHING = auto()
 
@@ -49,9 +50,10 @@ class _Rescale:
 class Rescaling:
     """At most one at a time."""
 
-    def __init__(self, effects: Effects, slots: Slots) -> None:
+    def __init__(self, effects: Effects, slots: Slots, restoring: Restoring) -> None:
         self._effects = effects
         self._slots = slots
+        self._restoring = restoring
         self._current: _Rescale | None = None
         self._goes_back = False
         """The new plan has been left again; the tasks of the one before do not run yet."""
@@ -127,12 +129,16 @@ class Rescaling:
         rescale = self._current
         if rescale is None or rescale.stage is not Stage.STORING:
             return
-        try:
-            assign_state(metadata, self.plan.graph, self.plan.allow_dropped_state)
-        except MidstreamError as error:
-            self.give_up(str(error))
-            return
         rescale.checkpoint = path
+        rescale.stage = Stage.DEALING
+        self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
+
+    def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> None:
+        if self._current is not rescale or rescale.stage is not Stage.DEALING or rescale.checkpoint != path:
+            return
+        if failed is not None:
+            self.give_up(str(failed.error))
+            return
         rescale.stage = Stage.STORED
 
     def switching(self) -> None:

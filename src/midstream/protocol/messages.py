@@ -14,7 +14,7 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.ids import TaskId
 
 
-class ChunkHandle(msgspec.Struct, frozen=True):
+class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
     """Where an immutable chunk of state lies: `length` bytes at `offset` of `file` in the checkpoint storage, or here."""
 
     id: str
@@ -70,7 +70,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     """The last one that left it."""
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Some whole batches of one channel: `length` bytes at `offset` of `file` in the checkpoint storage, or here."""
 
     file: str
@@ -84,12 +84,13 @@ class Segment(msgspec.Struct, frozen=True):
     """The bytes themselves, if they are few (see `checkpoint.extents`); then `file` is empty."""
 
 
-class ChannelState(msgspec.Struct, frozen=True):
+class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Batches in flight from subtask `producer` to subtask `consumer` over `edge`, oldest first.
 
     The input part (`is_output` false) lay with the consumer, and comes before what lay with its
     producers. The first `skip` batches are not part of it any more; nor are rows of other key groups
-    than `key_groups` (first, and one behind the last), if that is given.
+    than `key_groups` (first, and one behind the last), if that is given (see `checkpoint.references`).
+    There may be 130,000 of them, so none is larger than it must be or known to the garbage collector.
     """
 
     edge: int
@@ -99,6 +100,11 @@ class ChannelState(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     skip: int = 0
     key_groups: tuple[int, int] | None = None
+    ahead: tuple[tuple[int, int, int], ...] = ()
+    """Of these `key_groups` (first, and one behind the last, in order) more batches are gone than `skip`: so many."""
+    number: int | None = None
+    """Since it was dealt out, which of those on this edge it is: with the same number other consumers have their key
+    groups of the same batches. None if it has just been stored: nobody else has it."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -114,8 +120,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Build these tasks (state restored, nothing running yet), then answer `Deployed`.
 
     `graph` is the pickled JobGraph. `slots[i]` is the slot id that runs subtask i of every vertex.
-    `restore` holds the state of each task of this slot, already assigned to it; `finished` those of
-    its tasks that had finished in that checkpoint, which run nothing.
+    `finished`: those of its tasks that had finished in the checkpoint to restore, which run nothing.
     """
 
     job_id: str
@@ -125,14 +130,22 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     graph: bytes
     slots: tuple[int, ...]
     tasks: tuple[TaskId, ...]
-    restore: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
+    restore: bytes = b""
+    """`Restored`, msgpack: it may be large, so it is encoded and decoded on I/O threads. Empty: there is nothing."""
     finished: tuple[TaskId, ...] = ()
     checkpoint_root: str | None = None
     """URL of the checkpoint storage; None when the job has none."""
-    channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
-    """What was in flight to each task of this slot, by its edges as they are now, in order."""
     epoch: int = 0
     """Of the coordinator; with `attempt` it is part of the name of every state file (`checkpoint.state_files.state_file`)."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What the tasks of one slot take over from a checkpoint."""
+
+    tasks: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
+    """The state of each."""
+    channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
+    """What was in flight to each, by its edges as they are now, in order."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

@@ -106,10 +106,10 @@ def broadcast_of_the_first() -> Replacements:
     """The copy of subtask 0 counts, even if it had finished and has none."""
     original = assign._assign_part
 
-    def assign_part(name: str, rule: Redistribute, found: Any, *rest: Any, **more: Any) -> Any:
+    def assign_part(name: str, rule: Redistribute, found: Any, own: Any, parallelism: int, *rest: Any) -> Any:
         if rule is Redistribute.BROADCAST:
-            return next((part for i, part in found if i == 0), None)
-        return original(name, rule, found, *rest, **more)
+            return [[part for i, part in found if i == 0]] * parallelism
+        return original(name, rule, found, own, parallelism, *rest)
 
     return [(assign, "_assign_part", assign_part)]
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream.checkpoint import assign_channels
+from midstream.checkpoint import assign_channels, references
 from midstream.coordinator import checkpoints, completing
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
@@ -110,9 +110,8 @@ def live_before_recovered() -> Replacements:
 def output_before_input() -> Replacements:
     """What had not left its producer is read before what had arrived."""
 
-    def in_order(metadata: Any, edge: Any) -> Any:
-        mine = [state for state in metadata.channels if state.edge == edge.id]
-        return sorted(mine, key=lambda state: (state.consumer, not state.is_output))
+    def in_order(states: Any) -> Any:
+        return sorted(states, key=lambda state: (state.consumer, not state.is_output))
 
     return [(assign_channels, "_in_order", in_order)]
 
@@ -122,10 +121,41 @@ def old_ranges() -> Replacements:
     original = assign_channels._by_key
 
     def by_key(states: Any, old: Any, edge: Any, had: int, parallelism: int, max_parallelism: int) -> Any:
-        for subtask, state in original(states, old, edge, had, had, max_parallelism):
-            yield subtask % parallelism, state
+        for state in original(states, old, edge, had, had, max_parallelism):
+            yield msgspec.structs.replace(state, consumer=state.consumer % parallelism)
 
     return [(assign_channels, "_by_key", by_key)]
+
+
+def as_far_as_the_first() -> Replacements:
+    """What consumers share counts as gone for all of them once it is for one."""
+
+    def joined(states: Any, whole: Any) -> Any:
+        state, pieces = references.joined(states, whole)
+        furthest = max(skip for _, _, skip in pieces)
+        return state, [(first, behind, furthest) for first, behind, _ in pieces]
+
+    return [(assign_channels, "joined", joined)]
+
+
+def joined_over_gaps() -> Replacements:
+    """Key groups between those that consumers still share come back, though their rows are gone."""
+
+    def joined(states: Any, whole: Any) -> Any:
+        state, pieces = references.joined(states, whole)
+        return state, [(pieces[0][0], pieces[-1][1], min(skip for _, _, skip in pieces))]
+
+    return [(assign_channels, "joined", joined)]
+
+
+def ahead_counts_from_the_start() -> Replacements:
+    """What is gone for some key groups is counted from a segment that is not referred to any more."""
+    original = references.without_first
+
+    def without_first(state: Any, segments: int, batches: int) -> Any:
+        return msgspec.structs.replace(original(state, segments, batches), ahead=state.ahead)
+
+    return [(recovery, "without_first", without_first)]
 
 
 def unannounced_barrier() -> Replacements:

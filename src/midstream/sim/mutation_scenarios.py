@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from midstream.sim.faults import IN_RECOVERY
-from midstream.sim.scenario import RECOVERING, SAVEPOINTS, Fault, Scenario, draw
+from midstream.sim.scenario import BACKLOGGED, RECOVERING, SAVEPOINTS, Fault, Scenario, draw, with_backlog
 from midstream.sim.topologies import SHAPES, Shape, with_parallelism
 
 
@@ -100,6 +100,20 @@ def recovering(seed: int) -> Scenario:
     gone = tuple(Fault(fault.step + 20 * i, RECOVERING, gone_soon) for fault in drawn.faults for i in range(3))
     drawn = replace(drawn, faults=tuple(sorted((*drawn.faults, *gone), key=lambda fault: fault.step)))
     return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
+
+
+def rejoined(seed: int) -> Scenario:
+    """Again and again the job goes on at another parallelism while it recovers; of many rows, all on one keyed edge."""
+    before, after = ((3, 2), (2, 3), (1, 4), (2, 5))[seed % 4]
+    drawn = with_backlog(draw(seed, topology="keyed", parallelism=before, rescale_to=after, faults=()), Random(seed))
+    random = Random(f"rejoined {seed}")
+    stop = IN_RECOVERY.index("stop")
+    faults = tuple(
+        Fault(100 * i, RECOVERING if i > 1 else BACKLOGGED, stop + len(IN_RECOVERY) * random.randrange(7 * 20_000))
+        for i in range(1, 7)
+    )
+    slow = replace(drawn, rows=400, batch_rows=20, row_us=1000, sink_rows=0, aligned_timeout_s=0.0, faults=faults)
+    return replace(slow, keys=50, skew=0.0, key_groups=16, text_bytes=200, pool_buffers=1024, interval_s=0.005)
 
 
 def sliced(seed: int) -> Scenario:

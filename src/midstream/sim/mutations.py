@@ -427,6 +427,17 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "live_before_recovered": _in_flight("live data is read before recovered data", in_flight.live_before_recovered),
     "output_before_input": _in_flight("what had arrived is read behind what had not", in_flight.output_before_input),
     "old_ranges": _in_flight("rows in flight are dealt by the key groups of before", in_flight.old_ranges),
+    "as_far_as_the_first": Mutation(
+        "what consumers share is gone for all once it is for one", in_flight.as_far_as_the_first, scenarios.rejoined
+    ),
+    "joined_over_gaps": Mutation(
+        "shared key groups are joined over gaps", in_flight.joined_over_gaps, scenarios.rejoined
+    ),
+    "ahead_counts_from_the_start": Mutation(
+        "what is gone for some key groups is counted from a segment that is gone",
+        in_flight.ahead_counts_from_the_start,
+        scenarios.rejoined,
+    ),
     "unannounced_barrier": Mutation(
         "a barrier that overtakes what waits for credit is not announced",
         in_flight.unannounced_barrier,

@@ -179,8 +179,7 @@ class Oracle:
             keys = ("key",) if entry.partitioning is Partitioning.KEYED else ()
             edge = Edge(state.edge, entry.node, index, entry.partitioning, SCHEMA, keys)
             batches = [b for segment in state.segments for b in read_segment(self.storage, segment, SCHEMA, "oracle")]
-            groups = None if state.key_groups is None else range(*state.key_groups)
-            for rows in rows_of(batches[state.skip :], edge, groups, self._key_groups):
+            for rows in rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups):
                 found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
         return {place: rows for place, rows in found.items() if rows}
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from midstream.checkpoint.channel_state import segment_bytes, where
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
+from midstream.checkpoint.references import batches_of, each_once, left_bytes, segments_left
 from midstream.checkpoint.state_files import read_parts, verify_chunks
 from midstream.checkpoint.store import SAVEPOINT, checkpoint_path, load
 from midstream.core.errors import StorageError
@@ -82,7 +83,7 @@ class ChannelReport(msgspec.Struct, frozen=True):
     batches: int
     bytes: int
     partial: bool
-    """Some of that is not part of it any more (consumed since, or of other key groups)."""
+    """Some of that is not part of it any more (consumed since, or of key groups of other consumers, which may have it too)."""
 
 
 class EdgeReport(msgspec.Struct, frozen=True):
@@ -91,7 +92,9 @@ class EdgeReport(msgspec.Struct, frozen=True):
     target: str
     partitioning: str
     rows: int
+    batches: int
     bytes: int
+    """What several channels share is counted once."""
     channels: tuple[ChannelReport, ...]
 
 
@@ -158,11 +161,17 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings:
             verified += verify_chunks(storage, _handles(operator), f"{path}, operator {operator.name!r}")
         except StorageError as error:
             problems.append(str(error))
+    seen: set[tuple[str, int]] = set()
     for state in metadata.channels:
-        try:
-            verified += sum(segment_bytes(storage, s, f"{path}, {where(state)}").nbytes for s in state.segments)
-        except StorageError as error:
-            problems.append(str(error))
+        for segment in state.segments:
+            place = segment.file, segment.offset
+            if segment.file and place in seen:
+                continue  # other consumers have it too
+            seen.add(place)
+            try:
+                verified += segment_bytes(storage, segment, f"{path}, {where(state)}").nbytes
+            except StorageError as error:
+                problems.append(str(error))
     in_flight = tuple(edge for layout in metadata.edges if (edge := _edge(metadata, layout)).channels)
     names = {operator.uid: operator for operator in metadata.operators}
     return CheckpointReport(
@@ -236,34 +245,41 @@ def _part(name: str, handles: list[PartHandle]) -> PartReport:
 
 
 def _edge(metadata: CheckpointMetadata, edge: EdgeLayout) -> EdgeReport:
-    states: dict[tuple[int, int], list[ChannelState]] = {}
-    for state in metadata.channels:
-        if state.edge == edge.id:
-            states.setdefault((state.producer, state.consumer), []).append(state)
-    channels = tuple(_channel(states[channel]) for channel in sorted(states))
+    states = [state for state in metadata.channels if state.edge == edge.id]
+    of_channel: dict[tuple[int, int], list[ChannelState]] = {}
+    for state in states:
+        of_channel.setdefault((state.producer, state.consumer), []).append(state)
+    rows, batches, size = _amount(each_once(states))
     return EdgeReport(
         source=metadata.vertices[edge.source].uids[-1],
         target=metadata.vertices[edge.target].uids[0],
         partitioning=edge.partitioning,
-        rows=sum(channel.rows for channel in channels),
-        bytes=sum(channel.bytes for channel in channels),
-        channels=channels,
+        rows=rows,
+        batches=batches,
+        bytes=size,
+        channels=tuple(_channel(of_channel[channel]) for channel in sorted(of_channel)),
     )
 
 
 def _channel(states: list[ChannelState]) -> ChannelReport:
-    """A channel has a state of each end, and, taken during a recovery, one for each part of its key groups."""
-    segments = {segment: None for state in states for segment in state.segments}
+    """A channel has a state of each end, and, taken during a recovery, of each old channel that has become part of it."""
     stored_by = {"producer" if state.is_output else "consumer" for state in states}
+    rows, batches, size = _amount(states)
     return ChannelReport(
         producer=states[0].producer,
         consumer=states[0].consumer,
         stored_by=stored_by.pop() if len(stored_by) == 1 else "both",
-        rows=sum(segment.rows for segment in segments),
-        batches=sum(segment.batches for segment in segments),
-        bytes=sum(segment.length for segment in segments),
+        rows=rows,
+        batches=batches,
+        bytes=size,
         partial=any(state.skip > 0 or state.key_groups is not None for state in states),
     )
+
+
+def _amount(states: list[ChannelState]) -> tuple[int, int, int]:
+    """Rows (with those that are gone of a segment begun), batches and bytes that are left of them."""
+    rows = sum(segment.rows for state in states for segment in segments_left(state))
+    return rows, sum(batches_of(state) - state.skip for state in states), left_bytes(states)
 
 
 def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: int) -> Iterator[SplitReport]:
@@ -356,8 +372,7 @@ def _in_flight_table(report: CheckpointReport) -> Table:
         name = Text(f"{text.printable(edge.source)} → {text.printable(edge.target)}", style="bold")
         name.append(f"  {edge.partitioning}", style="not bold dim")
         at_most = "≤ " if any(channel.partial for channel in edge.channels) else ""
-        batches = sum(channel.batches for channel in edge.channels)
-        table.add_row(name, "", "", f"{at_most}{text.rows(edge.rows)}", text.size(edge.bytes), str(batches))
+        table.add_row(name, "", "", f"{at_most}{text.rows(edge.rows)}", text.size(edge.bytes), str(edge.batches))
         for channel in edge.channels[:CHANNELS_SHOWN_MAX]:
             table.add_row(
                 "",

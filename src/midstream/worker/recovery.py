@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
 import pyarrow as pa
 
 from midstream.checkpoint.channel_state import ReadAhead, read_segment, rows_of, where
+from midstream.checkpoint.references import left_bytes, without_first
 from midstream.core.batches import batch_bytes
 from midstream.core.elements import Batch
 from midstream.core.errors import InvariantError
@@ -59,7 +59,7 @@ class GateRecovery:
     ) -> None:
         self.edge = edge
         self._states = tuple(states)
-        self.total_bytes = _bytes_of(self._states)
+        self.total_bytes = left_bytes(self._states)
         """What there is to read, rows of others included."""
         self._max_parallelism = max_parallelism
         self._pool = pool
@@ -111,12 +111,11 @@ class GateRecovery:
         if first is None:
             return ()
         state = self._states[first.state]
-        head = msgspec.structs.replace(state, segments=state.segments[first.segment :], skip=first.batch)
-        return (head, *self._states[first.state + 1 :])
+        return (without_first(state, first.segment, first.batch), *self._states[first.state + 1 :])
 
     def left_bytes(self) -> int:
         """Of `total_bytes`: what has not been taken."""
-        return _bytes_of(self.remaining())
+        return left_bytes(self.remaining())
 
     def freed(self, buffers: int) -> None:
         if not self._closed:
@@ -157,14 +156,13 @@ class GateRecovery:
         self._reading = True
         state = self._states[at.state]
         segment = state.segments[at.segment]
-        groups = range(*state.key_groups) if state.key_groups is not None else None
         storage, edge, max_parallelism = self._storage, self.edge, self._max_parallelism
 
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 
         def work() -> Sequence[pa.RecordBatch]:
             batches = read_segment(storage, segment, edge.schema, where(state), data)[at.batch :]
-            return rows_of(batches, edge, groups, max_parallelism)
+            return rows_of(batches, edge, state, at.index, max_parallelism)
 
         def done(outcome: Done[Sequence[pa.RecordBatch]] | Failed) -> None:
             self._reading = False
@@ -187,15 +185,3 @@ class GateRecovery:
             self._wake()
 
         self._executor.submit(work, done)
-
-
-def _bytes_of(states: Sequence[ChannelState]) -> int:
-    """Of their segments; what is to be skipped of a segment is judged by its number of batches."""
-    size = 0
-    for state in states:
-        skip = state.skip
-        for segment in state.segments:
-            skipped = min(skip, segment.batches)
-            skip -= skipped
-            size += segment.length * (segment.batches - skipped) // segment.batches
-    return size

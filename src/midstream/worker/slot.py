@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -62,6 +62,9 @@ class SlotState(Enum):
 
 
 _RUNNING = SlotState.RUNNING
+
+
+_InFlight: TypeAlias = dict[TaskId, tuple[m.ChannelState, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +224,16 @@ class SlotMachine:
         self.state = SlotState.DEPLOYING
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
 
-        def work() -> tuple[Storage | None, dict[TaskId, _Loaded], ReadAhead]:
+        def work() -> tuple[Storage | None, dict[TaskId, _Loaded], _InFlight, ReadAhead]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
-            restore = dict(deploy.restore)
+            restored = msgspec.msgpack.decode(deploy.restore, type=m.Restored) if deploy.restore else m.Restored()
+            restore, in_flight = dict(restored.tasks), dict(restored.channels)
             read_ahead: ReadAhead = {}
-            if deploy.channels:
+            if in_flight:
                 assert storage is not None, "in-flight data to restore, but no storage"
-                in_flight = [state for _, states in deploy.channels for state in states]
+                states = [state for states in in_flight.values() for state in states]
                 # All of it before the first row is emitted, anywhere.
-                read_ahead = verify_channels(storage, in_flight, config.pool_bytes // READ_AHEAD_OF_POOL)
+                read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
             loaded = {}
             for ref in deploy.tasks:
                 graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
@@ -242,17 +246,18 @@ class SlotMachine:
                     parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
                     task.parts[snapshot.uid] = parts
                     task.known.update(known_chunks(snapshot.parts, parts))
-            return storage, loaded, read_ahead
+            return storage, loaded, in_flight, read_ahead
 
-        def done(outcome: Done[tuple[Storage | None, dict[TaskId, _Loaded], ReadAhead]] | Failed) -> None:
+        def done(outcome: Done[tuple[Storage | None, dict[TaskId, _Loaded], _InFlight, ReadAhead]] | Failed) -> None:
             if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
                 return
             if isinstance(outcome, Failed):
                 self._deploy_failed(deploy.attempt, outcome.error)
                 return
-            storage, loaded, read_ahead = outcome.value
+            storage, loaded, in_flight, read_ahead = outcome.value
             try:
-                self._build(deploy, config, {ref: of.graph for ref, of in loaded.items()}, storage, read_ahead)
+                graphs = {ref: of.graph for ref, of in loaded.items()}
+                self._build(deploy, config, graphs, storage, in_flight, read_ahead)
                 for ref, task in self.tasks.items():
                     task.open(loaded[ref].parts, loaded[ref].known, loaded[ref].watermarks)
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
@@ -273,6 +278,7 @@ class SlotMachine:
         config: JobConfig,
         graphs: Mapping[TaskId, JobGraph],
         storage: Storage | None,
+        in_flight: _InFlight,
         read_ahead: ReadAhead,
     ) -> None:
         """Tasks with their partitions and gates; channels between tasks of this slot are connected at once.
@@ -313,7 +319,6 @@ class SlotMachine:
                     if slot != self.slot_id:
                         self._outgoing.append((slot, partition, index))
         window = self._window(deploy, graphs, pool)
-        channels = dict(deploy.channels)
         for ref, graph in graphs.items():
             gates = []
             for number, edge in enumerate(graph.inputs(ref.vertex)):
@@ -321,7 +326,7 @@ class SlotMachine:
                 gate = InputGate(edge, ref.subtask, partial(self._wake_task, ref), arrived)
                 gates.append(gate)
                 self._wire(gate, graph, deploy, partitions, window, queue_time)
-                states = [state for state in channels.get(ref, ()) if state.edge == edge.id]
+                states = [state for state in in_flight.get(ref, ()) if state.edge == edge.id]
                 if states:
                     assert storage is not None, "in-flight data to restore, but no storage"
                     gate.recovered = GateRecovery(

@@ -1,0 +1,108 @@
+"""What the next attempt goes on with: a checkpoint's state, dealt out to the slots once for each restart.
+
+Of a large job with rows in flight that takes seconds (two hundred thousand handles and more), and the
+loop must not stand still for that long: heartbeats are on it. So it is done on the I/O pool, and
+encoded there, slot by slot, as it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import JobPlan
+from midstream.core.ids import TaskId
+from midstream.core.seams import Done, Failed
+from midstream.graph.job_graph import JobGraph
+from midstream.protocol.messages import Restored
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    finished: Set[TaskId]
+    """Tasks that had finished; they are not run again."""
+    sources: Mapping[str, SourcePosition]
+    dropped: tuple[str, ...]
+    """uids whose state is left behind."""
+    slots: tuple[bytes, ...]
+    """What the i-th slot gets, see `Deploy.restore`."""
+
+
+NOTHING = Dealt(frozenset(), {}, (), ())
+"""Of a job that begins at the beginning."""
+
+
+def deal(metadata: CheckpointMetadata, plan: JobPlan) -> Dealt:
+    """For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
+    graph = plan.graph
+    state = assign_state(metadata, graph, plan.allow_dropped_state)
+    slots = []
+    for subtask in range(graph.slots):
+        refs = [TaskId(vertex.id, subtask) for vertex in graph.vertices if subtask < vertex.parallelism]
+        tasks = tuple((ref, state.tasks[ref]) for ref in refs if ref in state.tasks)
+        channels = tuple((ref, state.channels[ref]) for ref in refs if ref in state.channels)
+        slots.append(msgspec.msgpack.encode(Restored(tasks, channels)) if tasks or channels else b"")
+    return Dealt(state.finished, state.sources, state.dropped, tuple(slots))
+
+
+_Of: TypeAlias = tuple[CheckpointMetadata, JobGraph]
+
+
+class Restoring:
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._dealt: tuple[_Of, Dealt] | None = None
+        self._asked: _Of | None = None
+        """What is being dealt out for the next attempt."""
+
+    def dealt(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> Dealt | None:
+        """None if it has not been dealt out yet."""
+        if metadata is None:
+            return NOTHING
+        if self._dealt is not None and _is_same(self._dealt[0], (metadata, graph)):
+            return self._dealt[1]
+        return None
+
+    def keep(self, metadata: CheckpointMetadata, graph: JobGraph, dealt: Dealt) -> None:
+        self._dealt = (metadata, graph), dealt
+
+    def forget(self) -> None:
+        """The attempt has been told: until the next one nobody needs it."""
+        self._dealt = None
+
+    def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], None]) -> None:
+        """Then `done`, and unless that says that it failed it is kept."""
+        self._effects.run_io("deal", partial(deal, metadata, plan), partial(self._ready, (metadata, plan.graph), done))
+
+    def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
+        """Whether the next attempt can go on with it. If not, it is being dealt out, and there will be an event."""
+        if self.dealt(metadata, plan.graph) is not None:
+            return True
+        assert metadata is not None
+        if self._asked is None or not _is_same(self._asked, (metadata, plan.graph)):
+            asked = self._asked = metadata, plan.graph
+
+            def done(failure: Failed | None) -> None:
+                if self._asked is asked:
+                    self._asked = None
+                    if failure is not None:
+                        failed(failure)
+
+            self.deal(metadata, plan, done)
+        return False
+
+    def _ready(self, of: _Of, done: Callable[[Failed | None], None], outcome: Done[Dealt] | Failed) -> None:
+        if isinstance(outcome, Done):
+            self._dealt = of, outcome.value
+        done(outcome if isinstance(outcome, Failed) else None)
+
+
+def _is_same(one: _Of, other: _Of) -> bool:
+    return one[0] is other[0] and one[1] is other[1]

@@ -1,0 +1,161 @@
+"""A checkpoint is dealt out once for each restart, off the loop, and nothing that happens meanwhile is in its way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_vertices
+
+from midstream.coordinator import restoring
+from midstream.coordinator.events import CancelRequested
+from midstream.coordinator.phase import Phase
+from midstream.coordinator.rescaling import Stage
+from midstream.core.errors import ConfigError
+from midstream.core.ids import TaskId
+from midstream.protocol import messages as m
+
+
+@pytest.fixture
+def dealt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Checkpoint and parallelism of each time that one is dealt out."""
+    calls: list[tuple[int, int]] = []
+    original = restoring.assign_state
+
+    def assign_state(metadata: Any, graph: Any, allow_dropped_state: bool) -> Any:
+        calls.append((metadata.checkpoint_id, graph.slots))
+        return original(metadata, graph, allow_dropped_state)
+
+    monkeypatch.setattr(restoring, "assign_state", assign_state)
+    return calls
+
+
+def acknowledge_all(bench: Bench) -> None:
+    pending = bench.job.checkpoints.pending
+    assert pending is not None
+    bench.ack(pending.checkpoint_id, *sorted(pending.missing))
+
+
+def test_once_at_the_start_once_for_each_restart_and_once_for_a_rescale(dealt: list[tuple[int, int]]) -> None:
+    before = Bench().run()
+    before.checkpoint()
+    bench = Bench(storage=before.storage, restore="latest", job_id="job2").run()
+    assert dealt == [(1, 2)]
+    bench.fail(TaskId(1, 0))
+    bench.advance(1)
+    assert bench.state == "running"
+    assert dealt == [(1, 2), (1, 2)]
+    client = bench.ask(m.DoRescale(1))
+    acknowledge_all(bench)
+    assert bench.replies[client].error == ""
+    assert dealt == [(1, 2), (1, 2), (2, 1)]
+
+
+def test_a_job_that_begins_at_the_beginning_waits_for_nothing(dealt: list[tuple[int, int]]) -> None:
+    bench = Bench(held=("deal",)).run()
+    bench.fail(TaskId(1, 0))
+    bench.advance(1)
+    assert bench.state == "running"
+    assert not dealt and not bench.messages(m.Deploy)[-1].restore
+
+
+def test_a_slot_that_is_lost_while_it_is_dealt_out_is_replaced_and_that_was_not_in_vain(
+    dealt: list[tuple[int, int]],
+) -> None:
+    bench = Bench(held=("deal",)).run()
+    bench.checkpoint()
+    bench.fail(TaskId(1, 0))
+    bench.advance(1)
+    assert bench.job.phase is Phase.GATHERING and len(bench.messages(m.Deploy)) == 2
+    bench.lose(1)
+    bench.release("deal")
+    assert len(bench.messages(m.Deploy)) == 2, "one slot is missing"
+    bench.connect()
+    assert bench.state == "running"
+    assert len(bench.messages(m.Deploy)) == 4 and dealt == [(1, 2)]
+    assert bench.status.restored_from == "memory://checkpoints/chk-1"
+
+
+def test_a_job_that_is_cancelled_while_it_is_dealt_out_ends() -> None:
+    bench = Bench(held=("deal",)).run()
+    bench.checkpoint()
+    bench.fail(TaskId(1, 0))
+    bench.advance(1)
+    bench.feed(CancelRequested("enough"))
+    bench.release("deal")
+    assert bench.ended is not None and bench.ended.state == "stopped"
+
+
+def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench().run()
+    bench.checkpoint()
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("rows are still being recovered")
+
+    monkeypatch.setattr(restoring, "assign_state", refuse)
+    bench.fail(TaskId(1, 0))
+    bench.advance(1)
+    assert bench.ended is not None and bench.ended.state == "failed"
+    assert "the checkpoint to go on from: rows are still being recovered" in str(bench.ended.error)
+
+
+def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place() -> None:
+    bench = Bench(held=("deal",), checkpoint_interval_s=1.0).run()
+    client = bench.ask(m.DoRescale(1))
+    acknowledge_all(bench)
+    assert bench.job.rescaling.stage is Stage.DEALING
+    waiting = bench.ask(m.DoCheckpoint())
+    bench.advance(5)
+    assert bench.job.checkpoints.pending is None and bench.state == "running"
+    bench.release("deal")
+    assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-1")
+    assert len(bench.slots) == 1
+    bench.advance(2)
+    acknowledge_all(bench)
+    assert bench.replies[waiting].checkpoint == "memory://checkpoints/chk-2"
+
+
+def test_a_failure_while_a_rescale_deals_out_leaves_the_job_at_the_parallelism_it_had() -> None:
+    bench = Bench(held=("deal",)).run()
+    client = bench.ask(m.DoRescale(1))
+    acknowledge_all(bench)
+    bench.fail(TaskId(1, 0))
+    assert "the job goes on at 2" in bench.replies[client].error
+    bench.advance(1)
+    bench.release("deal")
+    assert bench.state == "running" and len(bench.slots) == 2
+    assert bench.status.restored_from == "memory://checkpoints/chk-1"
+
+
+def test_a_new_slot_that_is_lost_while_a_rescale_deals_out_means_another_checkpoint() -> None:
+    bench = Bench(held=("deal",)).run()
+    client = bench.ask(m.DoRescale(3))
+    bench.connect()
+    acknowledge_all(bench)
+    bench.lose(2)
+    bench.release("deal")
+    assert bench.job.rescaling.stage is Stage.GATHERING and client not in bench.replies
+    bench.connect()
+    acknowledge_all(bench)
+    bench.release("deal")
+    assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-2")
+    assert len(bench.slots) == 3
+
+
+def test_each_slot_gets_what_its_tasks_take_over() -> None:
+    bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger(), 3, 2)).run()
+    pending = bench.ask(m.DoCheckpoint())
+    for ref in bench.tasks:
+        chunk = m.ChunkHandle(f"c{ref}", bench.state_file(1, ref), 0, 5, 0, 1)
+        part = (m.PartHandle("p", "split", (chunk,)),)
+        bench.storage.write(chunk.file, [b"state"])
+        uid = "read" if ref.vertex == 0 else "write"
+        bench.say(ref, m.CheckpointAck(0, 1, ref, (m.OperatorSnapshot(uid, part),), (chunk.file,), 5))
+    assert bench.replies[pending].error == ""
+    bench.fail(TaskId(1, 0))
+    bench.advance(1)
+    deployed = bench.messages(m.Deploy)[3:]
+    found = {ref: ops[0].parts[0].chunks[0].id for deploy in deployed for ref, ops in restored(deploy).tasks}
+    assert found == {ref: f"c{ref}" for ref in bench.tasks}
+    assert [[ref for ref, _ in restored(deploy).tasks] for deploy in deployed] == [list(d.tasks) for d in deployed]
