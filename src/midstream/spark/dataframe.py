@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -22,18 +22,25 @@ import pyarrow.fs
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_runs
 from midstream.connectors.filesystem import find_files, names_in, resolve
 from midstream.connectors.formats import explained
 from midstream.connectors.parquet import open_parquet
 from midstream.core.batches import canonical_schema
-from midstream.core.errors import ClusterError, ConfigError, InvariantError, StorageError
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, SchemaError, StorageError
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema
 from midstream.spark.session import is_local_master
 
-_WHERE = "DataFrameSource"
+_WHERE: Final = "DataFrameSource"
+_SPOILING: Final = {
+    "spark.sql.parquet.outputTimestampType": ("TIMESTAMP_MILLIS", "cuts timestamps to milliseconds"),
+    "spark.sql.parquet.datetimeRebaseModeInWrite": ("LEGACY", "moves days before 1582-10-15 by days"),
+    "spark.sql.parquet.int96RebaseModeInWrite": ("LEGACY", "moves timestamps before 1582-10-15 by days"),
+}
+"""Settings under which Spark writes other values than it has, and at which of their values."""
 
 
 class StagedSplit(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +66,7 @@ class DataFrameSource(Source):
             raise ConfigError(f"{_WHERE}: a streaming DataFrame has no end; use its data source as a stream source")
         check_rate(rows_per_s, _WHERE)
         self.rows_per_s = rows_per_s
-        self.schema = canonical_schema(arrow_schema(frame.schema, _WHERE))
+        self.schema = canonical_schema(arrow_schema(_schema_of(frame), _WHERE))
         self._frame: DataFrame | None = frame
         self._directory: str | None = None
         self._temporary: str | None = None
@@ -89,11 +96,13 @@ class DataFrameSource(Source):
 
     def _stage(self, directory: str) -> None:
         assert self._frame is not None
+        _check_settings(self._frame)
         try:
             self._frame.write.parquet(_for_spark(directory))
         except (PySparkException, Py4JError) as error:
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ClusterError(f"{_WHERE}: Spark could not write its rows to {directory}: {first_line}") from error
+            raise ClusterError(
+                f"{_WHERE}: Spark could not write its rows to {directory}: {_first_line(error)}"
+            ) from error
         self._directory = directory
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
@@ -124,6 +133,28 @@ class DataFrameSource(Source):
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _schema_of(frame: DataFrame) -> StructType:
+    try:
+        return frame.schema
+    except (PySparkException, Py4JError, ValueError) as error:
+        raise SchemaError(
+            f"{_WHERE}: PySpark cannot read the types of its columns: {_first_line(error)}; cast the column, or leave it out"
+        ) from error
+
+
+def _check_settings(frame: DataFrame) -> None:
+    for name, (spoiling, what) in _SPOILING.items():
+        value = frame.sparkSession.conf.get(name, None)
+        if value is not None and value.upper() == spoiling:
+            raise ConfigError(
+                f"{_WHERE}: the Spark session has {name}={value}, which {what} in what is staged; unset it"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _newest_whole(directory: str) -> str | None:
