@@ -30,9 +30,13 @@ import xxhash
 from midstream.connectors.extras import require
 from midstream.connectors.postgres_rows import encode
 from midstream.connectors.postgres_tables import (
+    NAME_BYTES_MAX,
+    NUMBERING,
     ROW_NUMBER,
     Table,
     check_key,
+    check_names,
+    check_unchanged,
     create_table,
     explained,
     find_table,
@@ -104,6 +108,11 @@ class PostgresSink(Sink):
         for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
             if name is not None and not (isinstance(name, str) and name and "\0" not in name):
                 raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
+            if name is not None and len(name.encode()) > NAME_BYTES_MAX:
+                raise ConfigError(
+                    f"PostgresSink: {what}={name!r} has {len(name.encode())} bytes, and names in PostgreSQL have at most "
+                    f"{NAME_BYTES_MAX}; give a shorter one"
+                )
         self._dsn = _checked_dsn(dsn)
         self.table = table
         self.schema = schema
@@ -118,6 +127,7 @@ class PostgresSink(Sink):
         Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table
         with rows in it, StorageError when the server cannot be reached.
         """
+        check_names(schema.names, self._where)
         self._check_columns(schema)
         with self._connected(self._where) as connection:
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs that start at once
@@ -172,6 +182,9 @@ class PostgresSink(Sink):
                 f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server there, and are host, port, "
                 "database and user right? A password comes from PGPASSWORD, a password file or a service file"
             ) from error
+        connection.isolation_level = (
+            psycopg.IsolationLevel.READ_COMMITTED
+        )  # commits of others come while rows are staged
         with explained(where):
             # What is acknowledged must outlive a crash of the server, and rows may take as long as a checkpoint.
             connection.execute(
@@ -268,7 +281,7 @@ class _StagedPart(Part):
         if self._sink.key:
             numbers = pa.array(np.arange(self._rows, self._rows + batch.num_rows))
             batch = pa.RecordBatch.from_arrays([*batch.columns, numbers], names=[*batch.schema.names, ROW_NUMBER])
-        encoded = encode(batch, self._where)
+        encoded = encode(batch, self._columns, self._rows, self._where)
         with explained(self._where):
             self._copy.write(encoded)
         self._rows += batch.num_rows
@@ -280,11 +293,12 @@ class _StagedPart(Part):
         connection = self._connection = sink._connect(self._where)
         with explained(self._where):
             self._table = sink._find(connection)
-            columns = self._table.matched(self._context.schema, self._where)
+            self._columns = self._table.matched(self._context.schema, self._where)
             staged = sink._staged(self._table, self._name)
-            connection.execute(self._table.staging_sql(staged, columns, sink.key))
+            connection.execute(self._table.staging_sql(staged, self._columns, sink.key))
             if sink.key:
                 names.append(ROW_NUMBER)
+                self._columns = (*self._columns, NUMBERING)
             copy = SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, SQL(", ").join(map(Identifier, names)))
             self._cursor = connection.cursor()
             self._copy = self._copying.enter_context(self._cursor.copy(copy))
@@ -360,6 +374,7 @@ class _PostgresCommitter(Committer):
             found = find_table(connection, schema, part.table)
             if found is not None:
                 names = [column.name for column in found.columns if not self._sink.key or column.name != ROW_NUMBER]
+                check_unchanged(connection, table, found, names, where)
                 connection.execute(table.move_sql(found.sql(), names, self._sink.key))
                 self._drop(connection, table, part.table)
             elif newest < checkpoint_id:
