@@ -62,6 +62,19 @@ _PATIENCE: Final = {
 _SUPERSEDED: Final = 2**31 - 1
 """As the attempt of a job: another one has gone on from its checkpoint, and it may do nothing more."""
 
+_CONNECTIONS: Final = """
+    SELECT n, what FROM (
+        SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname, rolsuper FROM pg_roles WHERE rolname = session_user
+        UNION ALL
+        SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname, r.rolsuper
+        FROM pg_database, pg_roles r WHERE datname = current_database() AND r.rolname = session_user
+        UNION ALL
+        SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+            - coalesce(current_setting('reserved_connections', true)::int, 0), 'max_connections less those reserved', false
+    ) AS limits (n, what, is_waived)
+    WHERE n >= 0 AND NOT is_waived"""
+"""How many connections this user may have, and what says so. A superuser has more than the last says, which nobody should need."""
+
 
 class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     """A committable. `table` lies in the staging schema."""
@@ -89,7 +102,8 @@ class PostgresSink(Sink):
     `dsn` needs the right to create tables there.
 
     Rows appear when the checkpoint that covers them completes. Each subtask has one connection and
-    one open transaction from its first row to the checkpoint; each commit has one connection.
+    one open transaction from its first row to the checkpoint, and for a moment a second one, when the
+    next rows come while it is prepared; each commit has one connection.
     """
 
     def __init__(
@@ -146,6 +160,18 @@ class PostgresSink(Sink):
                 connection.execute(table.staging_sql(staged, columns, self.key))
                 connection.execute(table.move_sql(staged, schema.names, self.key))
                 self._last(connection, table, "", "", alone=True)
+
+    def check_parallelism(self, subtasks: int) -> None:
+        """Raises ConfigError when the server lets this user have fewer connections than this sink may need at once."""
+        needed = 2 * subtasks + 1
+        with self._connected(self._where) as connection:
+            limits = connection.execute(_CONNECTIONS).fetchall()
+        for limit, what in limits:
+            if limit < needed:
+                raise ConfigError(
+                    f"{self._where}: {subtasks} subtasks need up to {needed} connections, two each and one to commit, and {what} "
+                    f"leaves {limit}; raise that, or write with fewer subtasks: parallelism({max((limit - 1) // 2, 1)})"
+                )
 
     def writer(self, context: WriterContext) -> SinkWriter:
         require("psycopg", "postgres", f"operator {context.name!r}")
