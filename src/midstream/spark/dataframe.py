@@ -127,12 +127,42 @@ class DataFrameSource(Source):
         staged = decoded(split.payload, StagedSplit, _WHERE)
         filesystem, _ = resolve(staged.directory, None, _WHERE)
         check_unchanged(filesystem, staged.part)
-        return open_row_groups(filesystem, staged.part, self.schema, split.offset)
+        stored = pa.schema([pa.field(field.name, _stored(field.type)) for field in self.schema])
+        reader = open_row_groups(filesystem, staged.part, stored, split.offset)
+        return reader if stored == self.schema else _StagedReader(reader, self.schema)
 
     def close(self) -> None:
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _StagedReader(SplitReader):
+    """The rows of a staged file in the types of the DataFrame."""
+
+    def __init__(self, reader: SplitReader, schema: pa.Schema) -> None:
+        self._reader = reader
+        self._schema = schema
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        got = self._reader.read(rows_max)
+        return None if got is None else (got[0].cast(self._schema), got[1])
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """The type in which Spark's Parquet files have what is `kind` here: intervals are numbers of microseconds."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_stored(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_stored(kind.key_type), _stored(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _stored(field.type)) for field in kind])
+    return kind
 
 
 def _schema_of(frame: DataFrame) -> StructType:

@@ -66,12 +66,9 @@ def _as_tuple(row: Any, names: list[str], number: int, where: str) -> tuple[Any,
 
 def _column(values: Sequence[Any], field: StructField, kind: pa.DataType, before: int, where: str) -> pa.Array:
     """`values` are those of rows `before` and on."""
-    plain = []
-    for index, value in enumerate(values):
-        try:
-            plain.append(_plain(value, field.dataType, field.nullable, field.name))
-        except ValueError as error:
-            raise SchemaError(f"{_in_row(where, before + index, field)}, and {shown(value)}: {error}") from error
+    plain: Sequence[Any] = values
+    if not (field.nullable and _is_plain(field.dataType)):
+        plain = [_plain_in_row(value, field, before + index, where) for index, value in enumerate(values)]
     try:
         return to_array(plain, kind)
     except ValueMisfit as error:
@@ -80,8 +77,20 @@ def _column(values: Sequence[Any], field: StructField, kind: pa.DataType, before
         raise SchemaError(f"{where}: column {field.name!r}: {error}") from error
 
 
+def _plain_in_row(value: Any, field: StructField, number: int, where: str) -> object:
+    try:
+        return _plain(value, field.dataType, field.nullable, field.name)
+    except ValueError as error:
+        raise SchemaError(f"{_in_row(where, number, field)}, and {shown(value)}: {error}") from error
+
+
 def _in_row(where: str, number: int, field: StructField) -> str:
     return f"{where}: row {number}: column {field.name!r} is {field.dataType.simpleString()}"
+
+
+def _is_plain(kind: DataType) -> bool:
+    """Whether Arrow takes the values of `kind` as Spark has them."""
+    return not isinstance(kind, (StructType, ArrayType, MapType, TimestampType))
 
 
 def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
@@ -99,6 +108,8 @@ def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
     if isinstance(kind, ArrayType):
         if not isinstance(value, (list, tuple, array.array)):
             raise ValueError(f"{path} is {type(value).__name__}, not a list")
+        if kind.containsNull and _is_plain(kind.elementType):
+            return list(value)
         return [_plain(each, kind.elementType, kind.containsNull, f"{path}.element") for each in value]
     if isinstance(kind, MapType):
         if not isinstance(value, dict):
