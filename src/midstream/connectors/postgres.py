@@ -6,7 +6,8 @@
 A subtask creates its staging table and copies into it in one transaction, which ends when the
 checkpoint is prepared: what dies before leaves nothing. The committer moves the rows and drops the
 table in one transaction, so that there is nothing to move a second time. Types and constraints of
-single rows are those of the target, so that what does not fit fails before the checkpoint completes.
+single rows are those of the target, so that what does not fit fails before the checkpoint completes;
+what the server would round, cut or pad without a word is refused before it is sent.
 
 `midstream_commits` tells a table that was moved from one that was lost, and fences: who stages or
 commits locks the row of its job, and finds there whether a newer attempt, or another job that went
