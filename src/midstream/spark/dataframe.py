@@ -127,7 +127,9 @@ class DataFrameSource(Source):
         staged = decoded(split.payload, StagedSplit, _WHERE)
         filesystem, _ = resolve(staged.directory, None, _WHERE)
         check_unchanged(filesystem, staged.part)
-        stored = pa.schema([pa.field(field.name, _stored(field.type)) for field in self.schema])
+        with explained(staged.part.path, "parquet"), ExitStack() as stack:
+            found = canonical_schema(open_parquet(filesystem, staged.part.path, stack).schema_arrow)
+        stored = pa.schema([(field.name, _stored(field.type, _field(found, field.name))) for field in self.schema])
         reader = open_row_groups(filesystem, staged.part, stored, split.offset)
         return reader if stored == self.schema else _StagedReader(reader, self.schema)
 
@@ -152,17 +154,28 @@ class _StagedReader(SplitReader):
         self._reader.close()
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark's Parquet files have what is `kind` here: intervals are numbers of microseconds."""
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_stored(kind.value_type))
-    if pa.types.is_map(kind):
-        return pa.map_(_stored(kind.key_type), _stored(kind.item_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _stored(field.type)) for field in kind])
+def _stored(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """What a staged file has for `kind`, if what is `found` there is another form of the same values.
+
+    Spark writes intervals as numbers of microseconds, and instants, as INT96, without saying that they are in UTC.
+    """
+    types = pa.types
+    if types.is_duration(kind) and found == pa.int64():
+        return found
+    if types.is_timestamp(kind) and kind.tz is not None and types.is_timestamp(found) and found.tz is None:
+        return found
+    if types.is_large_list(kind) and types.is_large_list(found):
+        return pa.large_list(_stored(kind.value_type, found.value_type))
+    if types.is_map(kind) and types.is_map(found):
+        return pa.map_(_stored(kind.key_type, found.key_type), _stored(kind.item_type, found.item_type))
+    if types.is_struct(kind) and types.is_struct(found):
+        return pa.struct([(field.name, _stored(field.type, _field(found, field.name))) for field in kind])
     return kind
+
+
+def _field(found: pa.Schema | pa.StructType, name: str) -> pa.DataType:
+    index = found.get_field_index(name)
+    return found.field(index).type if index >= 0 else pa.null()
 
 
 def _schema_of(frame: DataFrame) -> StructType:
