@@ -462,16 +462,31 @@ def test_a_state_without_a_key_and_a_removed_state_are_refused() -> None:
         World(operator_of(Fails()), parts=world.snapshot())
 
 
-def test_state_that_does_not_fit_its_declared_type_is_named() -> None:
+def test_a_value_that_does_not_fit_its_state_is_refused_where_it_is_given() -> None:
     class Wrong(KeyedProcessFunction):
         number = ValueState(pa.int64())
 
         def process(self, row: dict[str, Any], ctx: Any) -> None:
-            self.number.value = "seven"
+            self.number.value = row["v"] * 1.5
+
+    message = (
+        r"operator 'visits': process \(key 'a'\) raised JobError on row 0 of the batch: "
+        r"ValueState 'number': 1.5, declared as int64: a float is not an integer; round it, or declare a float"
+    )
+    with pytest.raises(JobError, match=message):
+        World(operator_of(Wrong())).process(batch(("a", 0, 1)))
+
+
+def test_a_value_that_was_changed_in_place_is_refused_by_the_checkpoint() -> None:
+    class Wrong(KeyedProcessFunction):
+        numbers = ValueState(pa.list_(pa.int64()), default=[])
+
+        def process(self, row: dict[str, Any], ctx: Any) -> None:
+            self.numbers.value.append("seven")
 
     world = World(operator_of(Wrong()))
     world.process(batch(("a", 0, 1)))
-    with pytest.raises(JobError, match=r"state 'number' is not int64"):
+    with pytest.raises(JobError, match=r"a value of state 'numbers' is \[0\] is 'seven', declared as int64"):
         world.snapshot()
 
 

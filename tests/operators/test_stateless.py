@@ -17,8 +17,8 @@ from operator_world import World
 
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.core.values import to_python
 from midstream.operators.base import Operator
-from midstream.operators.rows import python_values
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.stateless import (
@@ -159,15 +159,15 @@ def test_a_function_may_return_a_dict_of_another_class() -> None:
 def test_times_that_a_function_passes_on_swaps_or_changes_come_out_so(unit: str) -> None:
     kind = pa.timestamp(unit)
     schema = pa.schema([("t", kind), ("u", kind), ("n", pa.int64())])
-    columns = [pa.array([k, k + 10**9, None], pa.int64()).cast(kind) for k in (7_000_000, 7_000_001)]
+    columns = [pa.array([k, k + 10**9, None], pa.int64()).cast(kind) for k in (7_000_000, 7_001_000)]
     batch = pa.RecordBatch.from_arrays([*columns, pa.array([1, 2, 3])], schema=schema)
-    given = [{**row, "t": t, "u": u} for row, t, u in zip(batch.to_pylist(), *map(python_values, columns), strict=True)]
+    given = [{**row, "t": t, "u": u} for row, t, u in zip(batch.to_pylist(), *map(to_python, columns), strict=True)]
 
     def outcome(function: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str, Any]]:
         world = World(MapOperator("m", function, schema))
         world.process(batch)
         (made,) = [batch for _, batch in world.out.batches]
-        values = [python_values(column) for column in made.columns]
+        values = [to_python(column) for column in made.columns]
         return [dict(zip(schema.names, row, strict=True)) for row in zip(*values, strict=True)]
 
     later = datetime(2100, 1, 1)
@@ -205,7 +205,7 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
         (lambda row: {**row, "x": 1}, r"row 0 of the batch has column 'x', which is not declared \(n, s\)"),
         (lambda row: {**row, b"n": 1} if row["n"] == 0 else row, r"row 1 of the batch has column b'n', which is not"),
         (lambda row: {**row, (1,): 1}, r"row 0 of the batch has column \(1,\), which is not declared"),
-        (lambda row: {**row, "n": "one" if row["n"] == 0 else 1}, r"row 1 .* column 'n' is 'one', declared as int64"),
+        (lambda row: {**row, "n": "one" if row["n"] == 0 else 1}, r"row 1 .* column 'n': 'one', declared as int64"),
     ],
 )
 def test_a_function_that_fails_names_the_operator_and_the_row(function: Callable[[Any], Any], message: str) -> None:
@@ -216,7 +216,9 @@ def test_a_function_that_fails_names_the_operator_and_the_row(function: Callable
 def test_a_time_that_no_datetime_can_hold_is_an_error_that_names_the_operator() -> None:
     schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
     batch = pa.RecordBatch.from_arrays([pa.array([10**18]).view(schema.field("t").type)], schema=schema)
-    with pytest.raises(JobError, match=r"operator 'm': a row of the batch cannot be a dict"):
+    with pytest.raises(
+        JobError, match=r"operator 'm': column 't', timestamp\[us, tz=UTC\], has a value that Python does not"
+    ):
         run(MapOperator("m", lambda row: row, schema), batch)
 
 
@@ -387,17 +389,28 @@ def test_a_sink_is_closed_once_and_also_when_it_never_opened() -> None:
     assert writer.closed == 1
 
 
-def test_rows_give_nanoseconds_as_microseconds() -> None:
+def test_rows_give_nanoseconds_as_microseconds_where_none_is_lost() -> None:
     schema = pa.schema([("t", pa.timestamp("ns"))])
-    batch = pa.RecordBatch.from_arrays([pa.array([1_999], pa.timestamp("ns"))], schema=schema)
     out = pa.schema([("t", pa.timestamp("us"))])
+    batch = pa.RecordBatch.from_arrays([pa.array([1_000], pa.timestamp("ns"))], schema=schema)
     assert run(MapOperator("m", lambda row: row, out), batch) == [{"t": EPOCH + timedelta(microseconds=1)}]
+    batch = pa.RecordBatch.from_arrays([pa.array([1_999], pa.timestamp("ns"))], schema=schema)
+    operators: list[Operator] = [
+        MapOperator("m", lambda row: row, out),
+        FlatMapOperator("m", lambda row: [row], out),
+        FilterOperator("m", lambda row: True, schema),
+    ]
+    for operator in operators:
+        with pytest.raises(
+            JobError, match=r"^operator 'm': column 't', timestamp.ns., has a value that Python does not"
+        ):
+            run(operator, batch)
 
 
 def test_times_in_rows_are_datetimes_nulls_none_and_times_beyond_year_9999_an_error() -> None:
     for unit, factor in (("ms", 1), ("us", 1000), ("ns", 10**6)):
         column = pa.array([-1 * factor, None, 5 * factor], pa.timestamp(unit))
-        assert python_values(column) == [EPOCH - timedelta(milliseconds=1), None, EPOCH + timedelta(milliseconds=5)]
-    assert python_values(pa.array([None], pa.timestamp("us"))) == [None]
+        assert to_python(column) == [EPOCH - timedelta(milliseconds=1), None, EPOCH + timedelta(milliseconds=5)]
+    assert to_python(pa.array([None], pa.timestamp("us"))) == [None]
     with pytest.raises((ValueError, OverflowError)):
-        python_values(pa.array([2**60], pa.timestamp("ms")))
+        to_python(pa.array([2**60], pa.timestamp("ms")))

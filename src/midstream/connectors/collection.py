@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.generator import IndexRange, check_splits, index_splits
-from midstream.core.batches import canonical_schema, conform, single_batch, to_arrow
+from midstream.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
+from midstream.core.values import ARROW_ERRORS, ValueMisfit, to_array
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 
@@ -76,8 +77,11 @@ def from_rows(
 
 def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
     try:
-        return pa.array(values, type=kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return to_array(values, canonical_type(pa.array(values).type) if kind is None else kind)
+    except ValueMisfit as misfit:
+        way = "" if kind is not None else "; the type was inferred from all rows: give a schema"
+        raise SchemaError(f"from_rows: column {name!r} of row {misfit.index}: {misfit}{way}") from misfit
+    except ARROW_ERRORS as error:
         raise SchemaError(f"from_rows: column {name!r}: {error}") from error
 
 

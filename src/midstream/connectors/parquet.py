@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from midstream.connectors.formats import check_names, explained
 from midstream.core.batches import canonical_type, conform
+from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError, StorageError
 
 _BATCH_ROWS = 131_072
@@ -35,27 +36,13 @@ def check_parquet_schema(found: pa.Schema, schema: pa.Schema, declared: bool, pa
     check_names(found.names, schema, declared, path)
     for field in schema:
         kind = canonical_type(found.field(field.name).type)
-        if not _fits(kind, field.type):
+        try:
+            cast_exactly(pa.array([], kind), field.type)
+        except CastRefused as refused:
             raise SchemaError(
-                f"{path}: column {field.name!r} is {kind}, {'declared' if declared else 'in other files'} as {field.type}"
-            )
-
-
-def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a value of `kind` is one of `wanted` in another width: nothing is parsed or rounded."""
-    types = pa.types
-    return bool(
-        kind == wanted
-        or types.is_null(kind)
-        or (types.is_integer(kind) and (types.is_integer(wanted) or types.is_floating(wanted)))
-        or (types.is_floating(kind) and types.is_floating(wanted))
-        or (types.is_decimal(kind) and types.is_decimal(wanted))
-        or (types.is_timestamp(kind) and types.is_timestamp(wanted) and (kind.tz is None) == (wanted.tz is None))
-        or (types.is_date(kind) and (types.is_date(wanted) or types.is_timestamp(wanted)))
-        or (types.is_time(kind) and types.is_time(wanted))
-        or (types.is_duration(kind) and types.is_duration(wanted))
-        or (types.is_nested(kind) and kind.id == wanted.id)
-    )
+                f"{path}: column {field.name!r} is {kind}, {'declared' if declared else 'in other files'} as "
+                f"{field.type}: {refused}"
+            ) from refused
 
 
 def open_parquet(filesystem: pyarrow.fs.FileSystem, path: str, stack: ExitStack) -> pyarrow.parquet.ParquetFile:

@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError
 
 SMALL_BYTES: Final = 4096
@@ -41,7 +42,7 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with exactly the columns and types of `schema`, cast where that loses nothing.
+    """`batch` with exactly the columns and types of `schema`, cast where each value stays what it is.
 
     Raises SchemaError naming `where` and the first column that does not fit.
     """
@@ -57,11 +58,11 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
         column = batch.column(index)
         if column.type != field.type:
             try:
-                column = column.cast(field.type)
-            except pa.ArrowException as error:
+                column = cast_exactly(column, field.type)
+            except CastRefused as refused:
                 raise SchemaError(
-                    f"{where}: column {field.name!r} is {column.type}, declared as {field.type}: {error}"
-                ) from error
+                    f"{where}: column {field.name!r} is {column.type}, declared as {field.type}: {refused}"
+                ) from refused
         columns.append(column)
     extra = [name for name in batch.schema.names if schema.get_field_index(name) < 0]
     if extra:

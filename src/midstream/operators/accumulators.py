@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from midstream.core.batches import canonical_type
 from midstream.core.errors import JobError, MidstreamError, SchemaError
+from midstream.core.values import form_of, to_array, to_python
 from midstream.operators.aggregates import Accumulator, Aggregate, Columns
 from midstream.operators.expressions import empty_frame
 from midstream.operators.rows import user_error
@@ -25,7 +26,12 @@ class AccumulatorAggregate(Aggregate):
         self._where = where
         self.failure: JobError | None = None
         """What a function of the user's raised: on its way through polars an exception loses its traceback."""
-        self._result_type = empty_frame(pa.schema([("value", canonical_type(accumulator.type))])).schema["value"]
+        self._kind = canonical_type(accumulator.type)
+        try:
+            form_of(self._kind)
+        except SchemaError as error:
+            raise SchemaError(f"{where}: the type of {type(accumulator).__name__}: {error}") from None
+        self._result_type = empty_frame(pa.schema([("value", self._kind)])).schema["value"]
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         # the event time gives groups a length also where no column is read
@@ -40,9 +46,8 @@ class AccumulatorAggregate(Aggregate):
         return part("accumulator").map_batches(self._results, return_dtype=self._result_type)
 
     def _add(self, columns: Sequence[pl.Series]) -> bytes:
-        values = [column.to_list() for column in columns[1:]]
-
         def work() -> Any:
+            values = [_python(column) for column in columns[1:]]
             accumulator = self._accumulator.init()
             for index in range(len(columns[0])):
                 row = {name: values[i][index] for i, name in enumerate(self.columns)}
@@ -66,7 +71,7 @@ class AccumulatorAggregate(Aggregate):
     def _results(self, column: pl.Series) -> pl.Series:
         def work() -> pl.Series:
             values = [self._accumulator.result(cloudpickle.loads(data)) for data in column.to_list()]
-            return pl.Series(column.name, values, dtype=self._result_type, strict=True)
+            return pl.Series(column.name, pl.from_arrow(to_array(values, self._kind)))
 
         series: pl.Series = self._guard("result", work)
         return series
@@ -80,6 +85,10 @@ class AccumulatorAggregate(Aggregate):
             failure = user_error(self._where, f"{type(self._accumulator).__name__}.{method}", error)
             self.failure = failure
             raise failure from error
+
+
+def _python(column: pl.Series) -> list[Any]:
+    return to_python(column.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
 
 def _dumps(accumulator: Any) -> bytes:

@@ -20,7 +20,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def instant_us(at: Any) -> int:
     """Microseconds since the epoch from a datetime (UTC if it has no zone) or an int. Raises JobError for others."""
-    if isinstance(at, datetime):
+    if isinstance(at, datetime) and not getattr(at, "nanosecond", 0):  # pandas' times have some, its NaT too
         return (at - (_EPOCH if at.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
     if isinstance(at, int) and not isinstance(at, bool) and MIN_WATERMARK_US <= at <= MAX_WATERMARK_US:
         return at

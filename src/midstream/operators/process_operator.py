@@ -10,6 +10,7 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
+from midstream.core.values import kind_of, to_python
 from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
@@ -18,8 +19,6 @@ from midstream.operators.rows import (
     as_it_is_now,
     check_keys,
     fields_text,
-    kind_of,
-    python_values,
     to_batch,
     to_rows,
 )
@@ -140,8 +139,9 @@ class ProcessOperator(FunctionOperator):
         scope.is_set = keys is not None
         self._broadcast_scope.writable = spec.broadcast
         index = 0
+        rows = to_rows(batch, self._where)
         try:
-            for index, row in enumerate(to_rows(batch)):
+            for index, row in enumerate(rows):
                 scope.key = None if keys is None else keys[index]
                 context.time_us = times_us[index]
                 result = handler(row, context)
@@ -160,7 +160,7 @@ class ProcessOperator(FunctionOperator):
         if not spec.keys:
             return None
         check_keys(batch, spec.keys, self._where)
-        values = [python_values(batch.column(name)) for name in spec.keys]
+        values = [to_python(batch.column(name)) for name in spec.keys]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _leave(self) -> None:

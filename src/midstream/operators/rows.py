@@ -1,7 +1,7 @@
 """Between batches and rows of Python values, and errors that name the operator and the row.
 
-A row is a dict with every column of its schema. Timestamps are datetimes (microseconds; what a
-column of nanoseconds has beyond that is cut off), nulls are None.
+A row is a dict with every column of its schema, its values in their Python form (core/values.py);
+nulls are None.
 """
 
 from __future__ import annotations
@@ -12,52 +12,33 @@ from operator import is_
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_type_supported
-
-_FIRST_S: Final = -62_135_596_800
-_END_S: Final = 253_402_300_800
-"""The years 1 to 9999, which is what a datetime can hold, in seconds since 1970."""
+from midstream.core.values import ValueMisfit, kind_of, to_array, to_python
 
 Row: TypeAlias = dict[str, Any]
 
 
-def python_values(column: pa.Array) -> list[Any]:
-    """The column as Python values; nanoseconds are cut to microseconds, the finest a datetime has."""
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    elif pa.types.is_duration(kind) and kind.unit == "ns":
-        column = column.cast(pa.duration("us"), safe=False)
-    elif pa.types.is_time64(kind) and kind.unit == "ns":
-        column = column.cast(pa.time64("us"), safe=False)
-    values: list[Any]
-    if pa.types.is_timestamp(kind) and kind.tz is None and _fits_datetime(column):
-        values = column.to_numpy(zero_copy_only=False).astype("M8[us]").tolist()  # thirty times faster
-    else:
-        values = column.to_pylist()
-    return values
+def to_rows(batch: pa.RecordBatch, where: str) -> Iterator[Row]:
+    """One by one: thousands of dicts at a time would keep the garbage collector busy.
+
+    Raises JobError, at once, naming `where` and the column with a value that Python does not have.
+    """
+    return _row_maker(tuple(batch.schema.names))(_columns(batch, where))
 
 
-def _fits_datetime(column: pa.Array) -> bool:
-    """Whether all times lie in the years 1 to 9999; numpy turns others into integers."""
-    extremes = pc.min_max(column.view(pa.int64()))
-    if not extremes["min"].is_valid:
-        return True
-    per_s = {"s": 1, "ms": 10**3, "us": 10**6}[column.type.unit]
-    return bool(_FIRST_S * per_s <= extremes["min"].as_py() and extremes["max"].as_py() < _END_S * per_s)
-
-
-def to_rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """One by one: thousands of dicts at a time would keep the garbage collector busy."""
-    return _row_maker(tuple(batch.schema.names))(_columns(batch))
-
-
-def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
-    return [python_values(column) for column in batch.columns] or [[None] * batch.num_rows]
+def _columns(batch: pa.RecordBatch, where: str) -> list[list[Any]]:
+    columns: list[list[Any]] = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            columns.append(to_python(column))
+        except (ValueError, OverflowError) as error:  # nanoseconds, or a time that no datetime can hold
+            raise JobError(
+                f"{where}: column {field.name!r}, {field.type}, has a value that Python does not: {error}"
+            ) from error
+    return columns or [[None] * batch.num_rows]
 
 
 def _display(names: Sequence[str]) -> tuple[str, str]:
@@ -82,10 +63,7 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
     Raises JobError naming `where`, and the row for which it raised or returned what does not fit.
     """
     made: list[list[Any]] = [[] for _ in schema]
-    try:
-        given = _columns(batch)
-    except (ValueError, OverflowError) as error:  # a time that no datetime can hold
-        raise JobError(f"{where}: a row of the batch cannot be a dict: {error}") from error
+    given = _columns(batch, where)
     try:
         row = _mapper(tuple(batch.schema.names), tuple(schema.names))(function, given, made)
     except Exception as error:
@@ -95,17 +73,12 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
         _check_row(row, schema, at)
         raise AssertionError(f"{at} fits, but was taken for one that does not")
     arrays = []
-    try:
-        for field, values in zip(schema, made, strict=True):
-            source = batch.schema.get_field_index(field.name)
-            if source >= 0 and _passed_on(values, given[source], field.type, batch.column(source).type):
-                arrays.append(batch.column(source))
-            else:
-                arrays.append(pa.array(values, field.type))
-    except (TypeError, ValueError, OverflowError, pa.ArrowException):
-        arrays = _checked_columns(
-            [dict(zip(schema.names, row, strict=True)) for row in zip(*made, strict=True)], schema, where, None
-        )
+    for field, values in zip(schema, made, strict=True):
+        source = batch.schema.get_field_index(field.name)
+        if source >= 0 and _passed_on(values, given[source], field.type, batch.column(source).type):
+            arrays.append(batch.column(source))
+        else:
+            arrays.append(_column(values, field, where, None))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -150,7 +123,7 @@ def mapper(function, columns, made):
 def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, given_kind: pa.DataType) -> bool:
     """Whether these are the very values of the column that came in, where looking costs less than converting them."""
     dear = pa.types.is_temporal(kind) or pa.types.is_decimal(kind)
-    return dear and kind == given_kind and getattr(kind, "unit", None) != "ns" and all(map(is_, values, given))
+    return dear and kind == given_kind and all(map(is_, values, given))
 
 
 def as_it_is_now(row: Any) -> Any:
@@ -170,22 +143,26 @@ def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequenc
     names = schema.names
     try:
         columns = [[row[name] for row in rows] for name in names]
-        if set(map(len, rows)) <= {len(names)} and all(type(row) is dict for row in rows):
-            arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-            return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, pa.ArrowException):
-        pass  # found row by row below, for the message
-    return pa.RecordBatch.from_arrays(_checked_columns(rows, schema, where, origin), schema=schema)
+        fits = set(map(len, rows)) <= {len(names)} and all(isinstance(row, dict) for row in rows)
+    except (KeyError, TypeError, IndexError):
+        columns, fits = [], False
+    if not fits:
+        for index, row in enumerate(rows):
+            _check_row(row, schema, _result_of(where, index, origin))
+        raise AssertionError(f"{where}: rows fit one by one, but not together")
+    arrays = [_column(values, field, where, origin) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _checked_columns(
-    rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[int] | None
-) -> list[pa.Array]:
-    for index, row in enumerate(rows):
-        _check_row(
-            row, schema, f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
-        )
-    return [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+def _column(values: Sequence[Any], field: pa.Field, where: str, origin: Sequence[int] | None) -> pa.Array:
+    try:
+        return to_array(values, field.type)
+    except ValueMisfit as misfit:
+        raise JobError(f"{_result_of(where, misfit.index, origin)}: column {field.name!r}: {misfit}") from misfit
+
+
+def _result_of(where: str, index: int, origin: Sequence[int] | None) -> str:
+    return f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
 
 
 def _check_row(row: Any, schema: pa.Schema, at: str) -> None:
@@ -199,16 +176,6 @@ def _check_row(row: Any, schema: pa.Schema, at: str) -> None:
     extra = [name for name in row if name not in names]
     if extra:
         raise JobError(f"{at} has column {extra[0]!r}, which is not declared ({', '.join(names)})")
-    for field in schema:
-        try:
-            pa.array([row[field.name]], field.type)
-        except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise JobError(f"{at}: column {field.name!r} is {row[field.name]!r}, declared as {field.type}") from error
-
-
-def kind_of(value: object) -> str:
-    kind = type(value).__name__
-    return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
 def fields_text(fields: Iterable[pa.Field]) -> str:

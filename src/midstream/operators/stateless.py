@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, to_polars
 from midstream.core.errors import JobError, MidstreamError, SchemaError
+from midstream.core.values import kind_of
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, columns_read, infer_schema, infer_type
-from midstream.operators.rows import Row, as_it_is_now, kind_of, map_rows, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, as_it_is_now, map_rows, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -75,8 +76,9 @@ class FilterOperator(Stateless):
 
     def _filter_by_function(self, batch: pa.RecordBatch, predicate: Callable[[Row], object]) -> pa.RecordBatch:
         keep: list[bool] = []
+        rows = to_rows(batch, self._where)
         try:
-            for row in to_rows(batch):
+            for row in rows:
                 keep.append(bool(predicate(row)))
         except Exception as error:
             raise user_error(self._where, "the function", error, row=len(keep)) from error
@@ -136,8 +138,9 @@ class FlatMapOperator(Stateless):
         made: list[Row] = []
         origin: list[int] = []
         index = 0
+        rows = to_rows(batch, self._where)
         try:
-            for index, row in enumerate(to_rows(batch)):
+            for index, row in enumerate(rows):
                 result = function(row)
                 if result is None:
                     continue

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from midstream.core.errors import JobError, StorageError
 from midstream.core.keys import key_groups
+from midstream.core.values import ValueMisfit, to_array, to_python
 from midstream.state.keyed import ListState, MapState, State, StateRow
 from midstream.state.parts import KEY_GROUP
 from midstream.state.timers import TimerRow
@@ -108,9 +109,9 @@ def _encode(values: list[Any], kind: pa.DataType | None, what: str) -> pa.Array:
     if kind is None:
         return pa.array([_pickled(value, what) for value in values], pa.large_binary())
     try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise JobError(f"{what} is not {kind}, which it is declared as: {error}") from error
+        return to_array(values, kind)
+    except ValueMisfit as misfit:  # it was changed in place after it had been given
+        raise JobError(f"{what} is {misfit}") from misfit
 
 
 class _NotPlain(Exception):
@@ -144,5 +145,6 @@ def _decode(column: pa.ChunkedArray, kind: pa.DataType | None, what: str) -> lis
     expected = pa.large_binary() if kind is None else kind
     if column.type != expected:
         raise StorageError(f"{what}: stored as {column.type}, declared as {kind or 'pickled'} now")
-    values: list[Any] = column.to_pylist()
-    return values if kind is not None else [pickle.loads(value) for value in values]
+    if kind is not None:
+        return to_python(column)
+    return [pickle.loads(value) for value in column.to_pylist()]

@@ -1,7 +1,9 @@
 """The states that a process function declares: values, lists, maps and reductions, per key.
 
 A declaration is a class attribute; when the operator opens, its function gets a bound copy of it,
-which reads and writes the entry of the current key. Entries are plain Python objects.
+which reads and writes the entry of the current key. Entries are plain Python objects. Where a type
+is declared, they are in the Python form of that type from the moment they are given (core/values.py),
+and what does not fit is refused there: a restore must not be what changes a value.
 
 Snapshots are copy-on-write: taking one copies references only, and the first touch of an entry
 after it makes a copy for the operator to go on with, so what a snapshot holds never changes.
@@ -18,7 +20,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import pyarrow as pa
 
-from midstream.core.errors import JobError
+from midstream.core.errors import JobError, SchemaError
+from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan, shown
 from midstream.state.declared import DeclaredState
 
 T = TypeVar("T")
@@ -55,6 +58,9 @@ class State(DeclaredState):
     def __init__(self, type: pa.DataType | None = None) -> None:
         self.type = type
         self.name = ""
+        self._form = _form_of(self, type)
+        self._plain = None if self._form is None else self._form.plain
+        """Each value of exactly this class fits."""
         self._scope = KeyScope()
         self._entries: dict[Any, Any] | None = None
         self._own: set[Any] = set()
@@ -77,6 +83,18 @@ class State(DeclaredState):
                 f"state {self.name!r}: there is no current key here; use it where a row or a timer is handled"
             )
         return self._entries, self._scope.key
+
+    def _keep(self, value: Any) -> Any:
+        """`value` as it is kept. Raises JobError when it is not of the declared type."""
+        if self._form is None:
+            return value
+        try:
+            return self._form.keep(value)
+        except ValueMisfit as misfit:
+            raise self._refusal(misfit) from misfit
+
+    def _refusal(self, misfit: ValueMisfit, what: str = "") -> JobError:
+        return JobError(f"{type(self).__name__} {self.name!r}: {what}{misfit}")
 
     def clear(self) -> None:
         """Forget the entry of the current key."""
@@ -128,8 +146,15 @@ class _Single(State, Generic[T]):
         entries, scope = self._entries, self._scope
         if entries is None or not scope.is_set:
             self._here()
+        kind = type(value)
+        if self._form is not None and kind is not self._plain:
+            try:
+                value = self._form.keep(value)
+            except ValueMisfit as misfit:
+                raise self._refusal(misfit) from misfit
+            kind = type(value)
         entries[scope.key] = value  # type: ignore[index]
-        if type(value) not in _FROZEN:
+        if kind not in _FROZEN:
             self._own.add(scope.key)
 
 
@@ -140,7 +165,10 @@ class ValueState(_Single[T]):
 
     def __init__(self, type: pa.DataType | None = None, default: T = _NONE) -> None:
         super().__init__(type)
-        self.default = default
+        try:
+            self.default: T = default if self._form is None else self._form.keep(default)
+        except ValueMisfit as misfit:
+            raise SchemaError(f"ValueState: the default is {misfit}") from misfit
 
     @property
     def value(self) -> T:
@@ -176,15 +204,15 @@ class ListState(State, Generic[T]):
     kind = "list"
 
     def append(self, value: T) -> None:
-        self._list().append(value)
+        self._list().append(self._keep(value))
 
     def extend(self, values: Iterable[T]) -> None:
-        self._list().extend(values)
+        self._list().extend([self._keep(value) for value in values])
 
     def set(self, values: Iterable[T]) -> None:
         """Replace the whole list."""
         entries, key = self._here()
-        entries[key] = list(values)
+        entries[key] = [self._keep(value) for value in values]
         self._own.add(key)
 
     def __iter__(self) -> Iterator[T]:
@@ -220,6 +248,14 @@ class MapState(State, MutableMapping[K, V]):
     def __init__(self, type: pa.DataType | None = None, key_type: pa.DataType | None = None) -> None:
         super().__init__(type)
         self.key_type = key_type
+        self._key_form = _form_of(self, key_type)
+        if key_type is not None and pa.types.is_timestamp(key_type) and not is_fixed_zone(key_type):
+            raise SchemaError(
+                f"{self.__class__.__name__} with keys of the type {key_type}: Python takes the two hours at the end of summer time "
+                f"for one key; use {pa.timestamp(key_type.unit, 'UTC')}"
+            )
+        if key_type is not None and pa.types.is_nested(key_type):
+            raise SchemaError(f"{self.__class__.__name__}: the keys of a dict cannot be {key_type}")
         self._own_values: set[tuple[Any, Any]] = set()
 
     def bound(self, name: str, scope: KeyScope) -> MapState[K, V]:
@@ -247,7 +283,19 @@ class MapState(State, MutableMapping[K, V]):
             self._own.add(key)
         return cast("dict[K, V]", entries[key])
 
+    def _named(self, name: Any) -> Any:
+        """A key as it is kept. Raises JobError when it is not of the declared type."""
+        if is_nan(name):
+            raise JobError(f"state {self.name!r}: {name!r} as a key equals nothing, itself included: it is never found")
+        if self._key_form is None:
+            return name
+        try:
+            return self._key_form.keep(name)
+        except ValueMisfit as misfit:
+            raise self._refusal(misfit, "a key is ") from misfit
+
     def __getitem__(self, name: K) -> V:
+        name = self._named(name)
         value = self._read()[name]
         if type(value) in _FROZEN:
             return value
@@ -261,11 +309,13 @@ class MapState(State, MutableMapping[K, V]):
         return value
 
     def __setitem__(self, name: K, value: V) -> None:
+        name, value = self._named(name), self._keep(value)
         self._write()[name] = value
         if type(value) not in _FROZEN:
             self._own_values.add((self._scope.key, name))
 
     def __delitem__(self, name: K) -> None:
+        name = self._named(name)
         if name not in self._read():
             raise KeyError(name)
         written = self._write()
@@ -275,7 +325,7 @@ class MapState(State, MutableMapping[K, V]):
             super().clear()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._read()
+        return self._named(name) in self._read()
 
     def __iter__(self) -> Iterator[K]:
         return iter(list(self._read()))
@@ -302,6 +352,20 @@ class BroadcastState(MapState[K, V]):
 
     kind = "broadcast"
     is_keyed = False
+
+
+def _form_of(state: State, type: pa.DataType | None) -> Form | None:
+    """None where values are pickled, which keeps any. Raises SchemaError for what is no type, or has no Python form."""
+    if type is None:
+        return None
+    if not isinstance(type, pa.DataType):
+        raise SchemaError(
+            f"{state.__class__.__name__}: {shown(type)} is not an Arrow type; write for example pa.int64()"
+        )
+    try:
+        return form_of(type)
+    except SchemaError as error:
+        raise SchemaError(f"{state.__class__.__name__}: {error}") from None
 
 
 def _copy_list(values: list[T]) -> list[T]:

@@ -1,0 +1,118 @@
+"""Casts of Arrow columns: equal values, or a refusal."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_values import KINDS, equals, fitting
+
+from midstream.core.batches import conform
+from midstream.core.casts import CastRefused, cast_exactly
+from midstream.core.errors import SchemaError
+from midstream.core.values import ValueMisfit, to_array, to_python
+
+AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "message"),
+    [
+        (pa.array([1e300]), pa.float32(), "1e\\+300 would become another value"),
+        (pa.array([0.1]), pa.float32(), "0.1 would become another value"),
+        (pa.array([5]), pa.bool_(), "int64 does not fit bool"),
+        (pa.array([0.1]), pa.bool_(), "double does not fit bool"),
+        (pa.array([True]), pa.int64(), "bool does not fit int64"),
+        (pa.array([2.0]), pa.int64(), "double does not fit int64"),
+        (pa.array([300]), pa.uint8(), "300"),
+        (pa.array([2**53 + 1]), pa.float64(), "9007199254740993"),
+        (pa.array([0.15]), pa.decimal128(3, 1), "double does not fit decimal128"),
+        (pa.array([Decimal("0.15")]), pa.decimal128(3, 1), "data loss"),
+        (pa.array([Decimal("0.5")]), pa.float64(), "does not fit double"),
+        (pa.array(["1"]), pa.bool_(), "string does not fit bool"),
+        (pa.array(["0x1F"]), pa.int64(), "string does not fit int64"),
+        (pa.array([1]), pa.string(), "int64 does not fit string"),
+        (pa.array([b"a"]), pa.string(), "binary does not fit string"),
+        (pa.array(["a"]), pa.binary(), "string does not fit binary"),
+        (pa.array([datetime(2020, 1, 1, 13, 30)]), pa.date32(), "timestamp.* does not fit date32"),
+        (pa.array([date(2020, 1, 1)]), pa.timestamp("us"), "date32.* does not fit timestamp"),
+        (pa.array([datetime(2020, 1, 1, tzinfo=timezone.utc)]), pa.timestamp("us"), "has a time zone and .* has none"),
+        (pa.array([datetime(2020, 1, 1)]), pa.timestamp("us", "UTC"), "say which zone is meant"),
+        (pa.array([datetime(2020, 1, 1, 0, 0, 0, 1)]), pa.timestamp("ms"), "would lose data"),
+        (pa.array([1], pa.int64()), pa.timestamp("us"), "int64 does not fit timestamp"),
+        (pa.array([1], pa.int64()), pa.duration("us"), "int64 does not fit duration"),
+        (pa.array([90_000_000], pa.date64()), pa.date32(), "would lose data"),
+        (pa.array([{"a": 1, "c": 2}]), AB, "it has no field 'b'"),
+        (pa.array([{"a": 1, "b": 2, "typo": 3}]), AB, "field 'typo' would be lost"),
+        (pa.array([{"A": 1, "B": 2}]), AB, "it has no field 'a'"),
+        (pa.array([[{"a": 1, "b": "4"}]]), pa.large_list(AB), r"string does not fit int64 in \[\].b"),
+        (pa.array([[1.5]]), pa.list_(pa.int64()), r"double does not fit int64 in \[\]"),
+        (pa.array([[1, 2]]), pa.list_(pa.int64(), 3), "does not fit fixed_size_list"),
+        (pa.array([{"k": 1.0}]), pa.map_(pa.string(), pa.int64()), "does not fit map"),
+        (pa.array([[("k", 1.5)]], pa.map_(pa.string(), pa.float64())), pa.map_(pa.string(), pa.int64()), "in  values"),
+    ],
+)
+def test_what_would_become_another_value_is_refused(column: pa.Array, kind: pa.DataType, message: str) -> None:
+    with pytest.raises(CastRefused, match=message):
+        cast_exactly(column, kind)
+    batch = pa.RecordBatch.from_arrays([column], ["c"])
+    with pytest.raises(SchemaError, match="here: column 'c'"):
+        conform(batch, pa.schema([("c", kind)]), "here")
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([1, None, 255]), pa.uint8()),
+        (pa.array([1, None]), pa.float64()),
+        (pa.array([1, None]), pa.decimal128(20, 1)),
+        (pa.array([1.5, None, math.nan, math.inf]), pa.float32()),
+        (pa.array([Decimal("1.50")]), pa.decimal128(10, 1)),
+        (pa.array(["a", None]), pa.large_string()),
+        (pa.array(["a", None]).dictionary_encode(), pa.large_string()),
+        (pa.array([b"abc", None]), pa.binary(3)),
+        (pa.array([date(2020, 1, 1), None]), pa.date64()),
+        (pa.array([datetime(2020, 1, 1)]), pa.timestamp("ns")),
+        (pa.array([datetime(2020, 1, 1, tzinfo=timezone.utc)]), pa.timestamp("ms", "Europe/Paris")),
+        (pa.nulls(3), AB),
+        (pa.array([{"b": 1, "a": 2}, None, {"a": None, "b": 3}]), AB),
+        (pa.array([[{"b": 1, "a": 2}], None, [None]]), pa.large_list(AB)),
+        (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), pa.large_list(pa.int8())),
+        (pa.array([[1, 2], [3, 4]]), pa.list_(pa.int8(), 2)),
+        (pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())), pa.map_(pa.large_string(), pa.int8())),
+    ],
+)
+def test_what_stays_the_same_is_cast(column: pa.Array, kind: pa.DataType) -> None:
+    for given_column, expected in ((column, to_python(column)), (column[1:], to_python(column)[1:])):
+        made = cast_exactly(given_column, kind)
+        assert made.type == kind
+        made.validate(full=True)
+        assert str(to_python(made)) == str(expected) or to_python(made) == expected
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), one=KINDS, other=KINDS)
+def test_a_cast_gives_equal_values_or_is_refused(data: st.DataObject, one: pa.DataType, other: pa.DataType) -> None:
+    values = data.draw(st.lists(fitting(one), max_size=4))
+    try:
+        column = to_array(values, one)
+    except ValueMisfit:
+        return
+    start = data.draw(st.integers(0, len(column)))
+    column = column[start:]
+    for kind in (one, other):
+        try:
+            made = cast_exactly(column, kind)
+        except CastRefused:
+            assert kind is not one
+            continue
+        assert made.type == kind
+        made.validate(full=True)
+        expected: list[Any] = to_python(column)
+        assert equals(to_python(made), expected), (to_python(made), expected)

@@ -1,0 +1,163 @@
+"""What is put into a state is what is in it, before a restore and after it, or is refused at once."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+from test_values import KINDS, ODD, SCALAR_KEYS, SCALARS, VALUES, copied, equals, fitting, same
+
+from midstream.core.errors import JobError, SchemaError
+from midstream.state.heap import KeyForm, state_rows, state_table
+from midstream.state.keyed import BroadcastState, KeyScope, ListState, MapState, ReducingState, State, ValueState
+
+FORM = KeyForm([pa.field("k", pa.int64())], 128)
+UNKEYED = KeyForm((), 1)
+
+
+def bound(state: State) -> tuple[State, KeyForm]:
+    is_keyed = state.is_keyed
+    scope = KeyScope(7 if is_keyed else None, is_set=True)
+    return state.bound("held", scope), FORM if is_keyed else UNKEYED
+
+
+def restored(declared: State, state: State, form: KeyForm) -> Any:
+    table = state_table(state, state.freeze(), form, "here")
+    again, _ = bound(declared)
+    again.thaw(state_rows(again, table, form, "here"))
+    return again
+
+
+def content(state: Any) -> Any:
+    if isinstance(state, MapState):
+        return dict(state.items())
+    return list(state) if isinstance(state, ListState) else state.value
+
+
+def held_or_refused(declared: State, put: Any, expected: Any) -> None:
+    state, form = bound(declared)
+    try:
+        put(state)
+    except JobError as error:
+        assert "'held'" in str(error)  # noqa: PT017 - either is right
+        return
+    before = content(state)
+    assert equals(before, expected), (before, expected)
+    again = restored(declared, state, form)
+    assert same(content(again), before), (content(again), before)
+    assert same(content(restored(declared, again, form)), before)
+
+
+def try_all(value: Any, kind: pa.DataType) -> None:
+    def set_value(state: Any) -> None:
+        state.value = copied(value)
+
+    held_or_refused(ValueState(kind), set_value, value)
+    held_or_refused(ReducingState(lambda a, b: b, kind), lambda state: state.add(copied(value)), value)
+    held_or_refused(ListState(kind), lambda state: state.append(copied(value)), [value])
+    held_or_refused(ListState(kind), lambda state: state.set([copied(value)]), [value])
+    held_or_refused(ListState(kind), lambda state: state.extend([copied(value)]), [value])
+    for states in (MapState, BroadcastState):
+        held_or_refused(states(kind, pa.large_string()), lambda state: state.update({"a": copied(value)}), {"a": value})
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=KINDS, value=VALUES)
+def test_any_value_in_a_state_of_any_type_is_kept_or_refused(kind: pa.DataType, value: Any) -> None:
+    try_all(value, kind)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), kind=KINDS)
+def test_values_that_nearly_fit_a_state_are_kept_or_refused(data: st.DataObject, kind: pa.DataType) -> None:
+    try_all(data.draw(fitting(kind)), kind)
+
+
+def _key_kinds() -> list[pa.DataType]:
+    return [kind for kind in SCALAR_KEYS if not (pa.types.is_timestamp(kind) and kind.tz == "Europe/Paris")]
+
+
+def test_every_odd_value_as_a_value_and_as_a_key() -> None:
+    for kind in SCALARS:
+        for value in ODD:
+            held_or_refused(ListState(kind), lambda state, value=value: state.append(value), [value])
+    for kind in _key_kinds():
+        for value in ODD:
+            try:
+                hash(value)
+            except TypeError:
+                continue
+            held_or_refused(MapState(pa.int64(), kind), lambda state, value=value: state.update({value: 1}), {value: 1})
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(_key_kinds()))
+def test_keys_of_a_map_stay_apart_or_are_refused(data: st.DataObject, kind: pa.DataType) -> None:
+    """Each key that was put in is found again, and a restore makes neither two of one nor one of two."""
+    keys = data.draw(st.lists(fitting(kind).filter(lambda key: key is None or key.__hash__), max_size=5))
+    declared: MapState[Any, int] = MapState(pa.int64(), kind)
+    state, form = bound(declared)
+    put = {}
+    for number, key in enumerate(keys):
+        try:
+            state[key] = number  # type: ignore[index]
+        except (JobError, TypeError):
+            continue
+        put[number] = key
+        assert state[key] == number  # type: ignore[index]
+    before = content(state)
+    again = restored(declared, state, form)
+    assert same(content(again), before)
+    for key in put.values():
+        assert again[key] == state[key]  # type: ignore[index]
+
+
+def test_the_two_hours_at_the_end_of_summer_time_are_two_keys() -> None:
+    paris = ZoneInfo("Europe/Paris")
+    first, second = (datetime(2024, 10, 27, 2, 30, tzinfo=paris, fold=fold) for fold in (0, 1))
+    with pytest.raises(SchemaError, match="the two hours at the end of summer time"):
+        MapState(pa.int64(), pa.timestamp("us", "Europe/Paris"))
+    declared: MapState[datetime, int] = MapState(pa.int64(), pa.timestamp("us", "UTC"))
+    state, form = bound(declared)
+    assert isinstance(state, MapState)
+    state[first], state[second] = 1, 2
+    assert (state[first], state[second], len(state)) == (1, 2, 2)
+    assert restored(declared, state, form)[first.astimezone(timezone.utc)] == 1
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: ValueState(pa.int64(), default=0.5), "ValueState: the default is 0.5, declared as int64"),
+        (lambda: ValueState(int), r"ValueState: <class 'int'> is not an Arrow type; write for example pa.int64\(\)"),
+        (lambda: ValueState(pa.month_day_nano_interval()), "ValueState: there are no Python values"),
+        (lambda: MapState(pa.int64(), pa.list_(pa.int64())), "MapState: the keys of a dict cannot be list"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_refused_where_it_is_declared(declare: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        declare()
+
+
+def test_a_key_that_equals_nothing_is_refused() -> None:
+    state, _ = bound(MapState(pa.int64()))
+    assert isinstance(state, MapState)
+    with pytest.raises(JobError, match="'held': nan as a key equals nothing"):
+        state[float("nan")] = 1
+
+
+def test_a_list_that_is_refused_leaves_nothing_behind() -> None:
+    state, _ = bound(ListState(pa.int64()))
+    assert isinstance(state, ListState)
+    with pytest.raises(JobError):
+        state.extend([1, 2.5])
+    assert len(state) == 0
