@@ -11,7 +11,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, values
 from midstream.connectors import collect
 from midstream.connectors.collect import CollectSink
 from midstream.connectors.print_sink import PrintSink
-from midstream.core.errors import ConfigError, JobError
+from midstream.core.errors import ConfigError, JobError, SchemaError
 
 
 @pytest.fixture
@@ -34,6 +34,44 @@ def test_rows_are_there_once_their_checkpoint_is_committed(job_id):
     assert sink.rows() == [{"n": 1}, {"n": 2}]
     assert sink.table().schema == SCHEMA
     assert sink.frame()["n"].to_list() == [1, 2]
+
+
+def collected(column: pa.Array, job_id: str) -> CollectSink:
+    rows = pa.record_batch({"n": pa.array(range(len(column))), "v": column})
+    sink, loop = CollectSink(), Loop()
+    sink.validate(rows.schema, restoring=False)
+    writer = open_writer(sink, rows.schema, loop, job_id=job_id)
+    writer.write(rows)
+    sink.committer(job_id).commit(1, prepared(writer, 1))
+    return sink
+
+
+LATE = pa.array([0, 253402300800000000])
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (LATE.cast(pa.timestamp("us", "UTC")), r"timestamp\[us, tz=UTC\], and its value 10000-01-01 00:00:00.000000Z"),
+        (LATE.cast(pa.timestamp("us")), r"timestamp\[us\], and its value 10000-01-01"),
+        (pa.array([0, -2_000_000], pa.int32()).cast(pa.date32()), r"date32\[day\], and its value -3506-03-09"),
+        (pa.array([0, 1]).cast(pa.time64("ns")), r"time64\[ns\], and its value 00:00:00.000000001 .*nanoseconds"),
+        (pa.array([0, 1]).cast(pa.timestamp("ns")), r".*00:00:00.000000001 .*nanoseconds"),
+        (pa.ListArray.from_arrays([0, 1, 2], LATE.cast(pa.timestamp("us"))), "list.* 10000-01-01"),
+    ],
+)
+def test_a_value_that_python_cannot_hold_is_named_and_is_in_the_table(job_id, column, says):
+    sink = collected(column, job_id)
+    with pytest.raises(SchemaError, match=rf"CollectSink: row 1: column 'v' is {says}.*; take table\(\) or frame\(\)"):
+        sink.rows()
+    assert sink.table()["v"].combine_chunks() == column
+
+
+def test_maps_are_dicts(job_id):
+    assert collected(pa.array([{"a": 1}, None], pa.map_(pa.string(), pa.int64())), job_id).rows() == [
+        {"n": 0, "v": {"a": 1}},
+        {"n": 1, "v": None},
+    ]
 
 
 def test_rows_committed_again_after_a_restore_are_not_shown_twice(job_id):

@@ -335,6 +335,73 @@ def test_a_table_that_checks_its_rows_is_refused(table):
         new_sink(table, append=True)
 
 
+def replace_table(table: Path, schema: pa.Schema, **options: Any) -> None:
+    empty = pa.Table.from_batches([], schema)
+    write_deltalake(table, empty, mode="overwrite", schema_mode="overwrite", **options)
+
+
+@pytest.mark.parametrize("job", ["job-a", "job-b"])
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (pa.schema([("n", pa.string())]), "column 'n' was int64 in the table .*, and is large_string there now"),
+        (pa.schema([("n", pa.int32())]), "column 'n' was int64 in the table .*, and is int32 there now"),
+        (pa.schema([("m", pa.int64())]), "column 'n' was int64 in the table .*, and is no column any more"),
+    ],
+)
+def test_files_are_not_added_to_a_table_that_could_not_be_read_with_them(table, job, now, said):
+    sink = new_sink(table)
+    committables = written(sink, batch(1, 2))
+    replace_table(table, now)
+    before = version(table)
+    with pytest.raises(SchemaError, match=rf"DeltaSink on .*: cannot commit checkpoint 1: {said}.*; change it back"):
+        sink.committer(job).commit(1, committables)
+    assert version(table) == before
+    replace_table(table, SCHEMA)
+    sink.committer(job).commit(1, committables)
+    assert numbers(table) == [1, 2]
+
+
+def test_files_are_added_to_a_table_that_has_got_more_columns(table):
+    sink = new_sink(table)
+    committables = written(sink, batch(1, 2))
+    replace_table(table, pa.schema([("m", pa.string()), ("n", pa.int64())]))
+    sink.committer("job-a").commit(1, committables)
+    assert numbers(table) == [1, 2]
+
+
+def test_files_are_not_added_to_a_table_that_has_begun_to_ask_for_more(table):
+    sink = new_sink(table)
+    committables = written(sink, batch(1, 2))
+    DeltaTable(table).alter.add_constraint({"few": "n < 2"})
+    with pytest.raises(ConfigError, match="cannot commit checkpoint 1: the table uses check constraints"):
+        sink.committer("job-a").commit(1, committables)
+
+
+def test_a_partition_value_that_no_folder_can_be_named_after_is_refused_by_its_row(table):
+    schema = pa.schema([("n", pa.int64()), ("who", pa.large_string())])
+    sink, loop = new_sink(table, schema, partition_by=["who"]), Loop()
+    writer = open_writer(sink, schema, loop)
+    for names in (["a", None], ["x" * 251, "é" * 41, "y" * 252]):
+        writer.write(pa.RecordBatch.from_pydict({"n": range(len(names)), "who": names}, schema))
+        loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, SchemaError)
+    assert "operator 'sink out': DeltaSink on " in str(error)
+    assert "row 4 since the last checkpoint: partition column 'who' has 'yyy" in str(error)
+    assert len(str(error)) < 500
+    assert files(table) == []
+
+
+def test_partition_values_that_just_fit_come_back(table):
+    schema = pa.schema([("n", pa.int64()), ("who", pa.large_string())])
+    names = ["x" * 251, "é" * 41]
+    sink = new_sink(table, schema, partition_by=["who"])
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2], "who": names}, schema)
+    sink.committer("job-a").commit(1, written(sink, rows))
+    assert sorted(pl.read_delta(str(table))["who"].to_list()) == sorted(names)
+
+
 def test_storage_options_do_not_travel(table):
     sink = DeltaSink(table, storage_options={"aws_secret_access_key": "guess-7"})
     sink.validate(SCHEMA, restoring=False)

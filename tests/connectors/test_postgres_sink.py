@@ -14,9 +14,11 @@ import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from psycopg import sql
 
+from midstream import Environment
 from midstream.connectors.postgres import PostgresSink
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.operators.sink import SinkWriter
+from midstream.runtime.processes import ProcessSlots
 from postgres_server import PASSWORD, Server
 
 
@@ -323,8 +325,8 @@ def test_columns_of_the_table_may_have_types_and_defaults_of_their_own(database)
         ("n integer", {"n": pa.array([2**40])}, r'value "1099511627776" is out of range for type integer .*column n'),
         ("n int8 CHECK (n < 10)", {"n": pa.array([10])}, "violates check constraint"),
         ("n int8 NOT NULL", {"n": pa.array([None], pa.int64())}, "null value"),
-        ("n varchar(3)", {"n": pa.array(["long"])}, r"value too long for type character varying\(3\)"),
-        ("n text", {"n": pa.array(["a\0b"])}, "invalid byte sequence"),
+        ("n varchar(3)", {"n": pa.array(["long"])}, r"row 0 .*column 'n' is character varying\(3\).*'long'.*too long"),
+        ("n text", {"n": pa.array(["a", "a\0b"])}, r"row 1 since .*column 'n' is text.* keep 'a\\x00b' .*no NUL"),
         ("n jsonb", {"n": pa.array(["{"])}, "invalid input syntax for type json"),
         ("n timestamp", {"n": pa.array([1], pa.timestamp("ns"))}, "has no form in PostgreSQL.*would lose data"),
     ],
@@ -337,6 +339,61 @@ def test_a_value_that_does_not_fit_fails_before_the_checkpoint_is_complete(datab
     assert re.search(said, str(error)), str(error)
     assert "operator 'sink out'" in str(error)
     assert staged(database) == []
+
+
+def test_a_value_that_would_change_is_named_with_its_row_since_the_last_checkpoint(database):
+    ask(database, "CREATE TABLE numbers (n timestamp(0))")
+    sink, loop = new_sink(database, pa.schema([("n", pa.timestamp("us"))])), Loop()
+    good, bad = datetime(2024, 1, 1), datetime(2024, 1, 1, 0, 0, 0, 600001)
+    writer = open_writer(sink, pa.schema([("n", pa.timestamp("us"))]), loop)
+    for values in ([good] * 3, [good, None, bad]):
+        writer.write(pa.RecordBatch.from_pydict({"n": pa.array(values)}))
+        loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, SchemaError)
+    assert (
+        "operator 'sink out': PostgresSink on numbers: row 5 since the last checkpoint: column 'n' is timestamp(0) without "
+        "time zone in the table, and would not keep '2024-01-01 00:00:00.600001' as it is: 0 digits of a second are kept"
+    ) in str(error)
+    assert staged(database) == []
+
+
+def test_a_list_that_would_change_is_named_by_its_row(database):
+    ask(database, "CREATE TABLE numbers (n varchar(3)[])")
+    rows = pa.RecordBatch.from_pydict({"n": pa.array([["a", "b"], None, [], ["abc", "abcd"]])})
+    error = failure_of(new_sink(database, rows.schema), rows)
+    assert re.search(r"row 3 since .*character varying\(3\)\[\] in the table, and would not keep 'abcd'", str(error))
+
+
+def test_rows_that_wait_are_kept_when_their_column_is_altered_or_the_commit_is_refused(database):
+    rows = pa.RecordBatch.from_pydict({"n": pa.array([Decimal("1.2345"), None]), "k": pa.array([1, 2])})
+    ask(database, "CREATE TABLE numbers (n numeric(10,4), k integer)")
+    sink = new_sink(database, rows.schema)
+    committables = written(sink, rows)
+    for kind in ("numeric(10,2)", "numeric(10,4)[] USING ARRAY[n]", "double precision"):
+        ask(database, f"ALTER TABLE numbers ALTER n TYPE {kind}")
+        with pytest.raises(
+            SchemaError, match=r"column 'n' of table public.numbers was numeric\(10,4\) when rows were staged"
+        ):
+            sink.committer("job-a").commit(1, committables)
+        ask(database, "ALTER TABLE numbers DROP n; ALTER TABLE numbers ADD n numeric(10,4)")
+    ask(database, "ALTER TABLE numbers ALTER n TYPE numeric(12,6); ALTER TABLE numbers ALTER k TYPE bigint")
+    sink.committer("job-a").commit(1, committables)
+    assert ask(database, "SELECT n, k FROM numbers ORDER BY k") == [(Decimal("1.234500"), 1), (None, 2)]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_commits_of_others_come_between_whatever_isolation_a_role_has(database, level):
+    ask(database, f"ALTER DATABASE test SET default_transaction_isolation = '{level}'")
+    sink, loop = new_sink(database), Loop()
+    committer = sink.committer("job-a")
+    for n in (1, 2, 3):
+        writer = open_writer(sink, SCHEMA, loop, subtask=n)
+        writer.write(batch(n))
+        loop.run()
+        committer.commit(n, written(sink, batch(10 * n), n, subtask=10 * n))
+        committer.commit(n, prepared(writer, n))
+    assert numbers(database) == [1, 2, 3, 10, 20, 30]
 
 
 # ---- what is refused at the start -------------------------------------------
@@ -359,6 +416,21 @@ def test_a_value_that_does_not_fit_fails_before_the_checkpoint_is_complete(datab
         ),
         (None, pa.schema([("n", pa.null())]), "PostgreSQL has no type here"),
         (None, pa.schema([]), "no columns"),
+        (
+            "n numeric",
+            pa.schema([("n", pa.float64())]),
+            r"is double in the stream and numeric .*\(double fits double prec",
+        ),
+        (
+            "n interval day",
+            pa.schema([("n", pa.duration("us"))]),
+            "would cut what is smaller than its fields; make it interval",
+        ),
+        (None, pa.schema([("c" * 64, pa.int64())]), f"column '{'c' * 64}': it has 64 bytes, .* at most 63; rename it"),
+        (None, pa.schema([("é" * 32, pa.int64())]), "it has 64 bytes"),
+        (None, pa.schema([("", pa.int64())]), "column '': a column must have a name; rename it"),
+        (None, pa.schema([("a\0", pa.int64())]), r"column 'a\\x00': a name has no NUL; rename it"),
+        ("n int8", pa.schema([("ctid", pa.int64())]), "column 'ctid': PostgreSQL has a system column of that name"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused_before_anything_runs(database, ddl, schema, said):
@@ -401,6 +473,38 @@ def test_rights_that_are_missing_are_named_before_anything_runs(database, postgr
         ask(database, "DROP OWNED BY intern; DROP ROLE intern")
 
 
+@pytest.mark.parametrize("what", ["ROLE intern", "DATABASE test"])
+def test_fewer_connections_than_the_subtasks_need_are_refused_before_anything_runs(database, postgres_server, what):
+    ask(database, "CREATE ROLE intern LOGIN PASSWORD 'p'; GRANT ALL ON SCHEMA public TO intern")
+    ask(database, f"ALTER {what} CONNECTION LIMIT 5")
+    try:
+        sink = new_sink(postgres_server.dsn("test", "intern", "p"))
+        sink.check_parallelism(2)
+        named = what.replace("ROLE", "role").replace("DATABASE", "database")
+        with pytest.raises(
+            ConfigError,
+            match=rf"PostgresSink on numbers: 3 subtasks need up to 7 connections, two each and one to commit, and CONNECTION "
+            rf"LIMIT of {named} leaves 5; raise that, or write with fewer subtasks: parallelism\(2\)",
+        ):
+            sink.check_parallelism(3)
+        env = Environment("connections", parallelism=3)
+        rows = env.generate(lambda i: {"n": i}, count=1).rebalance()
+        rows.write_postgres(postgres_server.dsn("test", "intern", "p"), "numbers").uid("out")
+        with pytest.raises(ConfigError, match="3 subtasks need up to 7 connections"):
+            env.start(slots=ProcessSlots())
+        PostgresSink(database, "numbers").check_parallelism(3)  # limits do not hold for superusers
+    finally:
+        ask(database, "ALTER DATABASE test CONNECTION LIMIT -1")
+        ask(database, "DROP OWNED BY intern; DROP ROLE intern")
+
+
+def test_more_connections_than_the_server_has_are_refused(database):
+    with pytest.raises(
+        ConfigError, match=r"2001 connections, .* and max_connections less those reserved leaves [0-9]+;"
+    ):
+        PostgresSink(database, "numbers").check_parallelism(1000)
+
+
 def test_a_wrong_password_user_or_database_and_no_server_at_all_are_readable(database, postgres_server):
     for dsn, said in (
         (postgres_server.dsn("test", password="guess-7"), 'password authentication failed for user "midstream"'),
@@ -428,6 +532,8 @@ def test_arguments_that_cannot_be_meant_are_refused(database):
         PostgresSink(database, "numbers", key="n")
     with pytest.raises(ConfigError, match="table='' is not a name"):
         PostgresSink(database, "")
+    with pytest.raises(ConfigError, match=r"staging_schema='s+' has 64 bytes, and names in PostgreSQL have at most 63"):
+        PostgresSink(database, "numbers", staging_schema="s" * 64)
     with pytest.raises(SchemaError, match="key column 'm' is not in the stream; it has n"):
         new_sink(database, key=["m"])
     ask(database, "CREATE VIEW numbers AS SELECT 1::int8 AS n")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import types as spark_types
 
 from midstream.core.errors import ClusterError, ConfigError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
 from midstream.spark.dataframe import DataFrameSource
+from midstream.spark.rows import arrow_schema
 
 pytestmark = pytest.mark.spark
 CONTEXT = DiscoveryContext("src", 2, None)
@@ -137,7 +140,7 @@ def test_what_cannot_be_a_source_is_refused(spark, tmp_path):
         DataFrameSource(3)
     with pytest.raises(ConfigError, match="a streaming DataFrame has no end"):
         DataFrameSource(spark.readStream.format("rate").load())
-    with pytest.raises(SchemaError, match="column 'i' is interval, which has no Arrow form"):
+    with pytest.raises(SchemaError, match="column 'i' has no Arrow form: i is interval; cast it"):
         DataFrameSource(spark.sql("select make_interval(1) as i"))
     with pytest.raises(SchemaError, match="more than one column 'a'"):
         DataFrameSource(spark.sql("select 1 as a, 2 as a"))
@@ -174,3 +177,188 @@ def test_spark_reads_what_the_file_sink_has_committed(spark, tmp_path, format):
     writer.write(pa.RecordBatch.from_pylist([{"n": 2}], schema))
     assert writer.prepare(2)()
     assert [tuple(row) for row in load(str(tmp_path / "out")).collect()] == [(1, "é", at, [1, 2])]
+
+
+# ---- every type of Spark ----
+
+KEPT = {
+    "BooleanType": ("true", True),
+    "ByteType": ("-128Y", -128),
+    "ShortType": ("32767S", 32767),
+    "IntegerType": ("2147483647", 2**31 - 1),
+    "LongType": ("-9223372036854775808L", -(2**63)),
+    "FloatType": ("cast(0.1 as float)", 0.10000000149011612),
+    "DoubleType": ("0.1D", 0.1),
+    "DecimalType": ("-123456789012345678901234567890.12345678BD", Decimal("-123456789012345678901234567890.12345678")),
+    "StringType": ("'é' collate UTF8_LCASE", "é"),
+    "BinaryType": ("X'00FF'", b"\x00\xff"),
+    "DateType": ("date'0001-01-01'", date(1, 1, 1)),
+    "TimestampType": (
+        "timestamp'1500-01-01 12:00:00.000001Z'",
+        datetime(1500, 1, 1, 12, 0, 0, 1, tzinfo=timezone.utc),
+    ),
+    "TimestampNTZType": ("timestamp_ntz'9999-12-31 23:59:59.999999'", datetime(9999, 12, 31, 23, 59, 59, 999999)),
+    "DayTimeIntervalType": ("interval '-1 02:03:04.000005' day to second", -timedelta(1, 7384, 5)),
+    "NullType": ("null", None),
+    "ArrayType": ("array('a', null)", ["a", None]),
+    "MapType": ("map('a', interval '3' hour)", [("a", timedelta(hours=3))]),
+    "StructType": ("named_struct('x', 1, 'X', array())", {"x": 1, "X": []}),
+}
+"""By the class of the type in PySpark: an SQL expression, and its value."""
+REFUSED = {
+    "VariantType": ("parse_json('{\"a\": 1}')", r"variant; make it text with to_json\(\)"),
+    "GeometryType": ("st_geomfromwkb(X'0101000000000000000000F03F0000000000000040')", r"st_asbinary\(\)"),
+    "GeographyType": ("st_geogfromwkb(X'0101000000000000000000F03F0000000000000040')", r"st_asbinary\(\)"),
+    "YearMonthIntervalType": ("interval '1-2' year to month", "interval year to month; cast it to int"),
+    "CalendarIntervalType": ("make_interval(1)", "interval; cast it, or leave it out"),
+}
+BY_TYPE_ALONE = {"CharType", "VarcharType", "UserDefinedType", "TimeType"}
+"""No expression has these where Spark's settings are as they come."""
+OF_NO_VALUE = {"DataType", "AtomicType", "NumericType", "IntegralType", "FractionalType", "DatetimeType", "AnyTimeType"}
+OF_NO_VALUE |= {"SpatialType", "AnsiIntervalType", "StructField"}
+
+
+def read_back(frame: Any) -> list[dict[str, Any]]:
+    source = DataFrameSource(frame)
+    source.prepare("src", None, restoring=False)
+    rows = [row for split in splits_of(source) for row in read(source, split)]
+    source.close()
+    return rows
+
+
+def test_each_type_that_pyspark_has_is_kept_or_refused():
+    found, above = set(), [spark_types.DataType]
+    while above:
+        kind = above.pop()
+        above += kind.__subclasses__()
+        if kind.__module__ == spark_types.__name__:
+            found.add(kind.__name__)
+    unknown = found - {*KEPT, *REFUSED, *BY_TYPE_ALONE, *OF_NO_VALUE}
+    assert not unknown, "add what becomes of these to the tables above"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_values_of_each_type_come_back_as_they_were(spark, name):
+    sql, value = KEPT[name]
+    frame = spark.sql(
+        f"select {sql} as v, array({sql}) as a, map(1, {sql}) as m, named_struct('f', {sql}) as s, named_struct('f', "
+        f"array(named_struct('g', {sql}))) as d"
+    )
+    assert type(frame.schema["v"].dataType).__name__ == name
+    assert read_back(frame) == [
+        {"v": value, "a": [value], "m": [(1, value)], "s": {"f": value}, "d": {"f": [{"g": value}]}}
+    ]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    ("around", "path"),
+    [
+        ("{}", "v"),
+        ("array({})", "v.element"),
+        ("map(1, {})", "v.value"),
+        ("named_struct('f', array({}))", "v.f.element"),
+    ],
+)
+def test_values_of_each_other_type_are_refused_by_name_wherever_they_are(spark, name, around, path):
+    if not hasattr(spark_types, name):
+        pytest.skip(f"this PySpark has no {name}")
+    sql, says = REFUSED[name]
+    with pytest.raises(SchemaError, match=f"column 'v' has no Arrow form: {path} is .*{says}"):
+        DataFrameSource(spark.sql(f"select 1 as n, {around.format(sql)} as v"))
+
+
+class Celsius(spark_types.UserDefinedType):
+    @classmethod
+    def sqlType(cls) -> Any:
+        return spark_types.DoubleType()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (spark_types.CharType(3), r"v is char\(3\); declare it as string"),
+        (spark_types.VarcharType(3), r"v is varchar\(3\); declare it as string"),
+        (Celsius(), r"v is udt; make what it stores \(double\) columns of plain types"),
+        (spark_types.MapType(spark_types.NullType(), spark_types.LongType()), "v.key is void"),
+        (
+            spark_types.StructType().add("a", "long").add("a", "long"),
+            "v has more than one field 'a'; rename one",
+        ),
+    ],
+)
+def test_types_that_only_a_schema_can_have_are_refused_by_name(kind, says):
+    with pytest.raises(SchemaError, match=f"there: column 'v' has no Arrow form: {says}"):
+        arrow_schema(spark_types.StructType().add("v", kind), "there")
+
+
+@pytest.mark.skipif(not hasattr(spark_types, "TimeType"), reason="this PySpark has no TimeType")
+def test_times_of_day_are_kept_to_the_microsecond(spark):
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    try:
+        assert read_back(
+            spark.sql("select time'12:34:56.123456' as v, array(cast(time'01:02:03.456' as time(3))) as a")
+        ) == [{"v": time(12, 34, 56, 123456), "a": [time(1, 2, 3, 456000)]}]
+        with pytest.raises(SchemaError, match=r"v is time\(9\); cast it to time\(6\)"):
+            DataFrameSource(spark.sql("select cast('12:34:56.123456789' as time(9)) as v"))
+    finally:
+        spark.conf.unset("spark.sql.timeType.enabled")
+
+
+def test_timestamps_of_nanoseconds_are_refused_where_there_are_any(spark):
+    spark.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
+    try:
+        frame = spark.sql("select typeof(cast('2020-01-01 00:00:00.123456789' as timestamp_ntz(9))) as v")
+    except PySparkException:
+        pytest.skip("this Spark has none")
+    else:
+        assert frame.head().v == "timestamp_ntz(9)"
+        with pytest.raises(SchemaError, match=r"PySpark cannot read the types of its columns: .*timestamp_ntz\(9\)"):
+            DataFrameSource(spark.sql("select cast('2020-01-01 00:00:00.123456789' as timestamp_ntz(9)) as v"))
+    finally:
+        spark.conf.unset("spark.sql.timestampNanosTypes.enabled")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.parquet.outputTimestampType", "timestamp_millis"),
+        ("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY"),
+        ("spark.sql.parquet.int96RebaseModeInWrite", "LEGACY"),
+    ],
+)
+def test_settings_that_change_values_on_their_way_are_refused(spark, tmp_path, setting, value):
+    source = DataFrameSource(spark.range(1))
+    spark.conf.set(setting, value)
+    try:
+        with pytest.raises(ConfigError, match=f"the Spark session has {setting}={value}, which .*; unset it"):
+            source.prepare("src", str(tmp_path), restoring=False)
+    finally:
+        spark.conf.unset(setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.parquet.outputTimestampType", "INT96"),
+        ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"),
+        ("spark.sql.parquet.writeLegacyFormat", "true"),
+    ],
+)
+def test_settings_that_change_the_form_of_files_change_no_value(spark, setting, value):
+    spark.conf.set(setting, value)
+    try:
+        (row,) = read_back(
+            spark.sql(
+                "select timestamp'1500-01-01 00:00:00.123456Z' as t, timestamp'9999-12-31 00:00:00.000001Z' as u, "
+                "array(named_struct('x', array(1.25BD))) as l, map('a', 1) as m"
+            )
+        )
+    finally:
+        spark.conf.unset(setting)
+    assert row == {
+        "t": datetime(1500, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc),
+        "u": datetime(9999, 12, 31, 0, 0, 0, 1, tzinfo=timezone.utc),
+        "l": [{"x": [Decimal("1.25")]}],
+        "m": [("a", 1)],
+    }

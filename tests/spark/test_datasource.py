@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+from array import array
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,14 @@ class NumbersReader(DataSourceReader):
                     yield "n"
                 case "wrong type":
                     yield ("n", 1)
+                case "none":
+                    yield from (None, (n, "w"))
+                case "none later":
+                    yield from ((n, "w"), None)
+                case "none after batch":
+                    yield from (pa.record_batch({"n": pa.array([n]), "who": ["w"]}), None)
+                case "empty batch":
+                    yield from (pa.record_batch({"n": pa.array(few), "who": ["w"] * len(few)}) for few in ([], [n], []))
                 case "wrong row":
                     yield Row(x=1, n=2)
 
@@ -105,7 +115,7 @@ def batch_splits(source: Source) -> list[Split]:
     return list(discovery.splits)
 
 
-@pytest.mark.parametrize("form", ["tuple", "row", "list", "batch"])
+@pytest.mark.parametrize("form", ["tuple", "row", "list", "batch", "empty batch"])
 def test_partitions_are_splits_and_every_form_of_row_is_read(form):
     source = DataSourceBatchSource(Numbers, options={"form": form})
     assert source.bounded
@@ -129,7 +139,14 @@ def test_a_restored_partition_is_read_again_without_the_rows_emitted(form):
     [
         ("short", SchemaError, r"data source 'numbers', partition 000000: row 0 has 1 values, the schema 2 columns"),
         ("text", JobError, r"row 0 is str; read\(\) must give tuples, Rows or record batches"),
-        ("wrong type", SchemaError, r"rows 0 to 2 do not fit the schema struct<n:bigint,who:string>"),
+        (
+            "wrong type",
+            SchemaError,
+            r"row 0: column 'n' is bigint, and 'n', declared as int64: a str is not an integer",
+        ),
+        ("none", JobError, r"data source 'numbers', partition 000000: row 0 is NoneType; read\(\) must give tuples"),
+        ("none later", JobError, r"row 1 is NoneType"),
+        ("none after batch", JobError, r"gave NoneType after record batches"),
         ("wrong row", SchemaError, r"row 0 has x, n, the schema n, who"),
     ],
 )
@@ -137,6 +154,119 @@ def test_rows_that_do_not_fit_are_named(form, kind, says):
     source = DataSourceBatchSource(Numbers, options={"form": form})
     with pytest.raises(kind, match=says):
         read(source, batch_splits(source)[0])
+
+
+class Given(Numbers):
+    """Reads the rows it was made with."""
+
+    def __init__(self, schema: StructType, *rows: Any) -> None:
+        super().__init__({})
+        self.given = schema, rows
+
+    def schema(self) -> StructType:
+        return self.given[0]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        rows = self.given[1]
+
+        class Reader(DataSourceReader):
+            def read(self, partition: InputPartition) -> Iterator[Any]:
+                return iter(rows)
+
+        return Reader()
+
+
+def kept(text: str, *rows: Any) -> list[dict[str, Any]]:
+    source = DataSourceBatchSource(Given(parse_ddl(text), *rows))
+    (split,) = batch_splits(source)
+    reader = source.open_split(split)
+    found: list[dict[str, Any]] = []
+    while (got := reader.read(10_000)) is not None:
+        found += got[0].to_pylist()
+    return found
+
+
+LOCAL = datetime(2024, 7, 1, 12, 30, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "back"),
+    [
+        ("tinyint", -128, -128),
+        ("bigint", 2**63 - 1, 2**63 - 1),
+        ("double", 0.1, 0.1),
+        ("double", 7, 7.0),
+        ("float", 0.5, 0.5),
+        ("boolean", False, False),
+        ("string", "", ""),
+        ("binary", bytearray(b"\0"), b"\0"),
+        ("decimal(5,2)", Decimal("-1.5"), Decimal("-1.50")),
+        ("date", date(1, 1, 1), date(1, 1, 1)),
+        ("timestamp", LOCAL.replace(tzinfo=timezone(timedelta(hours=2))), LOCAL.replace(hour=10, tzinfo=timezone.utc)),
+        ("timestamp", LOCAL, LOCAL.astimezone(timezone.utc)),
+        ("timestamp_ntz", LOCAL, LOCAL),
+        ("void", None, None),
+        ("array<int>", array("i", [1, 2]), [1, 2]),
+        ("array<string>", ["a", None], ["a", None]),
+        ("map<string,array<int>>", {"a": [1], "b": None}, [("a", [1]), ("b", None)]),
+        ("struct<x:int,y:struct<z:timestamp>>", (1, (LOCAL,)), {"x": 1, "y": {"z": LOCAL.astimezone(timezone.utc)}}),
+        ("struct<x:int,y:string>", Row(y="a", x=1), {"x": 1, "y": "a"}),
+        ("struct<x:int,y:string>", {"y": "a", "x": 1}, {"x": 1, "y": "a"}),
+    ],
+)
+def test_a_value_of_a_tuple_is_kept_as_it_is(kind, value, back):
+    assert kept(f"k int, v {kind}", (1, value), (2, None)) == [{"k": 1, "v": back}, {"k": 2, "v": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        ("bigint", 0.7, "0.7, declared as int64: a float is not an integer"),
+        ("bigint", True, "a bool is not an integer"),
+        ("bigint", "3", "a str is not an integer"),
+        ("tinyint", 128, "it is beyond -128 to 127"),
+        ("string", {"a": 1}, r"\{'a': 1\}, declared as large_string: a dict is not a str"),
+        ("string", 3, "an int is not a str"),
+        ("float", 0.1, "it holds 0.1000"),
+        ("double", 2**53 + 1, "a float holds"),
+        ("decimal(5,2)", Decimal("1.239"), "more than 2 behind the point"),
+        ("decimal(5,2)", Decimal("NaN"), "finite number"),
+        ("decimal(5,2)", 1.5, "a float is not a Decimal"),
+        ("date", datetime(2024, 1, 1, 12), "a datetime is not a date"),
+        ("timestamp", "2024-01-01", "a str is not a datetime"),
+        ("timestamp", datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=2))), "v has no form in UTC"),
+        ("timestamp_ntz", datetime(2024, 1, 1, tzinfo=timezone.utc), "zone"),
+        ("boolean", 1, "an int is not a bool"),
+        ("binary", "a", "a str is not bytes"),
+        ("void", 1, "only None fits"),
+        ("array<int>", "12", "v is str, not a list"),
+        ("array<int>", [1, 0.5], r"\[1\] is 0.5, declared as int32"),
+        ("map<string,int>", [("a", 1)], "v is list, not a dict"),
+        ("map<string,int>", {None: 1}, r"v.key must have a value"),
+        ("struct<x:int,y:int>", (1,), "v has 1 values, not 2"),
+        ("struct<x:int,y:int>", {"x": 1}, "v has x, not x, y"),
+        ("struct<x:int,y:int>", {"x": 1, "y": 2, "z": 3}, "v has x, y, z, not x, y"),
+        ("struct<x:int>", Row(q=1), "v has q, not x"),
+        ("struct<x:int>", 1, "v is int, not a tuple, a Row or a dict"),
+        ("struct<x:struct<y:bigint>>", ((0.5,),), "x.y is 0.5, declared as int64"),
+        ("struct<x:int not null>", (None,), r"v.x must have a value \(NOT NULL\)"),
+        ("int not null", None, r"v must have a value \(NOT NULL\)"),
+    ],
+)
+def test_a_value_of_a_tuple_that_would_not_come_back_is_refused(kind, value, says):
+    good = (0, None) if "not null" not in kind else (0, 1 if kind == "int not null" else (1,))
+    with pytest.raises(SchemaError, match=says) as caught:
+        kept(f"k int, v {kind}", *[good] * 8200, (1, value))
+    assert "data source 'numbers', partition 000000: row 8200: column 'v' is " in str(caught.value)
+
+
+def test_keys_of_maps_that_no_dict_can_have_are_refused_for_tuples():
+    for value, says in (
+        ({(1,): 2}, "row 0: column 'v' is .* no dict has keys that are struct<x:int>"),
+        (None, "column 'v'"),
+    ):
+        with pytest.raises(SchemaError, match=f"data source 'numbers', partition 000000: {says}"):
+            kept("v map<struct<x:int>,int>", (value,))
 
 
 def test_record_batches_of_another_schema_are_named():
@@ -423,7 +553,8 @@ def test_closing_stops_the_reader_that_discovery_started(tmp_path):
     assert (tmp_path / "log" / "stopped").exists()
 
 
-def test_a_simple_reader_that_does_not_advance_is_an_error(tmp_path):
+@pytest.mark.parametrize("row", [(1, "x"), None])
+def test_a_simple_reader_that_does_not_advance_is_an_error(tmp_path, row):
     world = LogWorld(tmp_path, "simple")
     world.begin(5)
 
@@ -431,13 +562,75 @@ def test_a_simple_reader_that_does_not_advance_is_an_error(tmp_path):
         def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
             class Reader(SimpleLogReader):
                 def read(self, start: dict) -> tuple[Iterator[tuple[int, str]], dict]:
-                    return iter([(1, "x")]), start
+                    return iter([row]), start
 
             return Reader(Path(self.options["dir"]))
 
     source = DataSourceStreamSource(Stuck, options={"kind": "simple", "dir": str(tmp_path / "log")})
     with pytest.raises(JobError, match="gave rows, but an end offset that is its start"):
         world.discover(source, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"at": 500}, {"at": 300}),
+        ({"a": {"p": 5, "q": 7}}, {"a": {"p": 5, "q": 6}}),
+        ({"at": 5, "file": "x"}, {"at": 4.5, "file": "x"}),
+    ],
+)
+def test_an_offset_that_goes_back_is_refused(before, after):
+    source = Ends(before, after).source()
+    position = source.discover(None, DiscoveryContext("src", 1, None)).position
+    with pytest.raises(JobError, match=r"data source 'log': latestOffset\(\) gave .*, which is before it") as caught:
+        source.discover(position, DiscoveryContext("src", 1, None))
+    assert json.dumps(after, sort_keys=True) in str(caught.value)
+    assert json.dumps(before, sort_keys=True) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"hour": 14, "minute": 59}, {"hour": 15, "minute": 0}),
+        ({"token": "b"}, {"token": "a"}),
+        ({"file": "x", "line": 9}, {"file": "y", "line": 1}),
+        ({"p0": 1}, {"p0": 1, "p1": 0}),
+        ({"done": True}, {"done": False}),
+    ],
+)
+def test_an_offset_that_only_its_source_understands_is_taken(before, after):
+    source = Ends(before, after).source()
+    position = source.discover(None, DiscoveryContext("src", 1, None)).position
+    assert len(source.discover(position, DiscoveryContext("src", 1, None)).splits) == 1
+
+
+class Ends(Log):
+    """A stream whose latest offset is the first of these, then the second."""
+
+    def __init__(self, *ends: dict) -> None:
+        super().__init__({})
+        self.ends = list(ends)
+
+    def source(self) -> DataSourceStreamSource:
+        return DataSourceStreamSource(self)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        ends = self.ends
+
+        class Reader(DataSourceStreamReader):
+            def initialOffset(self) -> dict:
+                return {}
+
+            def latestOffset(self) -> dict:
+                return ends.pop(0)
+
+            def partitions(self, start: dict, end: dict) -> list[Part]:
+                return [Part(0, 1)]
+
+            def read(self, partition: Part) -> Iterator[Any]:
+                return iter(())
+
+        return Reader()
 
 
 steps = st.lists(st.sampled_from(["grow", "discover", "read", "checkpoint", "fail", "kill"]), max_size=40)

@@ -112,6 +112,7 @@ def _check_sinks(graph: JobGraph, restoring: bool) -> None:
         for spec in vertex.operators:
             if spec.sink is not None:
                 spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
+                spec.sink.check_parallelism(vertex.parallelism)
 
 
 def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:

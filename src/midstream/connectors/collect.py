@@ -12,7 +12,8 @@ import pyarrow as pa
 import xxhash
 
 from midstream.core.batches import batch_bytes, to_polars
-from midstream.core.errors import ConfigError, JobError
+from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError
+from midstream.core.values import to_python
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
 BYTES_MAX: Final = 64 * 2**20
@@ -48,9 +49,13 @@ class CollectSink(Sink):
         return {"_job_id": None, "_schema": None, "_batches": []}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Raises ConfigError before the first job that uses this sink has started; so do the others."""
-        listed: list[dict[str, Any]] = self.table().to_pylist()
-        return listed
+        """Raises ConfigError before the first job that uses this sink has started; so do the others.
+
+        Raises SchemaError for a value that Python's own types cannot hold; `table()` and `frame()` have it.
+        """
+        table = self.table()
+        columns = [_in_python(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
+        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def table(self) -> pa.Table:
         batches = tuple(self._batches)
@@ -72,6 +77,30 @@ class CollectSink(Sink):
         if self._job_id != job_id:
             self._job_id, self._batches = job_id, []
         return _CollectCommitter(self._batches)
+
+
+def _in_python(name: str, column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return to_python(column)
+    except (ValueError, OverflowError, KeyError) as error:
+        for number in range(len(column)):
+            try:
+                to_python(column.slice(number, 1))
+            except (ValueError, OverflowError, KeyError) as misfit:
+                raise SchemaError(
+                    f"CollectSink: row {number}: column {name!r} is {column.type}, and its value {_text(column, number)} is "
+                    f"none that Python can hold: {misfit}; take table() or frame()"
+                ) from misfit
+        raise InvariantError(f"CollectSink: column {name!r} is {column.type}: {error}") from error
+
+
+def _text(column: pa.ChunkedArray, number: int) -> str:
+    """A value that has no Python form, as Arrow writes it."""
+    try:
+        text = str(column.slice(number, 1).cast(pa.string())[0].as_py())
+    except pa.ArrowException:  # a list, a struct, a map
+        text = " ".join(str(column.slice(number, 1).combine_chunks()).split())
+    return f"{text[:80]}…" if len(text) > 80 else text
 
 
 class _CollectWriter(SinkWriter):

@@ -21,14 +21,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import xxhash
 
 from midstream.connectors.delta_tables import (
+    FOLDER_BYTES_MAX,
     check_features,
     check_partitioning,
+    check_unchanged,
     delta_schema,
+    first_too_long,
     fitted,
+    parquet_schema,
     partition_folder,
     partition_text,
     schema_of,
@@ -41,6 +46,7 @@ from midstream.connectors.rolling import OpenFile, RollingFiles, explained
 from midstream.core.batches import conform, first_null, from_polars, to_polars
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.core.values import shown
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
@@ -195,17 +201,30 @@ class _FilesPart(Part):
         self._kept = pa.schema([field for field in schema if field.name not in sink.partition_by])
         self._partitions: dict[tuple[object, ...], RollingFiles] = {}
         self._ended: list[tuple[tuple[object, ...], OpenFile]] = []
+        self._rows = 0
 
     def _write(self, batch: pa.RecordBatch) -> None:
         batch = _checked(conform(batch, _nullable(self._schema), self._where), self._schema, self._where)
         with explained(f"{self._where}: cannot write"):
             for values, rows in self._parts(batch):
                 if values not in self._partitions:
+                    self._check_length(values, batch)
                     folder = partition_folder(self._partition(values))
                     self._partitions[values] = RollingFiles(partial(self._new_file, folder), self._sink.roll_bytes)
                 self._partitions[values].write(rows)
             if sum(files.held_bytes for files in self._partitions.values()) >= _HELD_BYTES:
                 self._flush()
+        self._rows += batch.num_rows
+
+    def _check_length(self, values: tuple[object, ...], batch: pa.RecordBatch) -> None:
+        name = first_too_long(self._partition(values))
+        if name is not None:
+            value = values[self._sink.partition_by.index(name)]
+            row = self._rows + pc.index(batch.column(name), pa.scalar(value, batch.schema.field(name).type)).as_py()
+            raise SchemaError(
+                f"{self._where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, which "
+                f"makes the name of a folder of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
+            )
 
     def _parts(self, batch: pa.RecordBatch) -> list[tuple[tuple[object, ...], pa.RecordBatch]]:
         """Rows by the values of the partition columns, without these."""
@@ -296,8 +315,14 @@ class _DeltaCommitter(Committer):
                 partition_by = table.metadata().partition_columns
                 if tuple(partition_by) != self._sink.partition_by:
                     raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
+                actions = []
+                if checkpoint_id > newest:
+                    check_features(table, where)
+                    actions = self._actions(files, where)
+                    for schema in self._schemas(files, superseding):
+                        check_unchanged(schema, schema_of(table), where)
                 table.create_write_transaction(
-                    self._actions(files, where) if checkpoint_id > newest else [],
+                    actions,
                     "append",
                     table.schema(),
                     partition_by,
@@ -310,6 +335,14 @@ class _DeltaCommitter(Committer):
                     raise StorageError(f"{where}: others keep coming first: {error}") from error
             except (DeltaError, OSError) as error:
                 raise StorageError(f"{where}: {error}") from error
+
+    def _schemas(self, files: Sequence[WrittenFile], superseding: bool) -> list[pa.Schema]:
+        """What the table's schema was when these files were written: by this job, or by the one before."""
+        sink = self._sink
+        if not superseding:
+            assert sink._schema is not None, "commits on the driver, where it has been validated"
+            return [sink._schema]
+        return [*{parquet_schema(sink.filesystem, f"{sink.directory}/{file.name}") for file in files}]
 
     def _newest(self) -> DeltaTable:
         if self._table is None:

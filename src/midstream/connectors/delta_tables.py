@@ -25,6 +25,8 @@ _HARMLESS: Final = frozenset(
 """Table features that ask nothing of whoever appends files, unless `_in_use` finds them in use."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _STATS_TEXT_MAX: Final = 32
+FOLDER_BYTES_MAX: Final = 255
+"""Of a name in a path, nearly everywhere."""
 _SIGNED: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -79,6 +81,12 @@ def schema_of(table: DeltaTable) -> pa.Schema:
     return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in found])
 
 
+def parquet_schema(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
+    """Of a file, in canonical types. Whether a column may be null was checked when it was written."""
+    found = pyarrow.parquet.read_schema(path, filesystem=filesystem)
+    return pa.schema([pa.field(field.name, canonical_type(field.type), nullable=False) for field in found])
+
+
 def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
     """The stream's columns in the table's types. Raises SchemaError for the first that does not fit."""
     wanted = delta_schema(stream, where)
@@ -101,6 +109,24 @@ def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
         if not there.nullable and there.name not in stream.names:
             raise SchemaError(f"{where}: column {there.name!r} of the table must have a value, and the stream has none")
     return pa.schema(fields)
+
+
+def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
+    """Raises SchemaError when `table` has changed since, and could not be read with files of the schema `files` in it."""
+    for field in files:
+        index = table.get_field_index(field.name)
+        now = table.field(index) if index >= 0 else None
+        if now is None or now.type != field.type or (field.nullable and not now.nullable):
+            kind = "no column any more" if now is None else f"{now.type}{'' if now.nullable else ' NOT NULL'} there now"
+            raise SchemaError(
+                f"{where}: column {field.name!r} was {field.type} in the table when files for it were written, and is {kind}; "
+                "change it back until they are committed"
+            )
+    for there in table:
+        if not there.nullable and there.name not in files.names:
+            raise SchemaError(
+                f"{where}: column {there.name!r} of the table must have a value now, and files written for it have none"
+            )
 
 
 def _fits(kind: pa.DataType, there: pa.DataType) -> bool:
@@ -159,6 +185,12 @@ def partition_text(value: object) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return None if value is None or value == "" else str(value)
+
+
+def first_too_long(partition: Mapping[str, str | None]) -> str | None:
+    """The column whose value makes a folder's name that file systems refuse, if there is one."""
+    folders = zip(partition, partition_folder(partition).split("/"), strict=False)
+    return next((name for name, folder in folders if len(folder) > FOLDER_BYTES_MAX), None)
 
 
 def partition_folder(partition: Mapping[str, str | None]) -> str:

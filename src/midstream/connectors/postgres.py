@@ -6,7 +6,8 @@
 A subtask creates its staging table and copies into it in one transaction, which ends when the
 checkpoint is prepared: what dies before leaves nothing. The committer moves the rows and drops the
 table in one transaction, so that there is nothing to move a second time. Types and constraints of
-single rows are those of the target, so that what does not fit fails before the checkpoint completes.
+single rows are those of the target, so that what does not fit fails before the checkpoint completes;
+what the server would round, cut or pad without a word is refused before it is sent.
 
 `midstream_commits` tells a table that was moved from one that was lost, and fences: who stages or
 commits locks the row of its job, and finds there whether a newer attempt, or another job that went
@@ -30,9 +31,13 @@ import xxhash
 from midstream.connectors.extras import require
 from midstream.connectors.postgres_rows import encode
 from midstream.connectors.postgres_tables import (
+    NAME_BYTES_MAX,
+    NUMBERING,
     ROW_NUMBER,
     Table,
     check_key,
+    check_names,
+    check_unchanged,
     create_table,
     explained,
     find_table,
@@ -57,6 +62,19 @@ _PATIENCE: Final = {
 """Unless `dsn` says otherwise: how long a server that has gone without a word is waited for."""
 _SUPERSEDED: Final = 2**31 - 1
 """As the attempt of a job: another one has gone on from its checkpoint, and it may do nothing more."""
+
+_CONNECTIONS: Final = """
+    SELECT n, what FROM (
+        SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname, rolsuper FROM pg_roles WHERE rolname = session_user
+        UNION ALL
+        SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname, r.rolsuper
+        FROM pg_database, pg_roles r WHERE datname = current_database() AND r.rolname = session_user
+        UNION ALL
+        SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+            - coalesce(current_setting('reserved_connections', true)::int, 0), 'max_connections less those reserved', false
+    ) AS limits (n, what, is_waived)
+    WHERE n >= 0 AND NOT is_waived"""
+"""How many connections this user may have, and what says so. A superuser has more than the last says, which nobody should need."""
 
 
 class StagedRows(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +103,8 @@ class PostgresSink(Sink):
     `dsn` needs the right to create tables there.
 
     Rows appear when the checkpoint that covers them completes. Each subtask has one connection and
-    one open transaction from its first row to the checkpoint; each commit has one connection.
+    one open transaction from its first row to the checkpoint, and for a moment a second one, when the
+    next rows come while it is prepared; each commit has one connection.
     """
 
     def __init__(
@@ -104,6 +123,11 @@ class PostgresSink(Sink):
         for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
             if name is not None and not (isinstance(name, str) and name and "\0" not in name):
                 raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
+            if name is not None and len(name.encode()) > NAME_BYTES_MAX:
+                raise ConfigError(
+                    f"PostgresSink: {what}={name!r} has {len(name.encode())} bytes, and names in PostgreSQL have at most "
+                    f"{NAME_BYTES_MAX}; give a shorter one"
+                )
         self._dsn = _checked_dsn(dsn)
         self.table = table
         self.schema = schema
@@ -118,6 +142,7 @@ class PostgresSink(Sink):
         Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table
         with rows in it, StorageError when the server cannot be reached.
         """
+        check_names(schema.names, self._where)
         self._check_columns(schema)
         with self._connected(self._where) as connection:
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs that start at once
@@ -136,6 +161,18 @@ class PostgresSink(Sink):
                 connection.execute(table.staging_sql(staged, columns, self.key))
                 connection.execute(table.move_sql(staged, schema.names, self.key))
                 self._last(connection, table, "", "", alone=True)
+
+    def check_parallelism(self, subtasks: int) -> None:
+        """Raises ConfigError when the server lets this user have fewer connections than this sink may need at once."""
+        needed = 2 * subtasks + 1
+        with self._connected(self._where) as connection:
+            limits = connection.execute(_CONNECTIONS).fetchall()
+        for limit, what in limits:
+            if limit < needed:
+                raise ConfigError(
+                    f"{self._where}: {subtasks} subtasks need up to {needed} connections, two each and one to commit, and {what} "
+                    f"leaves {limit}; raise that, or write with fewer subtasks: parallelism({max((limit - 1) // 2, 1)})"
+                )
 
     def writer(self, context: WriterContext) -> SinkWriter:
         require("psycopg", "postgres", f"operator {context.name!r}")
@@ -172,6 +209,9 @@ class PostgresSink(Sink):
                 f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server there, and are host, port, "
                 "database and user right? A password comes from PGPASSWORD, a password file or a service file"
             ) from error
+        connection.isolation_level = (
+            psycopg.IsolationLevel.READ_COMMITTED
+        )  # commits of others come while rows are staged
         with explained(where):
             # What is acknowledged must outlive a crash of the server, and rows may take as long as a checkpoint.
             connection.execute(
@@ -268,7 +308,7 @@ class _StagedPart(Part):
         if self._sink.key:
             numbers = pa.array(np.arange(self._rows, self._rows + batch.num_rows))
             batch = pa.RecordBatch.from_arrays([*batch.columns, numbers], names=[*batch.schema.names, ROW_NUMBER])
-        encoded = encode(batch, self._where)
+        encoded = encode(batch, self._columns, self._rows, self._where)
         with explained(self._where):
             self._copy.write(encoded)
         self._rows += batch.num_rows
@@ -280,11 +320,12 @@ class _StagedPart(Part):
         connection = self._connection = sink._connect(self._where)
         with explained(self._where):
             self._table = sink._find(connection)
-            columns = self._table.matched(self._context.schema, self._where)
+            self._columns = self._table.matched(self._context.schema, self._where)
             staged = sink._staged(self._table, self._name)
-            connection.execute(self._table.staging_sql(staged, columns, sink.key))
+            connection.execute(self._table.staging_sql(staged, self._columns, sink.key))
             if sink.key:
                 names.append(ROW_NUMBER)
+                self._columns = (*self._columns, NUMBERING)
             copy = SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, SQL(", ").join(map(Identifier, names)))
             self._cursor = connection.cursor()
             self._copy = self._copying.enter_context(self._cursor.copy(copy))
@@ -360,6 +401,7 @@ class _PostgresCommitter(Committer):
             found = find_table(connection, schema, part.table)
             if found is not None:
                 names = [column.name for column in found.columns if not self._sink.key or column.name != ROW_NUMBER]
+                check_unchanged(connection, table, found, names, where)
                 connection.execute(table.move_sql(found.sql(), names, self._sink.key))
                 self._drop(connection, table, part.table)
             elif newest < checkpoint_id:

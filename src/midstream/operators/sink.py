@@ -76,6 +76,9 @@ class Sink(ABC):
         Unless `restoring`, also raise if the target is not free (a directory with files in it).
         """
 
+    def check_parallelism(self, subtasks: int) -> None:
+        """On the driver, once validated: raise if the target cannot serve so many writers at once."""
+
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...
 

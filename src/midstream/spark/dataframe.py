@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -22,18 +22,25 @@ import pyarrow.fs
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_runs
 from midstream.connectors.filesystem import find_files, names_in, resolve
 from midstream.connectors.formats import explained
 from midstream.connectors.parquet import open_parquet
 from midstream.core.batches import canonical_schema
-from midstream.core.errors import ClusterError, ConfigError, InvariantError, StorageError
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, SchemaError, StorageError
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema
 from midstream.spark.session import is_local_master
 
-_WHERE = "DataFrameSource"
+_WHERE: Final = "DataFrameSource"
+_SPOILING: Final = {
+    "spark.sql.parquet.outputTimestampType": ("TIMESTAMP_MILLIS", "cuts timestamps to milliseconds"),
+    "spark.sql.parquet.datetimeRebaseModeInWrite": ("LEGACY", "moves days before 1582-10-15 by days"),
+    "spark.sql.parquet.int96RebaseModeInWrite": ("LEGACY", "moves timestamps before 1582-10-15 by days"),
+}
+"""Settings under which Spark writes other values than it has, and at which of their values."""
 
 
 class StagedSplit(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +66,7 @@ class DataFrameSource(Source):
             raise ConfigError(f"{_WHERE}: a streaming DataFrame has no end; use its data source as a stream source")
         check_rate(rows_per_s, _WHERE)
         self.rows_per_s = rows_per_s
-        self.schema = canonical_schema(arrow_schema(frame.schema, _WHERE))
+        self.schema = canonical_schema(arrow_schema(_schema_of(frame), _WHERE))
         self._frame: DataFrame | None = frame
         self._directory: str | None = None
         self._temporary: str | None = None
@@ -89,11 +96,13 @@ class DataFrameSource(Source):
 
     def _stage(self, directory: str) -> None:
         assert self._frame is not None
+        _check_settings(self._frame)
         try:
             self._frame.write.parquet(_for_spark(directory))
         except (PySparkException, Py4JError) as error:
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ClusterError(f"{_WHERE}: Spark could not write its rows to {directory}: {first_line}") from error
+            raise ClusterError(
+                f"{_WHERE}: Spark could not write its rows to {directory}: {_first_line(error)}"
+            ) from error
         self._directory = directory
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
@@ -118,12 +127,77 @@ class DataFrameSource(Source):
         staged = decoded(split.payload, StagedSplit, _WHERE)
         filesystem, _ = resolve(staged.directory, None, _WHERE)
         check_unchanged(filesystem, staged.part)
-        return open_row_groups(filesystem, staged.part, self.schema, split.offset)
+        with explained(staged.part.path, "parquet"), ExitStack() as stack:
+            found = canonical_schema(open_parquet(filesystem, staged.part.path, stack).schema_arrow)
+        stored = pa.schema([(field.name, _stored(field.type, _field(found, field.name))) for field in self.schema])
+        reader = open_row_groups(filesystem, staged.part, stored, split.offset)
+        return reader if stored == self.schema else _StagedReader(reader, self.schema)
 
     def close(self) -> None:
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _StagedReader(SplitReader):
+    """The rows of a staged file in the types of the DataFrame."""
+
+    def __init__(self, reader: SplitReader, schema: pa.Schema) -> None:
+        self._reader = reader
+        self._schema = schema
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        got = self._reader.read(rows_max)
+        return None if got is None else (got[0].cast(self._schema), got[1])
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _stored(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """What a staged file has for `kind`, if what is `found` there is another form of the same values.
+
+    Spark writes intervals as numbers of microseconds, and instants, as INT96, without saying that they are in UTC.
+    """
+    types = pa.types
+    if types.is_duration(kind) and found == pa.int64():
+        return found
+    if types.is_timestamp(kind) and kind.tz is not None and types.is_timestamp(found) and found.tz is None:
+        return found
+    if types.is_large_list(kind) and types.is_large_list(found):
+        return pa.large_list(_stored(kind.value_type, found.value_type))
+    if types.is_map(kind) and types.is_map(found):
+        return pa.map_(_stored(kind.key_type, found.key_type), _stored(kind.item_type, found.item_type))
+    if types.is_struct(kind) and types.is_struct(found):
+        return pa.struct([(field.name, _stored(field.type, _field(found, field.name))) for field in kind])
+    return kind
+
+
+def _field(found: pa.Schema | pa.StructType, name: str) -> pa.DataType:
+    index = found.get_field_index(name)
+    return found.field(index).type if index >= 0 else pa.null()
+
+
+def _schema_of(frame: DataFrame) -> StructType:
+    try:
+        return frame.schema
+    except (PySparkException, Py4JError, ValueError) as error:
+        raise SchemaError(
+            f"{_WHERE}: PySpark cannot read the types of its columns: {_first_line(error)}; cast the column, or leave it out"
+        ) from error
+
+
+def _check_settings(frame: DataFrame) -> None:
+    for name, (spoiling, what) in _SPOILING.items():
+        value = frame.sparkSession.conf.get(name, None)
+        if value is not None and value.upper() == spoiling:
+            raise ConfigError(
+                f"{_WHERE}: the Spark session has {name}={value}, which {what} in what is staged; unset it"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _newest_whole(directory: str) -> str | None:

@@ -68,6 +68,7 @@ class DataSourceSink(Sink):
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         struct = spark_struct(schema, self._where)
+        arrow_schema(struct, self._where)
         make = self._data_source.streamWriter if self._streams else self._data_source.writer
         self._writer = make(struct, False)
         try:

@@ -1,26 +1,20 @@
-"""Schemas and rows, from Spark's form to Arrow's and back."""
+"""Data sources and their schemas, from Spark's form to Arrow's and back, and rows for their writers."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
-from typing import Any, Final
+from collections.abc import Mapping
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
+from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import Row, StructField, StructType
 
 from midstream.connectors.formats import check_columns
-from midstream.core.batches import conform, single_batch
-from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.core.errors import ConfigError, SchemaError
 from midstream.spark.ddl import parse_ddl
-
-_CHUNK_ROWS: Final = 8192
-_IN_UTC: Final = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+from midstream.spark.types import NoArrowForm, arrow_type
 
 
 def make_data_source(data_source: type[DataSource] | DataSource, options: Mapping[str, str] | None) -> DataSource:
@@ -52,11 +46,9 @@ def arrow_schema(struct: StructType, where: str) -> pa.Schema:
     fields = []
     for field in struct.fields:
         try:
-            fields += list(to_arrow_schema(StructType([field]), **_IN_UTC))
-        except PySparkException as error:
-            raise SchemaError(
-                f"{where}: column {field.name!r} is {field.dataType.simpleString()}, which has no Arrow form"
-            ) from error
+            fields.append(pa.field(field.name, arrow_type(field.dataType, field.name)))
+        except NoArrowForm as error:
+            raise SchemaError(f"{where}: column {field.name!r} has no Arrow form: {error}") from error
     schema = pa.schema(fields)
     check_columns(schema, where)
     return schema
@@ -71,50 +63,6 @@ def spark_struct(schema: pa.Schema, where: str) -> StructType:
         except PySparkException as error:
             raise SchemaError(f"{where}: column {field.name!r} is {field.type}, which Spark has no type for") from error
     return StructType(fields)
-
-
-def batches_of(rows: Iterable[Any], struct: StructType, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
-    """What `read` of a data source gives, record batches or tuples, as batches of `schema`.
-
-    Raises SchemaError or JobError when it gives something else.
-    """
-    iterator = iter(rows)
-    first = next(iterator, None)
-    if first is None:
-        return
-    if isinstance(first, pa.RecordBatch):
-        for batch in chain([first], iterator):
-            if not isinstance(batch, pa.RecordBatch):
-                raise JobError(f"{where}: read() gave {type(batch).__name__} after record batches; it must keep to one")
-            yield conform(batch, schema, where)
-        return
-    names = struct.names
-    before = 0
-    remaining = chain([first], iterator)
-    while chunk := list(islice(remaining, _CHUNK_ROWS)):
-        tuples = [_as_tuple(row, names, before + at, where) for at, row in enumerate(chunk)]
-        try:
-            table = LocalDataToArrowConversion.convert(tuples, struct, True)
-        except (PySparkException, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SchemaError(
-                f"{where}: rows {before} to {before + len(chunk) - 1} do not fit the schema {struct.simpleString()}: {error}"
-            ) from error
-        before += len(chunk)
-        yield conform(single_batch(table), schema, where)
-
-
-def _as_tuple(row: Any, names: list[str], number: int, where: str) -> tuple[Any, ...]:
-    if not isinstance(row, (tuple, list)):
-        raise JobError(
-            f"{where}: row {number} is {type(row).__name__}; read() must give tuples, Rows or record batches"
-        )
-    if isinstance(row, Row) and hasattr(row, "__fields__"):
-        if set(row.__fields__) != set(names):
-            raise SchemaError(f"{where}: row {number} has {', '.join(row.__fields__)}, the schema {', '.join(names)}")
-        return tuple(row[name] for name in names)
-    if len(row) != len(names):
-        raise SchemaError(f"{where}: row {number} has {len(row)} values, the schema {len(names)} columns")
-    return tuple(row)
 
 
 def rows_of(batch: pa.RecordBatch, struct: StructType) -> list[Row]:
