@@ -25,7 +25,9 @@ class AccumulatorAggregate(Aggregate):
         self._where = where
         self.failure: JobError | None = None
         """What a function of the user's raised: on its way through polars an exception loses its traceback."""
-        self._result_type = empty_frame(pa.schema([("value", canonical_type(accumulator.type))])).schema["value"]
+        self._result_type = empty_frame(pa.schema([("result", canonical_type(accumulator.type))]), where).schema[
+            "result"
+        ]
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         # the event time gives groups a length also where no column is read

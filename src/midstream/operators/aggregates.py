@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeAlias, TypeVar
+from decimal import Context, Decimal
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -23,6 +24,9 @@ Columns: TypeAlias = Callable[[str], pl.Expr]
 """Gives the expression of a partial column by the name that `partial` gave it."""
 
 A = TypeVar("A")
+
+DECIMAL_DIGITS: Final = 38
+_EXACT: Final = Context(prec=2 * DECIMAL_DIGITS)
 
 
 class Aggregate(ABC):
@@ -84,6 +88,8 @@ class Sum(Aggregate):
         self.columns = (column,)
         self._widened: pl.DataType | None = None
         self._wraps_at: float | None = None
+        self._largest: pl.Expr | None = None
+        """Where the type ends before its bits do."""
 
     def bind(self, schema: pa.Schema) -> Aggregate:
         kind = _numeric_kind(schema, self.columns[0], "sum", durations=True)
@@ -94,6 +100,8 @@ class Sum(Aggregate):
             bound._widened, bound._wraps_at = pl.UInt64(), 2.0**64
         elif pa.types.is_decimal(kind):
             bound._widened, bound._wraps_at = pl.Decimal(38, kind.scale), 2.0**128 / 10.0**kind.scale
+            largest = Decimal("9" * DECIMAL_DIGITS).scaleb(-kind.scale, _EXACT)
+            bound._largest = pl.lit(largest, bound._widened)
         elif pa.types.is_duration(kind):
             bound._wraps_at = 2.0**64
         else:
@@ -119,7 +127,11 @@ class Sum(Aggregate):
     def overflow(self, part: Columns) -> pl.Expr | None:
         if self._wraps_at is None:
             return None
-        return (_float(part("sum")) - part("rough")).abs() > self._wraps_at / 2
+        wrapped = (_float(part("sum")) - part("rough")).abs() > self._wraps_at / 2
+        if self._largest is None:
+            return wrapped
+        # A decimal's 128 bits reach beyond its 38 digits: such a sum has not wrapped, but is no value of the type.
+        return wrapped | (part("sum") > self._largest) | (part("sum") < -self._largest)
 
 
 class Min(Aggregate):
