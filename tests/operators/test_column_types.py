@@ -7,6 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -37,7 +38,7 @@ UNHELD = {
     "a zone of half hours": pa.array([1, None], pa.timestamp("us", "+05:30")),
 }
 HELD = {
-    "half float": pa.array([1.5, None], pa.float16()),
+    "half float": pa.array([np.float16(1.5), None], pa.float16()),
     "map": pa.array([[(1, 2)], None], pa.map_(pa.int64(), pa.int64())),
     "fixed-size list": pa.array([[1, 2], None], pa.list_(pa.int64(), 2)),
     "fixed-size binary": pa.array([b"ab", None], pa.binary(2)),
