@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -458,3 +459,29 @@ def test_state_at_rest_is_a_readable_table() -> None:
     table = world.snapshot()["parts"].table()
     assert table.column_names == ["__key_group", "__pane", "k", "total:sum", "total:rough"]
     assert table.column("__pane").to_pylist() == [EPOCH + timedelta(seconds=1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([None, None], {"sum": 0.0, "mean": None, "min": None, "max": None, "first": None, "last": None, "n": 0}),
+        ([1.5, None], {"sum": 1.5, "mean": 1.5, "min": 1.5, "max": 1.5, "first": 1.5, "last": None, "n": 1}),
+        ([2.0, float("nan")], {"sum": "nan", "mean": "nan", "min": 2.0, "max": 2.0, "first": 2.0, "last": "nan", "n": 2}),
+        ([float("nan"), None], {"sum": "nan", "mean": "nan", "min": "nan", "max": "nan", "first": "nan", "last": None, "n": 1}),
+    ],
+)  # fmt: skip
+def test_nulls_and_nan_are_what_the_documentation_says(values: list[float | None], expected: dict[str, Any]) -> None:
+    schema = pa.schema([("t", pa.timestamp("ms")), ("v", pa.float64())])
+    aggregates = {"sum": Sum("v"), "mean": Mean("v"), "min": Min("v"), "max": Max("v")}
+    aggregates |= {"first": First("v"), "last": Last("v"), "n": Count("v")}
+    world = World(
+        window_operator("w", window=tumbling("1 s"), keys=[], event_time="t", aggregates=aggregates, schema=schema)
+    )
+    for at, value in enumerate(values):
+        world.process(
+            pa.record_batch([pa.array([at], pa.timestamp("ms")), pa.array([value], pa.float64())], schema=schema)
+        )
+    world.advance(MAX_WATERMARK_US)
+    (row,) = world.out.rows()
+    made = {name: row[name] for name in expected}
+    assert {name: "nan" if value is not None and isnan(value) else value for name, value in made.items()} == expected
