@@ -10,7 +10,7 @@ RECOVERY_SEEDS ?= 100000
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 
-.PHONY: help setup setup-python demo test simulate check format bench peers nightly clean
+.PHONY: help setup setup-python demo test simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -51,7 +51,10 @@ peers: setup  ## Flink, PyFlink and Bytewax in .peers/, for python benchmarks/co
 	@tools/peers_python.sh
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 
-nightly: check test  ## also an hour of fresh seeds, recovery at length, and the tests on real Spark slots, REPEAT=20 times in a row
+minimums: setup  ## tests with the oldest dependencies that pyproject.toml allows, in .minimums (PYTHON=python3.10: with that one)
+	@tools/test_minimums.sh
+
+nightly: check test minimums  ## also an hour of fresh seeds, recovery at length, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
 	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
 	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py

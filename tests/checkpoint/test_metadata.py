@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import struct
 
 import msgspec
+import pyarrow as pa
 import pytest
 import xxhash
 from checkpoint_samples import metadata_of, pipeline
 
-from midstream.checkpoint.metadata import MAGIC, VERSION, decode_metadata, encode_metadata
+from midstream.checkpoint.metadata import MAGIC, VERSION, CheckpointMetadata, decode_metadata, encode_metadata
 from midstream.core.errors import StorageError
 from midstream.protocol.messages import ChannelState, Segment
 
@@ -75,6 +78,36 @@ def test_a_newer_version_says_that_a_newer_midstream_is_needed() -> None:
     data = struct.pack("<8sIQQ", MAGIC, version, len(payload), checksum) + payload
     with pytest.raises(StorageError, match=f"written by a newer midstream .format {version}"):
         decode_metadata(data, "it")
+
+
+def keyed_by(kind: pa.DataType) -> CheckpointMetadata:
+    graph = pipeline()
+    edge = dataclasses.replace(graph.edges[0], schema=pa.schema([("n", kind)]))
+    return metadata_of(dataclasses.replace(graph, edges=(edge,)))
+
+
+def in_format(version: int, metadata: CheckpointMetadata) -> bytes:
+    payload = msgspec.msgpack.encode(metadata)
+    checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", version, len(payload)) + payload)
+    return struct.pack("<8sIQQ", MAGIC, version, len(payload), checksum) + payload
+
+
+@pytest.mark.parametrize("kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.duration("s"), pa.date64()])
+def test_keys_that_were_dealt_out_otherwise_by_an_older_version_are_refused(kind: pa.DataType) -> None:
+    metadata = keyed_by(kind)
+    with pytest.raises(
+        StorageError, match=f"chk-1: written by an older midstream.* keyed by 'n', a {re.escape(str(kind))}"
+    ):
+        decode_metadata(in_format(3, metadata), "chk-1")
+    assert decode_metadata(in_format(4, metadata), "chk-1") == metadata
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.time64("ns"), pa.date32(), pa.timestamp("ms", "UTC"), pa.duration("ms")]
+)
+def test_keys_that_are_dealt_out_as_ever_are_read(kind: pa.DataType) -> None:
+    metadata = keyed_by(kind)
+    assert decode_metadata(in_format(3, metadata), "chk-1") == metadata
 
 
 def test_something_else_is_no_metadata() -> None:

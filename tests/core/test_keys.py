@@ -17,6 +17,8 @@ from midstream.core.keys import hash_column, key_group_range, key_groups, subtas
         (pa.array([False, True]), [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]),
         (pa.array([0, 19_000], pa.date32()), [0xE220A8397B1DCDAF, 0xD27C8B8B04E647F1]),
         (pa.array([0, 1], pa.timestamp("us", "UTC")), [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]),
+        (pa.array([0, 1], pa.time64("ns")), [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]),
+        (pa.array([0, 1], pa.duration("ms")), [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]),
         (pa.array(["", "a", "München"]), [0x2D06800538D394C2, 0xE6C632B61E964E1F, 0x4520ED9ECC9E597E]),
         (pa.array([b"\0", b"a"]), [0xC44BDFF4074EECDB, 0xE6C632B61E964E1F]),
     ],
@@ -24,6 +26,23 @@ from midstream.core.keys import hash_column, key_group_range, key_groups, subtas
 )
 def test_hashes_never_change(column: pa.Array, hashes: list[int]) -> None:
     assert hash_column(column).tolist() == hashes
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [pa.array([0, 1, 86_399], pa.time32("s")), pa.array([0, 1000, 86_399_000], pa.time32("ms"))],
+        [pa.array([0, 1, 86_399], pa.time32("s")), pa.array([0, 10**6, 86_399 * 10**6], pa.time64("us"))],
+        [pa.array([0, 1, 86_399], pa.time32("s")), pa.array([0, 10**9, 86_399 * 10**9], pa.time64("ns"))],
+        [pa.array([0, -1, 7], pa.duration("s")), pa.array([0, -1000, 7000], pa.duration("ms"))],
+        [pa.array([0, -1, 7], pa.timestamp("s", "UTC")), pa.array([0, -1000, 7000], pa.timestamp("ms"))],
+        [pa.array([0, -1, 7], pa.date32()), pa.array([0, -1, 7], pa.date32()).cast(pa.date64())],
+    ],
+    ids=lambda columns: " and ".join(str(column.type) for column in columns),
+)
+def test_a_value_has_the_hash_of_its_canonical_form(columns: list[pa.Array]) -> None:
+    first, second = columns
+    assert hash_column(first).tolist() == hash_column(second).tolist()
 
 
 @pytest.mark.parametrize(("max_parallelism", "groups"), [(128, [23, 100, 73, 91]), (100, [75, 64, 9, 43])])

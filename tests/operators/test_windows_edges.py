@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 from operator_world import World, deal_out
 
+from midstream.core.batches import canonical_schema, canonical_type
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.core.keys import key_group_range
@@ -249,7 +251,7 @@ def test_nan_and_null_values() -> None:
     ],
 )
 def test_keys_of_every_type_survive_a_rescale(kind: pa.DataType, keys: list[Any]) -> None:
-    schema = schema_of(pa.int64(), key=kind)
+    schema = canonical_schema(schema_of(pa.int64(), key=kind))  # as sources give it
     world = World(operator_of(tumbling("1 s"), schema))
     world.process(rows(schema, *[(key, 1, 1) for key in keys]))
     snapshot, found = world.snapshot(), []
@@ -257,7 +259,7 @@ def test_keys_of_every_type_survive_a_rescale(kind: pa.DataType, keys: list[Any]
         parts = deal_out([snapshot], key_group_range(subtask, 2, 16))
         part = World(operator_of(tumbling("1 s"), schema), subtask=subtask, parallelism=2, parts=parts)
         part.advance(MAX_WATERMARK_US)
-        assert all(batch.schema.field("k").type == kind for _, batch in part.out.batches)
+        assert all(batch.schema.field("k").type == canonical_type(kind) for _, batch in part.out.batches)
         found += [row["k"] for row in part.out.rows()]
     assert sorted(found, key=repr) == sorted(keys, key=repr)
 
@@ -457,3 +459,29 @@ def test_state_at_rest_is_a_readable_table() -> None:
     table = world.snapshot()["parts"].table()
     assert table.column_names == ["__key_group", "__pane", "k", "total:sum", "total:rough"]
     assert table.column("__pane").to_pylist() == [EPOCH + timedelta(seconds=1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([None, None], {"sum": 0.0, "mean": None, "min": None, "max": None, "first": None, "last": None, "n": 0}),
+        ([1.5, None], {"sum": 1.5, "mean": 1.5, "min": 1.5, "max": 1.5, "first": 1.5, "last": None, "n": 1}),
+        ([2.0, float("nan")], {"sum": "nan", "mean": "nan", "min": 2.0, "max": 2.0, "first": 2.0, "last": "nan", "n": 2}),
+        ([float("nan"), None], {"sum": "nan", "mean": "nan", "min": "nan", "max": "nan", "first": "nan", "last": None, "n": 1}),
+    ],
+)  # fmt: skip
+def test_nulls_and_nan_are_what_the_documentation_says(values: list[float | None], expected: dict[str, Any]) -> None:
+    schema = pa.schema([("t", pa.timestamp("ms")), ("v", pa.float64())])
+    aggregates = {"sum": Sum("v"), "mean": Mean("v"), "min": Min("v"), "max": Max("v")}
+    aggregates |= {"first": First("v"), "last": Last("v"), "n": Count("v")}
+    world = World(
+        window_operator("w", window=tumbling("1 s"), keys=[], event_time="t", aggregates=aggregates, schema=schema)
+    )
+    for at, value in enumerate(values):
+        world.process(
+            pa.record_batch([pa.array([at], pa.timestamp("ms")), pa.array([value], pa.float64())], schema=schema)
+        )
+    world.advance(MAX_WATERMARK_US)
+    (row,) = world.out.rows()
+    made = {name: row[name] for name in expected}
+    assert {name: "nan" if value is not None and isnan(value) else value for name, value in made.items()} == expected

@@ -84,7 +84,7 @@ def test_what_does_not_fit_the_schema_is_refused_naming_the_column_and_changes_n
     ("kind", "fitting", "other"),
     [
         (pa.time64("us"), pl.lit(7_000).cast(pl.Time), pl.lit(7_001).cast(pl.Time)),
-        (pa.duration("s"), pl.duration(seconds=7), pl.duration(milliseconds=7_001)),
+        (pa.time32("ms"), pl.lit(7_000_000).cast(pl.Time), pl.lit(7_000_001).cast(pl.Time)),
     ],
 )
 def test_what_polars_holds_more_finely_than_declared_is_refused_at_once_and_not_by_a_snapshot(

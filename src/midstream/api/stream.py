@@ -17,9 +17,10 @@ from midstream.api.shipping import check_shippable
 from midstream.connectors.collect import CollectSink
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.print_sink import PrintSink
+from midstream.core.batches import check_held_by_polars
 from midstream.core.config import Size
 from midstream.core.errors import JobError, SchemaError
-from midstream.core.keys import key_type_supported
+from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.graph.logical import Input
@@ -139,6 +140,8 @@ class DataStream(Handle):
         made = self._schema_of(function, schema, "map_batches")
         if form not in ("polars", "arrow"):
             raise JobError(f"map_batches: form {form!r} is neither 'polars' nor 'arrow'")
+        if form == "polars":
+            check_held_by_polars(self.schema, "map_batches")
         return self._then("map_batches", lambda name: MapBatchesOperator(name, function, made, form))
 
     @located
@@ -208,8 +211,7 @@ class DataStream(Handle):
             field = require_column(self.schema, column, "key_by", "key column", advice)
             if not key_type_supported(field.type):
                 raise SchemaError(
-                    f"key_by: key column {column!r} is {field.type}, which cannot be a key; "
-                    "cast it to an integer or a string with with_columns() first"
+                    f"key_by: key column {column!r} is {field.type}, which cannot be a key; {key_cast(field.type)}"
                 )
         if len(set(columns)) < len(columns):
             raise JobError(f"key_by: a column is named twice in {', '.join(columns)}")

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from midstream.core.batches import batch_bytes, to_polars
+from midstream.core.batches import batch_bytes, check_held_by_polars, to_polars
 from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError
 from midstream.core.values import to_python
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
@@ -65,7 +65,9 @@ class CollectSink(Sink):
         return pa.Table.from_batches(batches, schema=schema)
 
     def frame(self) -> pl.DataFrame:
-        return to_polars(self.table())
+        table = self.table()
+        check_held_by_polars(table.schema, "frame()")
+        return to_polars(table)
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         self._schema = schema

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet
 
-from midstream.core.batches import to_polars
+from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import SchemaError
 
 OutputFormat: TypeAlias = Literal["parquet", "jsonl"]
@@ -55,6 +55,8 @@ def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None
     """Raises SchemaError naming the first column that the format has no form for."""
     if len(schema) == 0:
         raise SchemaError(f"{where}: the stream has no columns to write")
+    if format == "jsonl":
+        check_held_by_polars(schema, where)
     for field in schema:
         if format == "jsonl":
             culprit = _without_json_form(field.type)

@@ -1,12 +1,14 @@
 """Record batches: canonical types, conversions to and from polars, concatenation, size.
 
 The canonical form of a schema is the one polars gives back without copying: large strings,
-large binaries, large lists. Sources convert once; everything behind them may rely on it.
+large binaries, large lists, no unit of seconds. Sources convert once; everything behind them may
+rely on it. Times of day alone stay as they are, since polars has them in nanoseconds only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import polars as pl
@@ -33,6 +35,12 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
         return canonical_type(kind.value_type)
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
+    if kind == pa.duration("s"):
+        return pa.duration("ms")
+    if pa.types.is_date64(kind):
+        return pa.date32()
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return pa.decimal128(kind.precision, kind.scale)
     return kind
 
 
@@ -76,6 +84,39 @@ def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
     return frame
 
 
+def is_held_by_polars(kind: pa.DataType) -> bool:
+    return _why_not_held(kind) is None
+
+
+def check_held_by_polars(schema: pa.Schema, where: str) -> None:
+    """Raises SchemaError naming `where` and the first column of a type that polars has not."""
+    for field in schema:
+        why = _why_not_held(field.type)
+        if why is not None:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {field.type}, which polars cannot hold ({why}); leave it out with "
+                "select() in front, or have the source give it as another type"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _why_not_held(kind: pa.DataType) -> str | None:
+    if _has_decimal256(kind):  # polars does not refuse it, but panics
+        return "it has decimals of 38 digits at most: decimal128"
+    try:
+        to_polars(empty_batch(pa.schema([("column", kind)])))
+    except pl.exceptions.PolarsError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def _has_decimal256(kind: pa.DataType) -> bool:
+    """In it somewhere."""
+    if pa.types.is_decimal256(kind):
+        return True
+    return any(_has_decimal256(kind.field(index).type) for index in range(kind.num_fields))
+
+
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
     """Without a copy, in the types that `canonical_type` names."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -107,7 +148,7 @@ def first_null(column: pa.Array) -> int | None:
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -2,9 +2,15 @@
 
 `key_group = stable_hash(key) % max_parallelism`; a subtask owns a contiguous range of key
 groups. Python's `hash` is salted per process and must never be used for this.
+
+The hash is of a value's canonical form, which no conversion on its way changes: an integer as 64
+bits, a time of day in nanoseconds, text as its bytes, so that a row keeps its key group in
+polars' types too, and in whatever width or unit it comes (docs/decisions/021).
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +29,7 @@ _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def key_type_supported(kind: pa.DataType) -> bool:
-    """Integers, booleans, dates, times, strings and binary can be keys; floats cannot.
-
-    A float that is almost equal would land elsewhere, and NaN equals nothing.
-    """
+    """Integers, booleans, dates, times, strings and binary can be keys; see `key_cast` for what cannot."""
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_boolean(kind)
@@ -39,6 +42,35 @@ def key_type_supported(kind: pa.DataType) -> bool:
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
     )
+
+
+def key_cast(kind: pa.DataType) -> str:
+    """What a column of a type that cannot be a key has to become, and why."""
+    if pa.types.is_floating(kind):
+        why = (
+            "a float that is almost equal would be another key, and NaN equals nothing: round and cast it to an integer"
+        )
+    elif pa.types.is_decimal(kind):
+        why = f"cast it to a string, or multiplied by 10^{kind.scale} to an integer"
+    elif pa.types.is_fixed_size_binary(kind):
+        why = "cast it to binary"
+    elif pa.types.is_struct(kind):
+        why = "unnest it and name its fields as key columns"
+    elif pa.types.is_nested(kind):
+        why = "make a string of it"
+    else:
+        why = "cast it to an integer or a string"
+    return f"{why}, with with_columns() in front of key_by()"
+
+
+_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def _factor(kind: pa.DataType) -> int:
+    """How many of its canonical unit is one of a temporal type: the unit in which polars holds such values."""
+    if pa.types.is_time(kind):
+        return _PER_SECOND["ns"] // _PER_SECOND[kind.unit]
+    return _PER_SECOND["ms"] if getattr(kind, "unit", "") == "s" else 1
 
 
 def _mix(x: UInt64s) -> UInt64s:
@@ -56,7 +88,7 @@ def hash_column(column: pa.Array) -> UInt64s:
     kind = column.type
     is_integer = pa.types.is_integer(kind)
     if not is_integer and not key_type_supported(kind):
-        raise SchemaError(f"a column of type {kind} cannot be a key; cast it to an integer or a string first")
+        raise SchemaError(f"a column of type {kind} cannot be a key; {key_cast(kind)}")
     row = first_null(column)
     if row is not None:
         raise JobError(f"null key at row {row} of the batch; filter out or fill null keys before key_by()")
@@ -69,8 +101,13 @@ def hash_column(column: pa.Array) -> UInt64s:
             return _mix(values.view(np.uint64) + _COMBINE)
         return _mix(values.astype(np.int64).view(np.uint64) + _COMBINE)
     if pa.types.is_temporal(kind):
-        width = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return hash_column(column.view(width))
+        if pa.types.is_date64(kind):
+            column = column.cast(pa.date32())
+        whole = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        factor = _factor(kind)
+        if factor == 1:
+            return hash_column(whole)
+        return _mix(whole.to_numpy(zero_copy_only=True).astype(np.int64).view(np.uint64) * np.uint64(factor) + _COMBINE)
     encoded = column.cast(pa.large_binary()).dictionary_encode()  # the hash takes bytes only
     digest = xxhash.xxh3_64_intdigest
     uniques = np.fromiter((digest(v) for v in encoded.dictionary.to_pylist()), np.uint64, count=len(encoded.dictionary))

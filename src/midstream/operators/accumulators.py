@@ -31,7 +31,7 @@ class AccumulatorAggregate(Aggregate):
             form_of(self._kind)
         except SchemaError as error:
             raise SchemaError(f"{where}: the type of {type(accumulator).__name__}: {error}") from None
-        self._result_type = empty_frame(pa.schema([("value", self._kind)])).schema["value"]
+        self._result_type = empty_frame(pa.schema([("result", self._kind)]), where).schema["result"]
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         # the event time gives groups a length also where no column is read

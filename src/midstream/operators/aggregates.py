@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -76,8 +76,8 @@ class Count(Aggregate):
 class Sum(Aggregate):
     """The sum of a numeric, boolean, decimal or duration column; nulls count as nothing, and nothing adds up to 0.
 
-    Integers and booleans give int64 (uint64 for unsigned ones), floats float64. A sum that does not
-    fit fails the job instead of wrapping around.
+    Integers and booleans give int64 (uint64 for unsigned ones), floats float64, decimals decimals of
+    38 digits. A sum that does not fit fails the job instead of wrapping around.
     """
 
     def __init__(self, column: str) -> None:
@@ -93,7 +93,7 @@ class Sum(Aggregate):
         elif pa.types.is_unsigned_integer(kind):
             bound._widened, bound._wraps_at = pl.UInt64(), 2.0**64
         elif pa.types.is_decimal(kind):
-            bound._widened, bound._wraps_at = pl.Decimal(38, kind.scale), 2.0**128 / 10.0**kind.scale
+            return _DecimalSum(self.columns[0], kind.scale)
         elif pa.types.is_duration(kind):
             bound._wraps_at = 2.0**64
         else:
@@ -120,6 +120,52 @@ class Sum(Aggregate):
         if self._wraps_at is None:
             return None
         return (_float(part("sum")) - part("rough")).abs() > self._wraps_at / 2
+
+
+class _DecimalSum(Aggregate):
+    """Of a column with `scale` digits behind the point, exact, whatever lies between the first value and the sum.
+
+    A decimal is an integer of 38 digits, and polars fails in several ways where a sum on the way has more. So an upper
+    half of digits and a lower one are added up apart, which have room for 10^19 rows each.
+    """
+
+    def __init__(self, column: str, scale: int) -> None:
+        self.columns = (column,)
+        self._scale = scale
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        whole = pl.col(self.columns[0]).cast(pl.Decimal(_DIGITS, self._scale)).to_physical()
+        halves = {"high": whole // _HALF, "low": whole % _HALF}
+        return {name: half.cast(_HALVES).sum() for name, half in halves.items()}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {name: part(name).sum() for name in ("high", "low")}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        high, low = _carried(part)
+        kind = pl.Decimal(_DIGITS, self._scale)
+        return (high * _HALF + low).cast(_HALVES).map_batches(self._with_point, return_dtype=kind)
+
+    def _with_point(self, sums: pl.Series) -> pl.Series:
+        """The same digits, with the point where it belongs."""
+        digits = sums.to_arrow(compat_level=pl.CompatLevel.oldest())
+        return pl.Series(sums.name, digits.view(pa.decimal128(_DIGITS, self._scale)))
+
+    def overflow(self, part: Columns) -> pl.Expr | None:
+        high, low = _carried(part)
+        return (high >= _HALF) | (high < -_HALF) | ((high == -_HALF) & (low == 0))
+
+
+_DIGITS: Final = 38
+"""Of a decimal."""
+_HALVES: Final = pl.Decimal(_DIGITS, 0)
+_HALF: Final = pl.lit(10 ** (_DIGITS // 2), pl.Int128)
+
+
+def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
+    """Both halves as integers, the lower one not negative and of 19 digits."""
+    high, low = part("high").to_physical(), part("low").to_physical()
+    return high + low // _HALF, low % _HALF
 
 
 class Min(Aggregate):

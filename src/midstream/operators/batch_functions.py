@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import to_polars
+from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import JobError
 from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.expressions import EXPRESSION_ERRORS
@@ -100,6 +100,9 @@ class BatchFunctionOperator(FunctionOperator):
                     "batches of rows of many keys; declare a TableState"
                 )
             state.check_keys(state_name, self._key_fields, self._where)
+            check_held_by_polars(state.schema, f"{self._where}: TableState {state_name!r}")
+        for port in self._ports:
+            check_held_by_polars(port.schema, self._where)
         # from here on: set when it opens
         self._states: dict[str, TableState] = {}
         self._context: TimeContext

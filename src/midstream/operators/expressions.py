@@ -9,25 +9,37 @@ from typing import Final
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema, empty_batch, frame_schema, to_polars
+from midstream.core.batches import (
+    canonical_schema,
+    check_held_by_polars,
+    empty_batch,
+    frame_schema,
+    is_held_by_polars,
+    to_polars,
+)
 from midstream.core.errors import JobError, SchemaError
 
 EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
 """What evaluating an expression can raise: a panic of polars is no Exception, and would pass for a shutdown."""
 
 
-def empty_frame(schema: pa.Schema) -> pl.DataFrame:
-    return to_polars(empty_batch(canonical_schema(schema)))
+def empty_frame(schema: pa.Schema, where: str) -> pl.DataFrame:
+    """Without rows. Raises SchemaError naming the column that polars cannot hold."""
+    schema = canonical_schema(schema)
+    check_held_by_polars(schema, where)
+    return to_polars(empty_batch(schema))
 
 
 def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, keep: bool) -> pa.Schema:
     """The schema of `exprs` over rows of `schema`, after all its own columns if `keep`.
 
+    A column that is not made by an expression has its own type: it does not go through polars.
     Raises SchemaError naming `where` for a column that does not exist or types that do not go together.
     """
-    frame = empty_frame(schema)
+    schema = canonical_schema(schema)
+    frame = _read_by(exprs, schema, where)
     try:
-        made = frame.with_columns(*exprs) if keep else frame.select(*exprs)
+        made = frame_schema(frame.select(*exprs))
     except pl.exceptions.ColumnNotFoundError as error:
         first = str(error).splitlines()[0]
         quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
@@ -37,7 +49,30 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
         ) from error
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"{where}: {str(error).splitlines()[0]}") from error
-    return frame_schema(made)
+    for expr in exprs:
+        if is_plain_column(expr):
+            index = made.get_field_index(expr.meta.output_name())
+            made = made.set(index, schema.field(made.names[index]))
+    if not keep:
+        return made
+    own = [made.field(field.name) if field.name in made.names else field for field in schema]
+    return pa.schema([*own, *(field for field in made if field.name not in schema.names)])
+
+
+def is_plain_column(expr: pl.Expr) -> bool:
+    """Whether it gives one column of the stream as it is."""
+    return bool(expr.meta.is_column() and not expr.meta.has_multiple_outputs())
+
+
+def _read_by(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.DataFrame:
+    """Without rows: the columns of `schema` that `exprs` compute with, and nulls for those that they only hand on."""
+    handed_on = {expr.meta.output_name() for expr in exprs if is_plain_column(expr)}
+    computing = [expr for expr in exprs if not is_plain_column(expr)]
+    read = columns_read(computing, schema) if computing else []
+    frame = empty_frame(pa.schema([schema.field(name) for name in read]), where) if read else pl.DataFrame()
+    return frame.with_columns(
+        pl.lit(None).alias(name) for name in schema.names if name in handed_on and name not in read
+    )
 
 
 def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
@@ -52,7 +87,14 @@ def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
     if any(expr.meta.has_multiple_outputs() for expr in exprs):  # a selector, whose meaning depends on what there is
         return list(schema.names)
     names = {name for expr in exprs for name in expr.meta.root_names()}
-    return [name for name in schema.names if name in names] or schema.names[:1]
+    return [name for name in schema.names if name in names] or [_any_held(schema)]
+
+
+def _any_held(schema: pa.Schema) -> str:
+    """A column that polars can hold, if there is one."""
+    held = [field.name for field in schema if is_held_by_polars(field.type)]
+    names: list[str] = held or schema.names
+    return names[0]
 
 
 def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
@@ -63,23 +105,24 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
     for expr in exprs:
         if not isinstance(expr, pl.Expr):
             raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
-        if not _is_row_by_row(expr, schema):
+        if not _is_row_by_row(expr, schema, where):
             raise JobError(
                 f"{where}: {expr} does not work row by row (it aggregates, shifts, or sorts); "
                 "use a window's aggregate() for sums over many rows, or map_batches() if this is meant"
             )
 
 
-def _is_row_by_row(expr: pl.Expr, schema: pa.Schema) -> bool:
+def _is_row_by_row(expr: pl.Expr, schema: pa.Schema, where: str) -> bool:
     """What polars says itself, where it can, and what comes out for a few rows, together and one by one."""
-    if expr.meta.is_literal():
+    if expr.meta.is_literal() or is_plain_column(expr):
         return True
     try:
         if not expr.meta.is_row_separable():
             return False
     except EXPRESSION_ERRORS:
         pass  # a selector or a function in it: polars cannot tell before it knows the columns
-    rows = pl.DataFrame([_probe(name, kind) for name, kind in empty_frame(schema).schema.items()])
+    frame = empty_frame(pa.schema([schema.field(name) for name in columns_read([expr], schema)]), where)
+    rows = pl.DataFrame([_probe(name, kind) for name, kind in frame.schema.items()])
     try:
         apart = pl.concat([rows[index : index + 1].with_columns(expr) for index in range(rows.height)])
         return rows.with_columns(expr).equals(apart)

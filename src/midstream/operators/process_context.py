@@ -103,17 +103,24 @@ class Context(TimeContext):
     """See process.ProcessContext. One per operator; the operator sets `time_us` before each call."""
 
     def __init__(
-        self, scope: KeyScope, timers: Timers, calendar: Calendar, clock: Clock, side_output: Callable[[str, Row], None]
+        self,
+        scope: KeyScope,
+        shown: Callable[[Any], Any],
+        timers: Timers,
+        calendar: Calendar,
+        clock: Clock,
+        side_output: Callable[[str, Row], None],
     ) -> None:
         super().__init__(calendar, clock)
         self.timers = timers
         self.side_output = side_output
         self.time_us: int | None = None
         self._scope = scope
+        self._shown = shown
 
     @property
     def key(self) -> Any:
-        return self._scope.key
+        return self._shown(self._scope.key)
 
     @property
     def timestamp(self) -> datetime | None:

@@ -11,7 +11,7 @@ from midstream.core.batches import canonical_schema
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
-from midstream.core.values import kind_of, to_python
+from midstream.core.values import kind_of
 from midstream.operators.base import KEY, NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
@@ -104,7 +104,9 @@ class ProcessOperator(FunctionOperator):
             self._states[name] = bound
             bound.bind(self._function, name)
         self._timers = Timers(self._scope, self._arm)
-        self._context = Context(self._scope, self._timers, self._calendar, context.clock, self._side_output)
+        self._context = Context(
+            self._scope, self._form.shown, self._timers, self._calendar, context.clock, self._side_output
+        )
         self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
@@ -159,8 +161,7 @@ class ProcessOperator(FunctionOperator):
         if not spec.keys:
             return None
         check_keys(batch, spec.keys, self._where)
-        values = [to_python(batch.column(name)) for name in spec.keys]
-        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+        return self._form.of([batch.column(name) for name in spec.keys])
 
     def _leave(self) -> None:
         self._scope.is_set = False
@@ -300,5 +301,5 @@ class ProcessOperator(FunctionOperator):
     # ---- errors ----
 
     def _user_error(self, what: str, error: BaseException, row: int | None = None) -> MidstreamError:
-        key = f" (key {self._scope.key!r})" if self._scope.is_set else ""
+        key = f" (key {self._context.key!r})" if self._scope.is_set else ""
         return super()._user_error(f"{what}{key}", error, row)

@@ -108,7 +108,7 @@ class Reduction:
             self._overflow.append((output, overflow))
 
     def _schemas(self) -> tuple[pa.Schema, pa.Schema]:
-        frame = empty_frame(self.input_schema)
+        frame = empty_frame(pa.schema([self.input_schema.field(name) for name in self.columns]), self.where)
         try:
             parts = self._reduce(self.prepare(frame))
             merged = parts.group_by(self.by).agg(self._merge)
@@ -123,7 +123,10 @@ class Reduction:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
         bounds = [pa.field(name, self.time.kind) for name in (WINDOW_START, WINDOW_END)]
-        return frame_schema(parts), pa.schema([*keys, *bounds, *results])
+        # Of keys the state has the stream's own types, as all state has: polars has other ones for some.
+        own = {key.name: key for key in keys}
+        part_schema = pa.schema([own.get(field.name, field) for field in frame_schema(parts)])
+        return part_schema, pa.schema([*keys, *bounds, *results])
 
     # ---- work ----
 

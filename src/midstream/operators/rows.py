@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
-from midstream.core.keys import key_type_supported
+from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.values import ValueMisfit, kind_of, to_array, to_python
 
 Row: TypeAlias = dict[str, Any]
@@ -209,7 +209,7 @@ def require_keys(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
         require_columns(schema, [key], where, "key column")
         kind = schema.field(key).type
         if not key_type_supported(kind):
-            raise SchemaError(f"{where}: key column {key!r} is {kind}, which cannot be a key; cast it first")
+            raise SchemaError(f"{where}: key column {key!r} is {kind}, which cannot be a key; {key_cast(kind)}")
 
 
 def check_keys(batch: pa.RecordBatch, keys: Iterable[str], where: str) -> None:

@@ -25,6 +25,7 @@ from midstream.state.parts import KEY_GROUP, Chunk
 
 _SESSION = "__session"
 _ROW = "__row"
+_KEY = "__key"
 
 
 class SessionWindowOperator(WindowOperator):
@@ -104,19 +105,22 @@ class SessionWindowOperator(WindowOperator):
         keep = frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
         by = self._reduction.by
         keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
-        known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-        for start, end, *key in self._merge_keys(keys).select(START, END, *by).iter_rows():
-            known.setdefault(tuple(key), []).append((start, end))
-        rows = frame.select(START, END, *by).with_row_index(_ROW).join(keys, on=by, how="semi", maintain_order="left")
-        for row, start, end, *key in rows.iter_rows():
-            sessions = known.setdefault(tuple(key), [])
+        merged = self._merge_keys(keys)
+        # Keys by number: as Python values two of them may be equal, such as times less than a microsecond apart.
+        keys = keys.with_row_index(_KEY)
+        known: dict[int, list[tuple[int, int]]] = {}
+        for key, start, end in merged.join(keys, on=by, how="inner").select(_KEY, START, END).iter_rows():
+            known.setdefault(key, []).append((start, end))
+        rows = frame.select(START, END, *by).with_row_index(_ROW).join(keys, on=by, how="inner", maintain_order="left")
+        for row, key, start, end in rows.select(_ROW, _KEY, START, END).iter_rows():
+            sessions = known.setdefault(key, [])
             touching = [session for session in sessions if session[0] <= end and session[1] >= start]
             merged_end = max([end, *(session[1] for session in touching)])
             if merged_end <= expired:
                 continue
             keep[row] = True
             merged_start = min([start, *(session[0] for session in touching)])
-            known[tuple(key)] = [s for s in sessions if s not in touching] + [(merged_start, merged_end)]
+            known[key] = [s for s in sessions if s not in touching] + [(merged_start, merged_end)]
         return keep
 
     # ---- firing ----

@@ -16,7 +16,14 @@ from midstream.core.batches import canonical_schema, conform, from_polars, singl
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.values import kind_of
 from midstream.operators.base import Operator, OperatorContext, Output
-from midstream.operators.expressions import EXPRESSION_ERRORS, check_row_by_row, columns_read, infer_schema, infer_type
+from midstream.operators.expressions import (
+    EXPRESSION_ERRORS,
+    check_row_by_row,
+    columns_read,
+    infer_schema,
+    infer_type,
+    is_plain_column,
+)
 from midstream.operators.rows import Row, as_it_is_now, map_rows, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
@@ -96,7 +103,7 @@ class ProjectOperator(Stateless):
         check_row_by_row(exprs, input_schema, where)
         super().__init__(name, infer_schema(input_schema, exprs, where, keep=keep))
         # a column that stays as it is does not go through polars, which would copy text twice
-        self._exprs = tuple(expr for expr in exprs if keep or not expr.meta.is_column())
+        self._exprs = tuple(expr for expr in exprs if not is_plain_column(expr))
         self._made = infer_schema(input_schema, self._exprs, where, keep=False)
         self._reads = columns_read(self._exprs, input_schema)
         made = frozenset(self._made.names)
@@ -177,7 +184,7 @@ class MapBatchesOperator(Stateless):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         try:
             made = self._function(to_polars(batch) if self._form == "polars" else batch)
-        except Exception as error:
+        except EXPRESSION_ERRORS as error:
             raise user_error(self._where, "the function", error) from error
         result = made_batch(made, self.schema, self._where, "the function")
         if result.num_rows:

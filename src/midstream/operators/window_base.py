@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from midstream.core.batches import from_polars, to_polars
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.errors import ConfigError, JobError
+from midstream.core.errors import ConfigError, InvariantError, JobError
 from midstream.core.keys import key_groups
 from midstream.operators.base import KEY, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.event_time import EventTime, Int64s
@@ -172,6 +172,13 @@ class WindowOperator(Operator):
         Of whole key groups, so that the progress per key group can say how far firing has come.
         """
         owned = self._context.key_groups
+        for frame, groups in frames:
+            if len(groups) and not owned.start <= groups[0] <= groups[-1] < owned.stop:
+                raise InvariantError(
+                    f"{self._reduction.where}: state of subtask {self._context.subtask}, which owns the key groups "
+                    f"{owned.start} to {owned.stop - 1}, has rows of key groups {groups[0]} to {groups[-1]}: those of "
+                    f"others would never fire (the first row: {frame.row(0)})"
+                )
         ends = [np.searchsorted(groups, np.arange(owned.start + 1, owned.stop + 1)) for _, groups in frames]
         total_ends: list[int] = np.sum(ends, axis=0).tolist()
         begun, taken = [0] * len(frames), 0

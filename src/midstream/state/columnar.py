@@ -112,7 +112,7 @@ class StateForm:
         """The key group of each row; 0 for all where there are no keys."""
         if not self.keys:
             return np.zeros(frame.height, np.int32)
-        # In the stream's own types: polars has a few of its own, which would hash differently.
+        # In the stream's own types, in which rows are dealt out too.
         keys = from_polars(frame.select(self.keys), self._key_schema, "keys of state")
         return key_groups(keys, self.keys, self._max_parallelism)
 

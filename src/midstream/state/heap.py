@@ -24,16 +24,31 @@ from midstream.state.keyed import ListState, MapState, State, StateRow
 from midstream.state.parts import KEY_GROUP
 from midstream.state.timers import TimerRow
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PLAIN = frozenset({date, datetime, time, timedelta, timezone, Decimal})
 """Besides what `pickle` does not ask about: numbers, text, bytes, and lists, tuples, sets and dicts."""
 
 
+def is_instant(kind: pa.DataType) -> bool:
+    """Whether keys of that type are held as integers, in its unit.
+
+    As datetimes in one zone the two hours at the end of summer time would be one key: Python compares those by the
+    wall clock.
+    """
+    return bool(pa.types.is_timestamp(kind) and kind.tz)
+
+
 class KeyForm:
-    """How keys look: one value for one key column, else a tuple, in the types of `fields`. No fields: not keyed."""
+    """How keys look: one value for one key column, else a tuple, in the types of `fields`. No fields: not keyed.
+
+    Each is equal to another just when the values in the stream are; `shown` is what a function gets to see of it.
+    """
 
     def __init__(self, fields: Sequence[pa.Field], max_parallelism: int, where: str = "") -> None:
         self._where = f"{where}: " if where else ""
         self._fields = tuple(fields)
+        self._shown = [_Zone(field.type) if is_instant(field.type) else _as_it_is for field in fields]
+        self._is_shown_as_it_is = all(shown is _as_it_is for shown in self._shown)
         self._max_parallelism = max_parallelism
 
     def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array]:
@@ -64,11 +79,48 @@ class KeyForm:
                 f"{self._where}the keys in the checkpoint are {column.type}, the stream's are {expected}; "
                 "key by the same types, or give the operator a new uid to start without state"
             )
-        if len(names) == 1:
-            values: list[Any] = column.to_pylist()
-            return values
-        fields = [column.combine_chunks().field(i).to_pylist() for i in range(len(names))]
-        return list(zip(*fields, strict=True))
+        key = column.combine_chunks()
+        return self.of([key] if len(names) == 1 else [key.field(i) for i in range(len(names))])
+
+    def of(self, columns: Sequence[pa.Array]) -> list[Any]:
+        """The keys of rows with these key columns. Raises JobError for a value that Python cannot hold."""
+        values = []
+        for field, column in zip(self._fields, columns, strict=True):
+            if is_instant(field.type):
+                column = column.view(pa.int64())
+            try:
+                if pa.types.is_time(field.type):
+                    column.validate(full=True)  # Python would take what lies beyond a day for a time of the day
+                values.append(to_python(column))
+            except (ValueError, OverflowError) as error:
+                raise JobError(
+                    f"{self._where}a value of the key column {field.name!r}, which is {field.type}, has no form in "
+                    f"Python: {error}; filter such rows out, or key by another type"
+                ) from error
+        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+
+    def shown(self, key: Any) -> Any:
+        """The key as in the stream's rows."""
+        if key is None or self._is_shown_as_it_is:
+            return key
+        if len(self._shown) == 1:
+            return self._shown[0](key)
+        return tuple(shown(value) for shown, value in zip(self._shown, key, strict=True))
+
+
+class _Zone:
+    """From integers to the datetimes that rows have, of a timestamp type with a zone."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._zone = pa.scalar(0, kind).as_py().tzinfo
+        self._us = {"ms": 1000, "us": 1}[kind.unit]
+
+    def __call__(self, value: int) -> datetime:
+        return (_EPOCH + timedelta(microseconds=value * self._us)).astimezone(self._zone)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def state_table(state: State, frozen: dict[Any, Any], form: KeyForm, where: str) -> pa.Table:
