@@ -5,7 +5,7 @@ groups. Python's `hash` is salted per process and must never be used for this.
 
 The hash is of a value's canonical form, which no conversion on its way changes: an integer as 64
 bits, a time of day in nanoseconds, text as its bytes, so that a row keeps its key group in
-polars' types too, and in whatever width or unit it comes (docs/decisions/021).
+polars' types too, and in whatever width or unit it comes (docs/decisions/022).
 """
 
 from __future__ import annotations
