@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Iterator
 from datetime import datetime
@@ -17,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from midstream.connectors.file_sink import FileSink
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.batches import canonical_schema
+from midstream.core.errors import ConfigError, JobError, SchemaError, StorageError
 
 
 @pytest.fixture
@@ -261,6 +263,23 @@ def test_json_lines_are_one_object_a_row(out):
     assert file.suffix == ".jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows == [{"at": "2013-01-01 05:30:00", "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        (pa.float64(), math.nan, "nan"),
+        (pa.float32(), -math.inf, "-inf"),
+        (pa.list_(pa.struct([("x", pa.float64())])), [{"x": 1.0}, {"x": math.inf}], "inf"),
+    ],
+)
+def test_a_float_that_json_does_not_have_is_refused_and_not_made_null(out, kind, value, shown):
+    schema = canonical_schema(pa.schema([("n", pa.int64()), ("v", kind)]))
+    sink, loop = FileSink(out, format="jsonl"), Loop()
+    writer = open_writer(sink, schema, loop)
+    writer.write(pa.RecordBatch.from_pylist([{"n": 1, "v": None}, {"n": 2, "v": value}], schema))
+    with pytest.raises(JobError, match=f"column 'v' has the value {shown}, which JSON has no form for; write Parquet"):
+        prepared(writer, 1)
 
 
 def test_a_sink_travels_to_the_slots_by_pickle(out):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from midstream.core.batches import check_held_by_polars, to_polars
-from midstream.core.errors import SchemaError
+from midstream.core.errors import JobError, SchemaError
 
 OutputFormat: TypeAlias = Literal["parquet", "jsonl"]
 
@@ -25,7 +27,7 @@ class Encoder(Protocol):
 def new_encoder(format: OutputFormat, stream: Any, schema: pa.Schema) -> Encoder:
     if format == "parquet":
         return _ParquetEncoder(stream, schema)
-    return _JsonLinesEncoder(stream)
+    return _JsonLinesEncoder(stream, schema)
 
 
 class _ParquetEncoder:
@@ -40,15 +42,39 @@ class _ParquetEncoder:
 
 
 class _JsonLinesEncoder:
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, schema: pa.Schema) -> None:
         self._stream = stream
+        self._with_floats = [field.name for field in schema if _has_floats(field.type)]
 
     def write(self, batch: pa.RecordBatch) -> None:
+        for name in self._with_floats:
+            for floats in _floats_in(batch.column(name)):
+                if not pc.all(pc.is_finite(floats), min_count=0).as_py():
+                    odd = floats.filter(pc.invert(pc.is_finite(floats)))[0].as_py()
+                    raise JobError(
+                        f"column {name!r} has the value {odd}, which JSON has no form for; write Parquet, or make such "
+                        "values null or text first"
+                    )
         text = io.BytesIO()
         to_polars(batch).write_ndjson(text)
         self._stream.write(text.getbuffer())
 
     def close(self) -> None: ...
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    """In it somewhere."""
+    return bool(pa.types.is_floating(kind)) or any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _floats_in(column: pa.Array) -> Iterator[pa.Array]:
+    if pa.types.is_floating(column.type):
+        yield column
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from _floats_in(part)
+    elif pa.types.is_nested(column.type):
+        yield from _floats_in(column.flatten())
 
 
 def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None:
