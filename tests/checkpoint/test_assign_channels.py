@@ -279,7 +279,7 @@ def test_other_keys_are_no_hindrance_unless_rows_are_still_being_recovered_by_th
     assert sorted(rows) == [(1, 5), (2, 6), (3, 7)]
     _, states = one_state([(1, 1)], key_groups=(0, 5))
     for other in (now, graph(1, 1, Partitioning.REBALANCE)):
-        with pytest.raises(ConfigError, match="keyed in another way"):
+        with pytest.raises(ConfigError, match="were keyed by other columns"):
             assign_channels(checkpoint(graph(1, 2), states), other)
 
 

@@ -12,8 +12,10 @@ import pytest
 import xxhash
 from checkpoint_samples import metadata_of, pipeline
 
+from midstream.checkpoint.compatible import check_hashes
 from midstream.checkpoint.metadata import MAGIC, VERSION, CheckpointMetadata, decode_metadata, encode_metadata
-from midstream.core.errors import StorageError
+from midstream.core.errors import ConfigError, StorageError
+from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import ChannelState, Segment
 
 
@@ -80,10 +82,11 @@ def test_a_newer_version_says_that_a_newer_midstream_is_needed() -> None:
         decode_metadata(data, "it")
 
 
-def keyed_by(kind: pa.DataType) -> CheckpointMetadata:
+def keyed_by(kind: pa.DataType) -> tuple[JobGraph, CheckpointMetadata]:
     graph = pipeline()
     edge = dataclasses.replace(graph.edges[0], schema=pa.schema([("n", kind)]))
-    return metadata_of(dataclasses.replace(graph, edges=(edge,)))
+    graph = dataclasses.replace(graph, edges=(edge,))
+    return graph, metadata_of(graph)
 
 
 def in_format(version: int, metadata: CheckpointMetadata) -> bytes:
@@ -92,22 +95,27 @@ def in_format(version: int, metadata: CheckpointMetadata) -> bytes:
     return struct.pack("<8sIQQ", MAGIC, version, len(payload), checksum) + payload
 
 
-@pytest.mark.parametrize("kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.duration("s"), pa.date64()])
+OTHER_HASHES = [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.duration("s"), pa.date64()]
+
+
+@pytest.mark.parametrize("kind", OTHER_HASHES)
 def test_keys_that_were_dealt_out_otherwise_by_an_older_version_are_refused(kind: pa.DataType) -> None:
-    metadata = keyed_by(kind)
-    with pytest.raises(
-        StorageError, match=f"chk-1: written by an older midstream.* keyed by 'n', a {re.escape(str(kind))}"
-    ):
-        decode_metadata(in_format(3, metadata), "chk-1")
-    assert decode_metadata(in_format(4, metadata), "chk-1") == metadata
+    graph, metadata = keyed_by(kind)
+    decode_metadata(in_format(3, metadata), "chk-1")  # it is whole, and may be looked at and deleted
+    for version, columns in ((3, metadata.edges[0].columns), (2, ())):
+        edge = msgspec.structs.replace(metadata.edges[0], columns=columns)
+        older = in_format(version, msgspec.structs.replace(metadata, edges=(edge,)))
+        with pytest.raises(ConfigError, match=f"older midstream.* keyed by 'n', a {re.escape(str(kind))}, to operator"):
+            check_hashes(decode_metadata(older, "chk-1"), graph)
+    check_hashes(decode_metadata(in_format(4, metadata), "chk-1"), graph)
 
 
 @pytest.mark.parametrize(
     "kind", [pa.int64(), pa.time64("ns"), pa.date32(), pa.timestamp("ms", "UTC"), pa.duration("ms")]
 )
 def test_keys_that_are_dealt_out_as_ever_are_read(kind: pa.DataType) -> None:
-    metadata = keyed_by(kind)
-    assert decode_metadata(in_format(3, metadata), "chk-1") == metadata
+    graph, metadata = keyed_by(kind)
+    check_hashes(decode_metadata(in_format(3, metadata), "chk-1"), graph)
 
 
 def test_something_else_is_no_metadata() -> None:

@@ -554,7 +554,7 @@ def test_a_value_that_was_changed_in_place_is_refused_by_the_checkpoint() -> Non
 
     world = World(operator_of(Wrong()))
     world.process(batch(("a", 0, 1)))
-    with pytest.raises(JobError, match=r"a value of state 'numbers' is \[0\] is 'seven', declared as int64"):
+    with pytest.raises(JobError, match=r"a value of state 'numbers': at \[0\]: 'seven', declared as int64"):
         world.snapshot()
 
 
@@ -603,3 +603,41 @@ def test_an_error_in_close_is_reported_but_does_not_take_the_place_of_an_earlier
     world.operator.close()
     world.operator.close()
     assert [str(error) for error in world.failures] == ["operator 'visits': close raised OSError: too late"]
+
+
+def test_a_list_of_a_state_in_a_row_is_taken_as_it_is_then() -> None:
+    out = pa.schema([("k", pa.large_string()), ("seen", pa.list_(pa.int64()))])
+
+    class Growing(KeyedProcessFunction):
+        seen = ValueState(pa.list_(pa.int64()), default=[])
+
+        def process(self, row: dict[str, Any], ctx: Any) -> Any:
+            self.seen.value.append(row["v"])
+            made = {"k": row["k"], "seen": self.seen.value}
+            ctx.side_output("same", made)
+            return made if row["v"] % 2 else [made]
+
+    world = World(operator_of(Growing(), schema=out, side_outputs={"same": out}))
+    world.process(batch(("a", 0, 1), ("a", 0, 2), ("a", 0, 3)))
+    expected = [{"k": "a", "seen": [*range(1, n + 1)]} for n in (1, 2, 3)]
+    assert world.out.rows() == expected
+    assert world.out.rows("same") == expected
+
+
+def test_an_error_in_a_row_of_a_timer_or_of_a_side_output_says_so() -> None:
+    class Wrong(KeyedProcessFunction):
+        def process(self, row: dict[str, Any], ctx: Any) -> None:
+            if row["v"] == 1:
+                ctx.side_output("aside", {"k": 5})
+            ctx.timers.event_time(row["t"])
+
+        def on_timer(self, time: datetime, ctx: Any) -> dict[str, Any]:
+            return {"k": ctx.key, "what": "timer", "n": 1.5}
+
+    world = World(operator_of(Wrong(), side_outputs={"aside": pa.schema([("k", pa.large_string())])}))
+    with pytest.raises(JobError, match=r"side output 'aside': row 0 of those emitted for this batch: column 'k': 5"):
+        world.process(batch(("a", 0, 1)))
+    world = World(operator_of(Wrong()))
+    world.process(batch(("a", 7, 2)))
+    with pytest.raises(JobError, match=r"the result for the timer of 1970-.*: column 'n': 1.5, declared as int64"):
+        world.advance(MAX_WATERMARK_US)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -217,7 +217,7 @@ def test_a_time_that_no_datetime_can_hold_is_an_error_that_names_the_operator() 
     schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
     batch = pa.RecordBatch.from_arrays([pa.array([10**18]).view(schema.field("t").type)], schema=schema)
     with pytest.raises(
-        JobError, match=r"operator 'm': column 't', timestamp\[us, tz=UTC\], has a value that Python does not"
+        JobError, match=r"operator 'm': column 't', timestamp\[us, tz=UTC\], has a value that Python cannot represent"
     ):
         run(MapOperator("m", lambda row: row, schema), batch)
 
@@ -402,7 +402,7 @@ def test_rows_give_nanoseconds_as_microseconds_where_none_is_lost() -> None:
     ]
     for operator in operators:
         with pytest.raises(
-            JobError, match=r"^operator 'm': column 't', timestamp.ns., has a value that Python does not"
+            JobError, match=r"^operator 'm': column 't', timestamp.ns., has a value that Python cannot represent"
         ):
             run(operator, batch)
 
@@ -414,3 +414,44 @@ def test_times_in_rows_are_datetimes_nulls_none_and_times_beyond_year_9999_an_er
     assert to_python(pa.array([None], pa.timestamp("us"))) == [None]
     with pytest.raises((ValueError, OverflowError)):
         to_python(pa.array([2**60], pa.timestamp("ms")))
+
+
+NESTED = pa.schema([("n", pa.int64()), ("seen", pa.large_list(pa.int64()))])
+
+
+def test_a_list_in_a_row_is_taken_as_it_is_when_the_row_is_returned() -> None:
+    def growing() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        seen: list[int] = []
+
+        def function(row: dict[str, Any]) -> dict[str, Any]:
+            seen.append(row["n"])
+            return {"n": row["n"], "seen": seen}
+
+        return function
+
+    batch = pa.RecordBatch.from_pylist([{"n": n} for n in range(3)], schema=pa.schema([("n", pa.int64())]))
+    expected = [{"n": n, "seen": list(range(n + 1))} for n in range(3)]
+    one, two = growing(), growing()
+    assert run(MapOperator("m", one, NESTED), batch) == expected
+    assert run(FlatMapOperator("m", lambda row: [two(row)], NESTED), batch) == expected
+
+
+@pytest.mark.parametrize("row", [defaultdict(int, n=1), Counter(n=1, zz=5)])
+def test_a_row_that_would_make_up_columns_is_refused(row: dict[str, Any]) -> None:
+    schema = pa.schema([("n", pa.int64()), ("x", pa.int64())])
+    batch = pa.RecordBatch.from_pylist([{"n": 1}], schema=pa.schema([("n", pa.int64())]))
+    for operator in (MapOperator("m", lambda _: row, schema), FlatMapOperator("m", lambda _: [row], schema)):
+        with pytest.raises(JobError, match="operator 'm': the result for row 0 of the batch has no column 'x'"):
+            run(operator, batch)
+
+
+def test_frames_with_columns_that_arrow_does_not_have_are_refused_by_name() -> None:
+    schema = pa.schema([("n", pa.int64())])
+    batch = pa.RecordBatch.from_pylist([{"n": 1}], schema=schema)
+    for dtype, value in ((pl.Object(), print), (pl.Int128(), 1), (pl.List(pl.Int128), [1])):
+
+        def made(_: pl.DataFrame, dtype: pl.DataType = dtype, value: Any = value) -> pl.DataFrame:
+            return pl.DataFrame({"n": pl.Series([value], dtype=dtype)})
+
+        with pytest.raises(SchemaError, match=r"column 'n' is .* in polars, which Arrow does not have"):
+            run(MapBatchesOperator("m", made, schema), batch)

@@ -69,13 +69,17 @@ def _in_order(states: list[ChannelState]) -> list[ChannelState]:
 
 def _deal(states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph) -> Iterator[ChannelState]:
     """Of all that is on one edge: what each consumer gets, in order; it is in its input part."""
-    parallelism = graph.vertices[edge.target].parallelism
+    target = graph.vertices[edge.target]
+    parallelism = target.parallelism
+    if not _same_keys(old, edge) and any(state.key_groups is not None for state in states):
+        raise ConfigError(
+            f"rows in flight to {target.specs[0].uid!r} were keyed by other columns and are still being recovered; keep "
+            "the old keys until a checkpoint no longer holds such rows"
+        )
     if edge.partitioning is Partitioning.KEYED:
         yield from _by_key(states, old, edge, had, parallelism, graph.max_parallelism)
         return
     for index, state in enumerate(states):
-        if state.key_groups is not None:
-            raise _was_keyed(edge)
         if edge.partitioning is Partitioning.GLOBAL:
             subtask = 0
         else:
@@ -83,13 +87,15 @@ def _deal(states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, gra
         yield ChannelState(edge.id, state.producer, subtask, False, state.segments, state.skip)
 
 
+def _same_keys(old: EdgeLayout, edge: Edge) -> bool:
+    return old.partitioning == edge.partitioning.value == Partitioning.KEYED.value and old.keys == edge.keys
+
+
 def _by_key(
     states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, parallelism: int, max_parallelism: int
 ) -> Iterator[ChannelState]:
     """A state is filtered where it may hold rows of others; the key groups of all consumers together cover it once."""
-    same_keys = old.partitioning == Partitioning.KEYED.value and old.keys == edge.keys
-    if not same_keys and any(state.key_groups is not None for state in states):
-        raise _was_keyed(edge)
+    same_keys = _same_keys(old, edge)
     everything = 0, max_parallelism
     whose = _ranges(had, max_parallelism) if same_keys else [everything] * had
     owned = _ranges(parallelism, max_parallelism)
@@ -184,13 +190,6 @@ def _check_columns(metadata: CheckpointMetadata, old: EdgeLayout, edge: Edge) ->
         f"checkpoint {metadata.checkpoint_id} holds rows in flight from {source!r} to {target!r} with the columns "
         f"{then}; now they are {', '.join(f'{name} {kind}' for name, kind in now)}. Go on with the columns as they "
         "were, or stop it with a savepoint first, which has no rows in flight"
-    )
-
-
-def _was_keyed(edge: Edge) -> ConfigError:
-    return ConfigError(
-        f"rows are still being recovered on their way to {edge.target}, which were keyed in another way; go on with "
-        "the keys as they were until a checkpoint holds none of them any more, then change the keys"
     )
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
-import pyarrow as pa
 import xxhash
 
 from midstream.core.errors import StorageError
@@ -29,10 +28,6 @@ _COVERED: Final = struct.Struct("<IQ")
 
 CANONICAL_KEYS: Final = 4
 """From this format on a key's hash is that of its canonical form."""
-_OTHER_HASHES: Final = frozenset(
-    str(kind) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.duration("s"), pa.date64())
-)
-"""The types whose values had another hash before."""
 
 
 class VertexLayout(msgspec.Struct, frozen=True):
@@ -120,6 +115,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
     files: tuple[str, ...]
     """All state files that it references, sorted; older checkpoints may share them."""
+    format: int = VERSION
+    """That of the file it was read from."""
     channels: tuple[ChannelState, ...] = ()
     """What was in flight. Of one consumer's input parts the order matters."""
 
@@ -214,21 +211,7 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
         metadata = _decode(payload)
     except msgspec.MsgspecError as error:
         raise StorageError(f"{where}: the checksum is right but the content is not: {error}") from error
-    if version < CANONICAL_KEYS:
-        _check_times_are_no_keys(metadata, where)
-    return metadata
-
-
-def _check_times_are_no_keys(metadata: CheckpointMetadata, where: str) -> None:
-    """Raises StorageError where a key was dealt out by another hash than today's: its state would not be found."""
-    for edge in metadata.edges:
-        for name, kind in edge.columns:
-            if name in edge.keys and kind in _OTHER_HASHES:
-                raise StorageError(
-                    f"{where}: written by an older midstream (format before {CANONICAL_KEYS}), which dealt out rows keyed by "
-                    f"{name!r}, a {kind}, in another way: let that version drain the job, then start without state, or "
-                    "key by an integer or a string from then on"
-                )
+    return msgspec.structs.replace(metadata, format=version)
 
 
 def _checksum(version: int, payload: bytes | memoryview) -> int:

@@ -84,11 +84,11 @@ class CollectSink(Sink):
 def _in_python(name: str, column: pa.ChunkedArray) -> list[Any]:
     try:
         return to_python(column)
-    except (ValueError, OverflowError, KeyError) as error:
+    except (ValueError, OverflowError) as error:
         for number in range(len(column)):
             try:
                 to_python(column.slice(number, 1))
-            except (ValueError, OverflowError, KeyError) as misfit:
+            except (ValueError, OverflowError) as misfit:
                 raise SchemaError(
                     f"CollectSink: row {number}: column {name!r} is {column.type}, and its value {_text(column, number)} is "
                     f"none that Python can hold: {misfit}; take table() or frame()"

@@ -150,7 +150,10 @@ def _from_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
     if not columns:
         raise SchemaError("GeneratorSource: the function gave no columns")
     arrays = [
-        column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+        # A function may fill the same numpy array again for the next batch.
+        column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray)
+        else pa.array(column.copy() if isinstance(column, np.ndarray) else column)
         for column in columns.values()
     ]
     for name, array in zip(columns, arrays, strict=True):

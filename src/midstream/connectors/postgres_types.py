@@ -176,7 +176,10 @@ def _checks(column: pa.Array, kept: Kept) -> Iterable[tuple[pa.Array, str]]:
         if kept.length is not None:
             length = pc.utf8_length(column)
             if kept.base == "bpchar":
-                yield pc.not_equal(length, kept.length), f"it would be padded with blanks to {kept.length} characters"
+                yield (
+                    pc.not_equal(length, kept.length),
+                    f"it must have exactly {kept.length} characters, or it would be padded with blanks",
+                )
             else:
                 yield pc.greater(length, kept.length), f"value too long for {kept.length} characters"
         if kept.base == "cidr":

@@ -133,13 +133,14 @@ class Rescaling:
         rescale.stage = Stage.DEALING
         self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
 
-    def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> None:
+    def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
         if self._current is not rescale or rescale.stage is not Stage.DEALING or rescale.checkpoint != path:
-            return
+            return False
         if failed is not None:
             self.give_up(str(failed.error))
-            return
+            return False
         rescale.stage = Stage.STORED
+        return True
 
     def switching(self) -> None:
         assert self._current is not None and self._current.stage is Stage.STORED

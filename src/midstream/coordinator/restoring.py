@@ -77,8 +77,8 @@ class Restoring:
         """The attempt has been told: until the next one nobody needs it."""
         self._dealt = None
 
-    def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], None]) -> None:
-        """Then `done`, and unless that says that it failed it is kept."""
+    def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
+        """Then `done`, which answers whether it is still wanted; only then it is kept."""
         self._effects.run_io("deal", partial(deal, metadata, plan), partial(self._ready, (metadata, plan.graph), done))
 
     def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
@@ -89,19 +89,21 @@ class Restoring:
         if self._asked is None or not _is_same(self._asked, (metadata, plan.graph)):
             asked = self._asked = metadata, plan.graph
 
-            def done(failure: Failed | None) -> None:
-                if self._asked is asked:
-                    self._asked = None
-                    if failure is not None:
-                        failed(failure)
+            def done(failure: Failed | None) -> bool:
+                if self._asked is not asked:
+                    return False
+                self._asked = None
+                if failure is not None:
+                    failed(failure)
+                return True
 
             self.deal(metadata, plan, done)
         return False
 
-    def _ready(self, of: _Of, done: Callable[[Failed | None], None], outcome: Done[Dealt] | Failed) -> None:
-        if isinstance(outcome, Done):
+    def _ready(self, of: _Of, done: Callable[[Failed | None], bool], outcome: Done[Dealt] | Failed) -> None:
+        is_wanted = done(outcome if isinstance(outcome, Failed) else None)
+        if is_wanted and isinstance(outcome, Done):
             self._dealt = of, outcome.value
-        done(outcome if isinstance(outcome, Failed) else None)
 
 
 def _is_same(one: _Of, other: _Of) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 import pyarrow as pa
@@ -118,8 +118,22 @@ def _has_decimal256(kind: pa.DataType) -> bool:
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Without a copy, in the types that `canonical_type` names."""
+    """Without a copy, in the types that `canonical_type` names. Raises SchemaError for a column that Arrow does not have."""
+    _check_dtypes(tuple(frame.schema.items()))
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+@lru_cache(maxsize=1024)
+def _check_dtypes(columns: tuple[tuple[str, pl.DataType], ...]) -> None:
+    for name, dtype in columns:
+        if _is_foreign(dtype):
+            raise SchemaError(f"column {name!r} is {dtype} in polars, which Arrow does not have; cast it first")
+
+
+def _is_foreign(dtype: Any) -> bool:
+    """In it somewhere. Objects would become their addresses."""
+    inner = [dtype.inner] if hasattr(dtype, "inner") else [field.dtype for field in getattr(dtype, "fields", ())]
+    return dtype.base_type() in (pl.Object, pl.Int128, pl.UInt128) or any(map(_is_foreign, inner))
 
 
 def frame_schema(frame: pl.DataFrame) -> pa.Schema:

@@ -31,8 +31,6 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         return column
     if pa.types.is_dictionary(given):
         return _cast(column.dictionary_decode(), kind, path)
-    if pa.types.is_dictionary(kind):
-        return _cast(column, kind.value_type, path).dictionary_encode().cast(kind)
     if pa.types.is_null(given):
         return pa.nulls(len(column), kind)
     if pa.types.is_struct(given) and pa.types.is_struct(kind):
@@ -50,6 +48,8 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
             _refusal(given, kind, path) + f": {has} has a time zone and {lacks} has none; say which zone is meant"
         )
     try:
+        if pa.types.is_integer(given) and pa.types.is_decimal(kind):
+            column = column.cast(pa.decimal128(20, 0))  # pyarrow asks for room for all integers, not for these
         made = column.cast(kind)
     except pa.ArrowException as error:
         raise CastRefused(_refusal(given, kind, path, str(error))) from error
@@ -102,8 +102,8 @@ def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     )
     return pa.MapArray.from_arrays(
         pa.array(offsets, pa.int32()),
-        _cast(keys, kind.key_type, f"{path} keys"),
-        _cast(items, kind.item_type, f"{path} values"),
+        _cast(keys, kind.key_type, f"{path}[keys]"),
+        _cast(items, kind.item_type, f"{path}[values]"),
         type=kind,
         mask=_mask(column),
     )

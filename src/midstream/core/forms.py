@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.errors import SchemaError
+
 _FIRST_S: Final = -62_135_596_800
 _END_S: Final = 253_402_300_800
 """The years 1 to 9999, which is what a datetime can hold, in seconds since 1970."""
@@ -35,7 +37,7 @@ class ValueMisfit(ValueError):
     """`value` cannot be kept as `kind`. `index`: which of the values given it is, or is in; `path`: where in there."""
 
     def __init__(self, value: object, kind: pa.DataType, reason: str, index: int = 0, path: str = "") -> None:
-        at = f"{path.lstrip('.')} is " if path else ""
+        at = f"at {path.lstrip('.')}: " if path else ""
         super().__init__(f"{at}{shown(value)}, declared as {kind}: {reason}")
         self.value, self.kind, self.reason, self.index, self.path = value, kind, reason, index, path
 
@@ -46,7 +48,10 @@ class ValueMisfit(ValueError):
 
 def shown(value: object) -> str:
     """A value as messages show it: its repr, shortened."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - any __repr__ may raise anything
+        text = f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"
 
 
@@ -173,6 +178,8 @@ class FloatForm(Form):
         if isinstance(value, _NO_NUMBERS) or not isinstance(value, (float, int, np.floating, np.integer)):
             way = "; write float(x), or declare a decimal" if isinstance(value, Decimal) else ""
             raise self.misfit(value, f"{kind_of(value)} is not a float{way}")
+        if isinstance(value, np.integer):
+            value = as_index(value)  # numpy would compare it as a float
         try:
             kept = float(value)
         except OverflowError:
@@ -249,7 +256,7 @@ class TextForm(Form):
             kept.encode()
         except UnicodeEncodeError as error:
             raise self.misfit(
-                value, f"it has half a surrogate pair at {error.start}, which no text in UTF-8 can have"
+                value, f"it has an unpaired surrogate at index {error.start}, which UTF-8 cannot encode"
             ) from error
         return kept
 
@@ -303,7 +310,7 @@ class TimeForm(Form):
             raise self.misfit(value, f"{kind_of(value)} is not a datetime.time")
         if value.tzinfo is not None:
             raise self.misfit(value, "Arrow's times of day have no zone; write x.replace(tzinfo=None)")
-        if value.microsecond % self._step_us or (self._step_us == 1_000_000 and value.microsecond):
+        if value.microsecond % self._step_us:
             raise _too_fine(self, value)
         return time(value.hour, value.minute, value.second, value.microsecond)
 
@@ -340,7 +347,10 @@ class TimestampForm(Form):
         super().__init__(kind)
         self._step_us = _STEP_US[kind.unit]
         self._micros = pa.timestamp("us", kind.tz)
-        self._zone = None if kind.tz is None else zone_of(kind)
+        try:
+            self._zone = None if kind.tz is None else zone_of(kind)
+        except ARROW_ERRORS as error:
+            raise SchemaError(f"{kind}: the time zone is not known: {error}") from error
         self._is_fixed = self._zone is None or is_fixed(self._zone)
         self._has_plain = self._is_fixed and kind.unit == "us"
 
@@ -389,7 +399,7 @@ class TimestampForm(Form):
         except OverflowError:
             raise self.misfit(value, "in UTC, or in the zone of the type, it is beyond the years 1 to 9999") from None
         if back.replace(tzinfo=None, fold=0) != value.replace(tzinfo=None, fold=0):
-            raise self.misfit(value, f"there is no such time in {value.tzinfo}: clocks were put forward over it")
+            raise self.misfit(value, f"this local time does not exist in {value.tzinfo}: the clock skips it")
         return kept
 
 

@@ -5,7 +5,7 @@ groups. Python's `hash` is salted per process and must never be used for this.
 
 The hash is of a value's canonical form, which no conversion on its way changes: an integer as 64
 bits, a time of day in nanoseconds, text as its bytes, so that a row keeps its key group in
-polars' types too, and in whatever width or unit it comes (docs/decisions/022).
+polars' types too, in whatever width it comes, and times of day in whatever unit (docs/decisions/022).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def key_cast(kind: pa.DataType) -> str:
     elif pa.types.is_fixed_size_binary(kind):
         why = "cast it to binary"
     elif pa.types.is_struct(kind):
-        why = "unnest it and name its fields as key columns"
+        return "before key_by(), use with_columns() to make its fields columns of their own"
     elif pa.types.is_nested(kind):
         why = "make a string of it"
     else:

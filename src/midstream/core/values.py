@@ -64,8 +64,8 @@ class _List(Form):
         super().__init__(kind)
         self._item = form_of(kind.value_type)
         self._size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
-        if self._size is not None and pa.types.is_null(kind.value_type):
-            raise SchemaError(f"{kind}: Arrow's casts of such lists end the process; declare a list without a size")
+        if self._size is not None and (self._size == 0 or pa.types.is_null(kind.value_type)):
+            raise SchemaError(f"{kind}: pyarrow ends the process on such lists; declare a list without a size")
 
     def _kept(self, value: Any) -> Any:
         if type(value) is not list:
@@ -103,7 +103,9 @@ class _List(Form):
             items.extend(value)
             lengths[index + 1] = len(value)
         offsets = lengths.cumsum()
-        child = _inner(self._item, items, offsets, "[{}]")
+        child = _inner(
+            self._item, items, offsets, lambda at: f"[{at - offsets[np.searchsorted(offsets, at, side='right') - 1]}]"
+        )
         return _listed(self.kind, offsets, child, missing)
 
 
@@ -162,6 +164,11 @@ class _Map(Form):
         super().__init__(kind)
         if pa.types.is_nested(kind.key_type):
             raise SchemaError(f"{kind}: the keys of a dict cannot be {kind.key_type}")
+        if pa.types.is_timestamp(kind.key_type) and not is_fixed_zone(kind.key_type):
+            raise SchemaError(
+                f"{kind}: Python treats the repeated hour at the end of daylight saving time as one key; use keys of "
+                f"{pa.timestamp(kind.key_type.unit, 'UTC')}"
+            )
         self._key, self._item = form_of(kind.key_type), form_of(kind.item_type)
 
     def _kept(self, value: Any) -> Any:
@@ -178,7 +185,7 @@ class _Map(Form):
             changed = changed or kept is not key or made[kept] is not item
         if changed:
             if len(made) != len(value):
-                raise self.misfit(value, "two of its keys are one in the type of the keys")
+                raise self.misfit(value, f"two of its keys become equal as {self.kind.key_type}")
             value.clear()
             value.update(made)
         return value
@@ -202,26 +209,11 @@ class _Map(Form):
             items.extend(value.values())
             lengths[index + 1] = len(value)
         offsets = lengths.cumsum()
-        made_keys = _inner(self._key, keys, offsets, " key {}")
-        made = _inner(self._item, items, offsets, " value {}")
+        made_keys = _inner(self._key, keys, offsets, lambda at: f"[{shown(keys[at])}]")
+        made = _inner(self._item, items, offsets, lambda at: f"[{shown(keys[at])}]")
         return pa.MapArray.from_arrays(
             pa.array(offsets, pa.int32()), made_keys, made, type=self.kind, mask=_mask(missing)
         )
-
-
-class _Encoded(Form):
-    """A dictionary: the form of its values."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        super().__init__(kind)
-        self._item = form_of(kind.value_type)
-        self.plain = self._item.plain
-
-    def keep(self, value: Any) -> Any:
-        return self._item.keep(value)
-
-    def array(self, values: Sequence[Any]) -> pa.Array:
-        return self._item.array(values).dictionary_encode().cast(self.kind)
 
 
 @lru_cache(maxsize=1024)
@@ -263,7 +255,6 @@ _FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[Form]], ...]] = (
     ),
     (pa.types.is_struct, _Struct),
     (pa.types.is_map, _Map),
-    (pa.types.is_dictionary, _Encoded),
 )
 
 
@@ -289,7 +280,13 @@ def to_python(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(in_us) and in_us.tz is None and fits_datetime(column):
         listed: list[Any] = column.to_numpy(zero_copy_only=False).astype("M8[us]").tolist()  # thirty times faster
         return listed
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict") if pa.types.is_nested(kind) else column.to_pylist()
+    if not pa.types.is_nested(kind):
+        values: list[Any] = column.to_pylist()
+        return values
+    try:
+        values = column.to_pylist(maps_as_pydicts="strict")
+    except KeyError as error:
+        raise ValueError(f"{kind} with a map that has a key twice, as no dict can") from error
     return values
 
 
@@ -331,13 +328,13 @@ def _not_a_dict(value: object) -> str:
     return f"{kind_of(value)} is not a dict; write dict(x)"
 
 
-def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: str) -> pa.Array:
-    """The column of what lies inside of lists or maps; a misfit is named by the one it lies in."""
+def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]) -> pa.Array:
+    """The column of what lies inside of lists or maps; a misfit is named by the one it lies in, and by its `path`."""
     try:
         return form.array(items)
     except ValueMisfit as misfit:
         outer = int(np.searchsorted(offsets, misfit.index, side="right")) - 1
-        raise misfit.at(outer, path.format(misfit.index - int(offsets[outer]))) from None
+        raise misfit.at(outer, path(misfit.index)) from None
 
 
 def _listed(

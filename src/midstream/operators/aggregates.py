@@ -93,6 +93,8 @@ class Sum(Aggregate):
         elif pa.types.is_unsigned_integer(kind):
             bound._widened, bound._wraps_at = pl.UInt64(), 2.0**64
         elif pa.types.is_decimal(kind):
+            if kind.scale < 0:
+                raise SchemaError(f"column {self.columns[0]!r} is {kind}, which polars cannot hold; cast it first")
             return _DecimalSum(self.columns[0], kind.scale)
         elif pa.types.is_duration(kind):
             bound._wraps_at = 2.0**64

@@ -16,9 +16,11 @@ from midstream.operators.base import KEY, NOTHING, OperatorContext, Output, Snap
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
 from midstream.operators.rows import (
+    Origin,
     Row,
     as_it_is_now,
     check_keys,
+    nested_columns,
     to_batch,
     to_rows,
 )
@@ -53,8 +55,10 @@ class ProcessOperator(FunctionOperator):
         self._broadcast_scope = KeyScope(is_set=True, writable=False)
         self._wake: Timer | None = None
         self._wake_ms = 0
+        self._as_it_is_now = as_it_is_now(self.schema)
+        self._side_as_it_is_now = {tag: as_it_is_now(side) for tag, side in self.side_outputs.items()}
         self._rows: list[Row] = []
-        self._origin: list[int] = []
+        self._origin: list[Origin] = []
         self._side_rows: dict[str, list[Row]] = {}
         self._form: KeyForm
         self._timers: Timers
@@ -139,6 +143,7 @@ class ProcessOperator(FunctionOperator):
         scope, context, made, origin = self._scope, self._context, self._rows, self._origin
         scope.is_set = keys is not None
         self._broadcast_scope.writable = spec.broadcast
+        copied = self._as_it_is_now if nested_columns(self.schema) else dict.copy
         index = 0
         rows = to_rows(batch, self._where)
         try:
@@ -147,7 +152,7 @@ class ProcessOperator(FunctionOperator):
                 context.time_us = times_us[index]
                 result = handler(row, context)
                 if type(result) is dict:
-                    made.append(result.copy())  # see `as_it_is_now`
+                    made.append(copied(result))
                     origin.append(index)
                 elif result is not None:
                     self._take(result, index, spec.method)
@@ -169,23 +174,23 @@ class ProcessOperator(FunctionOperator):
         self._broadcast_scope.writable = False
         self._context.time_us = None
 
-    def _take(self, result: Any, index: int, method: str) -> None:
+    def _take(self, result: Any, index: Origin, method: str) -> None:
         """Rows that the function returned; a generator runs here, while the key is still set."""
         if isinstance(result, dict):
-            self._rows.append(result.copy())
+            self._rows.append(self._as_it_is_now(result))
         elif isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
             raise JobError(
                 f"{self._where}: {method} returned {kind_of(result)}; return a dict, an iterable of dicts, or None"
             )
         else:
-            self._rows.extend(map(as_it_is_now, result))
+            self._rows.extend(map(self._as_it_is_now, result))
         self._origin.extend([index] * (len(self._rows) - len(self._origin)))
 
     def _side_output(self, tag: str, row: Row) -> None:
         if tag not in self.side_outputs:
             declared = ", ".join(map(repr, self.side_outputs)) or "none"
             raise JobError(f"side output {tag!r} is not declared (declared: {declared})")
-        self._side_rows.setdefault(tag, []).append(as_it_is_now(row))
+        self._side_rows.setdefault(tag, []).append(self._side_as_it_is_now[tag](row))
 
     def _flush(self) -> None:
         rows, origin, sides = self._rows, self._origin, self._side_rows
@@ -194,7 +199,7 @@ class ProcessOperator(FunctionOperator):
             self._out.emit(to_batch(rows, self.schema, self._where, origin))
         for tag, side in sides.items():
             where = f"{self._where}: side output {tag!r}"
-            self._out.emit(to_batch(side, self.side_outputs[tag], where), tag)
+            self._out.emit(to_batch(side, self.side_outputs[tag], where, ()), tag)
 
     # ---- timers ----
 
@@ -232,18 +237,18 @@ class ProcessOperator(FunctionOperator):
                 time_us, key = queue.pop()
                 self._scope.key = key
                 self._context.time_us = time_us
-                self._call_timer(time_us, fired)
+                self._call_timer()
                 fired += 1
         finally:
             self._leave()
         return True
 
-    def _call_timer(self, time_us: int, index: int) -> None:
+    def _call_timer(self) -> None:
         at = self._context.timestamp
         try:
             result = self._function.on_timer(at, self._context)
             if result is not None:
-                self._take(result, index, "on_timer")
+                self._take(result, at, "on_timer")
         except Exception as error:
             raise self._user_error(f"on_timer of {at}", error) from error
 

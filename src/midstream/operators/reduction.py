@@ -50,6 +50,7 @@ class Reduction:
         needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, event_time}
         self.columns = [name for name in self.input_schema.names if name in needed]
         """Input columns that are needed at all."""
+        self._check_inputs()
         self.part_schema, self.schema = self._schemas()
 
     def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
@@ -78,8 +79,15 @@ class Reduction:
             if output in self.keys or output in (WINDOW_START, WINDOW_END):
                 raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
         for key in self.keys:
-            if key in (WINDOW_START, WINDOW_END) or key.startswith("__"):
+            if key in (WINDOW_START, WINDOW_END):
                 raise ConfigError(f"{self.where}: the key column must not be called {key!r}; rename it first")
+
+    def _check_inputs(self) -> None:
+        for name in self.columns:
+            if name.startswith("__"):  # as the columns that windows add while they work
+                raise ConfigError(
+                    f"{self.where}: a column that a window reads must not be called {name!r}; rename it first"
+                )
 
     def _compile(self, output: str, aggregate: Aggregate) -> None:
         def name(part: str) -> str:
@@ -166,7 +174,7 @@ class Reduction:
                 key = ", ".join(f"{name}={too_large.item(0, name)!r}" for name in self.keys)
                 raise JobError(
                     f"{self.where}: aggregate {output!r} does not fit {self.schema.field(output).type}"
-                    f"{' for ' + key if key else ''}; cast its column to a float or decimal first"
+                    f"{' for ' + key if key else ''}; cast its column to a float, or to a decimal of a smaller scale, first"
                 )
         return self._guard(lambda: merged.with_columns(self._finish))
 

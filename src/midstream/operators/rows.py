@@ -7,6 +7,7 @@ nulls are None.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import lru_cache
 from operator import is_
 from typing import Any, Final, TypeAlias
@@ -19,6 +20,8 @@ from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.values import ValueMisfit, kind_of, to_array, to_python
 
 Row: TypeAlias = dict[str, Any]
+Origin: TypeAlias = "int | datetime | None"
+"""Where a row of a function's comes from: the position of a row in its batch, or the time of a timer."""
 
 
 def to_rows(batch: pa.RecordBatch, where: str) -> Iterator[Row]:
@@ -36,7 +39,7 @@ def _columns(batch: pa.RecordBatch, where: str) -> list[list[Any]]:
             columns.append(to_python(column))
         except (ValueError, OverflowError) as error:  # nanoseconds, or a time that no datetime can hold
             raise JobError(
-                f"{where}: column {field.name!r}, {field.type}, has a value that Python does not: {error}"
+                f"{where}: column {field.name!r}, {field.type}, has a value that Python cannot represent: {error}"
             ) from error
     return columns or [[None] * batch.num_rows]
 
@@ -65,7 +68,8 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
     made: list[list[Any]] = [[] for _ in schema]
     given = _columns(batch, where)
     try:
-        row = _mapper(tuple(batch.schema.names), tuple(schema.names))(function, given, made)
+        names = tuple(batch.schema.names), tuple(schema.names)
+        row = _mapper(*names, nested_columns(schema))(function, given, made)
     except Exception as error:
         raise user_error(where, "the function", error, row=len(made[-1]) if made else None) from error
     if row is not _FITS:
@@ -87,15 +91,18 @@ _Mapper: TypeAlias = Callable[[Callable[[Row], Row], Sequence[Sequence[Any]], Se
 
 
 @lru_cache(maxsize=256)
-def _mapper(names: tuple[str, ...], made_names: tuple[str, ...]) -> _Mapper:
-    """From columns to the columns of what a function makes of their rows, appended to `made`.
+def _mapper(names: tuple[str, ...], made_names: tuple[str, ...], nested: tuple[str, ...]) -> _Mapper:
+    """From columns to the columns of what a function makes of their rows, appended to `made`, copies of those `nested`.
 
     Returns the first row that has not just `made_names`, or _FITS. The last of `made` is appended to last.
     """
     values, row = _display(names)
     lists = "".join(f"a{index}, " for index in range(len(made_names)))
-    appends = "; ".join(f"a{index}(row[{name!r}])" for index, name in enumerate(made_names))
-    scope: dict[str, Any] = {"FITS": _FITS}
+    appends = "; ".join(
+        f"a{index}(copied(row[{name!r}]))" if name in nested else f"a{index}(row[{name!r}])"
+        for index, name in enumerate(made_names)
+    )
+    scope: dict[str, Any] = {"FITS": _FITS, "copied": copied}
     exec(
         f"""
 def mapper(function, columns, made):
@@ -128,18 +135,42 @@ def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, g
     return kind == given_kind and not pa.types.is_nested(kind) and all(map(is_, values, given))
 
 
-def as_it_is_now(row: Any) -> Any:
-    """A row for keeping: a function may go on with the same dict for the next one (or have it in its state).
+def as_it_is_now(schema: pa.Schema) -> Callable[[Any], Any]:
+    """What copies a row of `schema` for keeping: a function may go on with the same dict, or with a list in it (its
+    state's, for example). What is no row stays as it is, and is refused later."""
+    nested = nested_columns(schema)
 
-    Values that can change in place themselves, such as lists, are not copied.
-    """
-    return row.copy() if isinstance(row, dict) else row
+    def copied_row(row: Any) -> Any:
+        if not isinstance(row, dict):
+            return row
+        row = dict(row)
+        for name in nested:
+            if name in row:
+                row[name] = copied(row[name])
+        return row
+
+    return copied_row
 
 
-def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[int] | None = None) -> pa.RecordBatch:
+def nested_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Those whose values can change in place."""
+    return tuple(field.name for field in schema if pa.types.is_nested(field.type))
+
+
+def copied(value: Any) -> Any:
+    """Lists and dicts, and those in them, as they are now."""
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return {key: copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def to_batch(
+    rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[Origin] | None = None
+) -> pa.RecordBatch:
     """A batch of `schema` from rows that a user's function returned.
 
-    `origin[i]` is the position of the input row that gave `rows[i]` (None: the same position).
+    `origin[i]` is the position of the input row that gave `rows[i]`, or the time of the timer that did. None: the same
+    position; empty: it is not known.
     Raises JobError naming `where`, that position, and what does not fit.
     """
     names = schema.names
@@ -158,15 +189,20 @@ def to_batch(rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequenc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _column(values: Sequence[Any], field: pa.Field, where: str, origin: Sequence[int] | None) -> pa.Array:
+def _column(values: Sequence[Any], field: pa.Field, where: str, origin: Sequence[Origin] | None) -> pa.Array:
     try:
         return to_array(values, field.type)
     except ValueMisfit as misfit:
         raise JobError(f"{_result_of(where, misfit.index, origin)}: column {field.name!r}: {misfit}") from misfit
+    except SchemaError as error:
+        raise SchemaError(f"{where}: column {field.name!r}: {error}") from error
 
 
-def _result_of(where: str, index: int, origin: Sequence[int] | None) -> str:
-    return f"{where}: the result for row {index if origin is None else origin[index]} of the batch"
+def _result_of(where: str, index: int, origin: Sequence[Origin] | None) -> str:
+    if origin is not None and not origin:
+        return f"{where}: row {index} of those emitted for this batch"
+    of = index if origin is None else origin[index]
+    return f"{where}: the result for {f'row {of} of the batch' if isinstance(of, int) else f'the timer of {of}'}"
 
 
 def _check_row(row: Any, schema: pa.Schema, at: str) -> None:

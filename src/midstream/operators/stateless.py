@@ -139,6 +139,7 @@ class FlatMapOperator(Stateless):
     def __init__(self, name: str, function: RowsFunction, schema: pa.Schema) -> None:
         super().__init__(name, schema)
         self._function = function
+        self._as_it_is_now = as_it_is_now(self.schema)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         function = self._function
@@ -156,7 +157,7 @@ class FlatMapOperator(Stateless):
                         f"{self._where}: the function returned {kind_of(result)} for row {index} of the batch; "
                         "return an iterable of dicts, or None (map() is for one row each)"
                     )
-                made.extend(map(as_it_is_now, result))
+                made.extend(map(self._as_it_is_now, result))
                 origin.extend([index] * (len(made) - len(origin)))
         except MidstreamError:
             raise

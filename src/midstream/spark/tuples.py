@@ -116,15 +116,19 @@ def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
             raise ValueError(f"{path} is {type(value).__name__}, not a dict")
         if isinstance(kind.keyType, (StructType, ArrayType, MapType)):
             raise ValueError(f"no dict has keys that are {kind.keyType.simpleString()}; give record batches")
-        return {
+        made = {
             _plain(key, kind.keyType, False, f"{path}.key"): _plain(
                 each, kind.valueType, kind.valueContainsNull, f"{path}.value"
             )
             for key, each in value.items()
         }
+        if len(made) != len(value):
+            raise ValueError(f"{path} has two keys that are one {kind.keyType.simpleString()}")
+        return made
     if isinstance(kind, TimestampType) and isinstance(value, datetime):
         try:
-            return value.astimezone(timezone.utc)  # without a zone it is local time, as everywhere in PySpark
+            # Without a zone it is local time, as everywhere in PySpark; with one it is converted where it is checked.
+            return value.astimezone(timezone.utc) if value.tzinfo is None else value
         except (OverflowError, ValueError, OSError) as error:
             raise ValueError(f"{path} has no form in UTC: {error}") from error
     return value

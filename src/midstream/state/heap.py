@@ -163,7 +163,7 @@ def _encode(values: list[Any], kind: pa.DataType | None, what: str) -> pa.Array:
     try:
         return to_array(values, kind)
     except ValueMisfit as misfit:  # it was changed in place after it had been given
-        raise JobError(f"{what} is {misfit}") from misfit
+        raise JobError(f"{what}: {misfit}") from misfit
 
 
 class _NotPlain(Exception):

@@ -173,7 +173,7 @@ class ValueState(_Single[T]):
         try:
             self.default: T = default if self._form is None else self._form.keep(default)
         except ValueMisfit as misfit:
-            raise SchemaError(f"ValueState: the default is {misfit}") from misfit
+            raise SchemaError(f"ValueState: the default: {misfit}") from misfit
 
     @property
     def value(self) -> T:
@@ -212,7 +212,8 @@ class ListState(State, Generic[T]):
         self._list().append(self._keep(value))
 
     def extend(self, values: Iterable[T]) -> None:
-        self._list().extend([self._keep(value) for value in values])
+        kept = [self._keep(value) for value in values]  # first, as making them may change this very list
+        self._list().extend(kept)
 
     def set(self, values: Iterable[T]) -> None:
         """Replace the whole list."""
@@ -256,8 +257,8 @@ class MapState(State, MutableMapping[K, V]):
         self._key_form = _form_of(self, key_type)
         if key_type is not None and pa.types.is_timestamp(key_type) and not is_fixed_zone(key_type):
             raise SchemaError(
-                f"{self.__class__.__name__} with keys of the type {key_type}: Python takes the two hours at the end of summer time "
-                f"for one key; use {pa.timestamp(key_type.unit, 'UTC')}"
+                f"{self.__class__.__name__} with keys of the type {key_type}: Python treats the repeated "
+                f"hour at the end of daylight saving time as one key; use {pa.timestamp(key_type.unit, 'UTC')}"
             )
         if key_type is not None and pa.types.is_nested(key_type):
             raise SchemaError(f"{self.__class__.__name__}: the keys of a dict cannot be {key_type}")
@@ -297,7 +298,7 @@ class MapState(State, MutableMapping[K, V]):
         try:
             return self._key_form.keep(name)
         except ValueMisfit as misfit:
-            raise self._refusal(misfit, "a key is ") from misfit
+            raise self._refusal(misfit, "a key: ") from misfit
 
     def __getitem__(self, name: K) -> V:
         name = self._named(name)
@@ -328,6 +329,11 @@ class MapState(State, MutableMapping[K, V]):
         self._own_values.discard((self._scope.key, name))
         if not written:
             super().clear()
+
+    def setdefault(self, name: K, default: V = _NONE) -> V:
+        if name not in self:
+            self[name] = default
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
         return self._named(name) in self._read()

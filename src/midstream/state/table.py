@@ -39,6 +39,8 @@ class TableState(DeclaredState):
 
     def __init__(self, schema: SchemaLike) -> None:
         self.schema = as_schema(schema, "TableState")
+        if KEY_GROUP in self.schema.names:
+            raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
         self.name = ""
         self._runs: list[Run] | None = None
         # from here on: set when it is bound

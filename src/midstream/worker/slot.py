@@ -235,8 +235,12 @@ class SlotMachine:
                 # All of it before the first row is emitted, anywhere.
                 read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
             loaded = {}
+            ended: JobGraph | None = None
             for ref in deploy.tasks:
-                graph: JobGraph = self._unpickle(deploy.graph)  # one per task: no two may share an operator
+                # One per task: no two may share an operator. Those that had finished only need its edges.
+                has_finished = ref in deploy.finished
+                graph: JobGraph = ended if has_finished and ended is not None else self._unpickle(deploy.graph)
+                ended = graph if has_finished else ended
                 parallelism = graph.vertices[ref.vertex].parallelism
                 owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)
                 task = loaded[ref] = _Loaded(graph, {}, {}, {})
