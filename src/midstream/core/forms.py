@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from operator import index as as_index
@@ -21,8 +21,9 @@ _END_S: Final = 253_402_300_800
 _STEP_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 _SHOWN_MAX: Final = 80
 
-_ONE_DIGIT: Final = 2**30 - 1
-"""Python compares integers up to this several times as fast."""
+LEAST_DIGIT: Final = -(2**30) + 1
+ONE_DIGIT: Final = 2**30 - 1
+"""Python compares integers between these several times as fast."""
 _NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
 """What passes for an integer of Python's or numpy's without being meant as a number."""
 
@@ -76,10 +77,6 @@ class Form:
         A list or dict is the same object afterwards, so that changing it later still changes what is kept.
         """
         return value if value is None or type(value) is self.plain else self._kept(value)
-
-    def keeper(self) -> Callable[[Any], Any]:
-        """`keep`, for many calls."""
-        return self.keep
 
     def array(self, values: Sequence[Any]) -> pa.Array:
         """A column of `values`. Raises ValueMisfit for the first one that does not fit."""
@@ -144,16 +141,10 @@ class IntForm(Form):
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
         return pa.array(values, self.kind) if _are_all(values, int) else None
 
-    def keeper(self) -> Callable[[Any], Any]:
-        low, high, keep = self._low, self._high, self.keep
-        least, most = max(low, -_ONE_DIGIT), min(high, _ONE_DIGIT)
-
-        def kept(value: Any) -> Any:
-            if type(value) is int and (least <= value <= most or low <= value <= high):
-                return value
-            return keep(value)
-
-        return kept
+    def keep(self, value: Any) -> Any:
+        if type(value) is int and self._low <= value <= self._high:
+            return value
+        return None if value is None else self._kept(value)
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, _NO_NUMBERS):

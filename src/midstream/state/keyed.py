@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import pyarrow as pa
 
 from midstream.core.errors import JobError, SchemaError
+from midstream.core.forms import LEAST_DIGIT, ONE_DIGIT
 from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan, shown
 from midstream.state.declared import DeclaredState
 
@@ -60,7 +61,9 @@ class State(DeclaredState):
         self.name = ""
         self._form = _form_of(self, type)
         self._plain = None if self._form is None else self._form.plain
-        """Each value of exactly this class fits."""
+        """Each value of exactly this class fits, and cannot change in place."""
+        self._whole = int if type == pa.int64() else None
+        """Of this class each value fits that fits 64 bits. Asked here, as a call would cost as much as all the rest."""
         self._kept: Callable[[Any], Any] | None = None
         """What takes all others, once the state is bound; raises ValueMisfit."""
         self._scope = KeyScope()
@@ -72,7 +75,7 @@ class State(DeclaredState):
         """A copy that holds entries. For the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
-        state._kept = None if self._form is None else self._form.keeper()
+        state._kept = None if self._form is None else self._form.keep
         return state
 
     def _here(self) -> tuple[dict[Any, Any], Any]:
@@ -151,15 +154,14 @@ class _Single(State, Generic[T]):
         if entries is None or not scope.is_set:
             self._here()
         kind = type(value)
-        kept = self._kept
-        if kept is not None and kind is not self._plain:
-            try:
-                value = kept(value)
-            except ValueMisfit as misfit:
-                raise self._refusal(misfit) from misfit
-            kind = type(value)
-        entries[scope.key] = value  # type: ignore[index]
-        if kind not in _FROZEN:
+        if kind is self._plain or (
+            kind is self._whole and (LEAST_DIGIT <= value <= ONE_DIGIT or -(1 << 63) <= value < 1 << 63)  # type: ignore[operator]
+        ):
+            entries[scope.key] = value  # type: ignore[index]
+            return
+        kept = value if self._kept is None else self._keep(value)
+        entries[scope.key] = kept  # type: ignore[index]
+        if type(kept) not in _FROZEN:
             self._own.add(scope.key)
 
 
