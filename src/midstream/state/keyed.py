@@ -63,7 +63,8 @@ class State(DeclaredState):
         self._plain = None if self._form is None else self._form.plain
         """Each value of exactly this class fits, and cannot change in place."""
         self._whole = int if type == pa.int64() else None
-        """Of this class each value fits that fits 64 bits. Asked here, as a call would cost as much as all the rest."""
+        self._text = str if type in (pa.string(), pa.large_string()) else None
+        """Of these classes each value fits that has 64 bits, or is ASCII: a call would cost as much as all the rest."""
         self._kept: Callable[[Any], Any] | None = None
         """What takes all others, once the state is bound; raises ValueMisfit."""
         self._scope = KeyScope()
@@ -154,8 +155,10 @@ class _Single(State, Generic[T]):
         if entries is None or not scope.is_set:
             self._here()
         kind = type(value)
-        if kind is self._plain or (
-            kind is self._whole and (LEAST_DIGIT <= value <= ONE_DIGIT or -(1 << 63) <= value < 1 << 63)  # type: ignore[operator]
+        if (
+            kind is self._plain
+            or (kind is self._whole and (LEAST_DIGIT <= value <= ONE_DIGIT or -(1 << 63) <= value < 1 << 63))  # type: ignore[operator]
+            or (kind is self._text and value.isascii())  # type: ignore[attr-defined]
         ):
             entries[scope.key] = value  # type: ignore[index]
             return
