@@ -47,5 +47,5 @@ def test_timers_that_were_dropped_at_the_end_are_warned_of_by_operator() -> None
         metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, timers_dropped=(("write", dropped),))
         bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
     (warning,) = bench.status.warnings
-    assert "operator 'write' dropped 5 processing-time timers" in warning
+    assert "operator 'write' has dropped 5 processing-time timers" in warning
     assert late_rows(bench) == [0, 0]

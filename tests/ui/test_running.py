@@ -78,7 +78,7 @@ def test_a_job_that_had_finished_says_that_nothing_was_run(status, run):
     last = ended(status, "finished", had_finished=True, restored_from=path)
     code, out, _ = run(Job(last), "--from", "latest")
     assert code == 0
-    assert f"it had finished before, in {path}, so nothing was run; to run it anew, start it without --from" in out
+    assert f"it had finished before, in {path}, so nothing was run; to run it again, start it without --from" in out
 
 
 def test_for_machines_the_last_status_is_all_there_is_on_stdout(status, run):

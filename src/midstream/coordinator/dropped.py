@@ -60,6 +60,6 @@ def late_rows(name: str, count: int) -> str:
 
 def late_timers(name: str, count: int) -> str:
     return (
-        f"operator {name!r} dropped {count} processing-time timers that on_timer set after its input had ended: pending "
+        f"operator {name!r} has dropped {count} processing-time timers that on_timer set after its input had ended: pending "
         "timers fire then, later ones cannot"
     )

@@ -84,7 +84,7 @@ def _summary(status: JobStatus, again: str) -> Text:
     if status.had_finished:
         line.append(
             f"\nit had finished before, in {text.printable(status.restored_from or '')}, so nothing was run; to run it "
-            "anew, start it without --from",
+            "again, start it without --from",
             style="not bold",
         )
     if status.state == "stopped":
