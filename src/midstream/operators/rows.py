@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import is_
 from typing import Any, Final, TypeAlias
 
@@ -138,18 +138,17 @@ def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, g
 def as_it_is_now(schema: pa.Schema) -> Callable[[Any], Any]:
     """What copies a row of `schema` for keeping: a function may go on with the same dict, or with a list in it (its
     state's, for example). What is no row stays as it is, and is refused later."""
-    nested = nested_columns(schema)
+    return partial(_copied_row, nested_columns(schema))
 
-    def copied_row(row: Any) -> Any:
-        if not isinstance(row, dict):
-            return row
-        row = dict(row)
-        for name in nested:
-            if name in row:
-                row[name] = copied(row[name])
+
+def _copied_row(nested: Sequence[str], row: Any) -> Any:
+    if not isinstance(row, dict):
         return row
-
-    return copied_row
+    row = dict(row)
+    for name in nested:
+        if name in row:
+            row[name] = copied(row[name])
+    return row
 
 
 def nested_columns(schema: pa.Schema) -> tuple[str, ...]:
