@@ -7,6 +7,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -78,6 +79,7 @@ def test_what_would_become_another_value_is_refused(column: pa.Array, kind: pa.D
         (pa.array([1, None]), pa.decimal128(20, 1)),
         (pa.array([5, None]), pa.decimal128(3, 2)),
         (pa.array([1.5, None, math.nan, math.inf]), pa.float32()),
+        (pa.array([np.float16(1.5), None], pa.float16()), pa.float64()),
         (pa.array([Decimal("1.50")]), pa.decimal128(10, 1)),
         (pa.array(["a", None]), pa.large_string()),
         (pa.array(["a", None]).dictionary_encode(), pa.large_string()),

@@ -455,3 +455,25 @@ def test_frames_with_columns_that_arrow_does_not_have_are_refused_by_name() -> N
 
         with pytest.raises(SchemaError, match=r"column 'n' is .* in polars, which Arrow does not have"):
             run(MapBatchesOperator("m", made, schema), batch)
+
+
+def test_a_buffer_that_is_filled_again_is_taken_as_it_is_when_the_row_is_returned() -> None:
+    buffer = bytearray(1)
+    schema = pa.schema([("b", pa.large_binary())])
+
+    def fill(row: dict[str, Any]) -> dict[str, Any]:
+        buffer[0] = 65 + row["n"]
+        return {"b": buffer}
+
+    batch = pa.RecordBatch.from_pylist([{"n": n} for n in range(3)], schema=pa.schema([("n", pa.int64())]))
+    expected = [{"b": b"A"}, {"b": b"B"}, {"b": b"C"}]
+    assert run(MapOperator("m", fill, schema), batch) == expected
+    assert run(FlatMapOperator("m", lambda row: [fill(row)], schema), batch) == expected
+
+
+def test_a_slice_of_lists_of_fixed_size_with_nulls_goes_through_expressions() -> None:
+    schema = pa.schema([("v", pa.list_(pa.int8(), 2))])
+    batch = pa.RecordBatch.from_arrays([pa.array([[1, 2], None, [3, 4], None], schema.field("v").type)], schema=schema)
+    for part in (batch, batch.slice(1, 2), batch.slice(0, 2)):
+        expected = [row for row in part.to_pylist() if row["v"] is not None]
+        assert run(FilterOperator("f", pl.col("v").is_not_null(), schema), part) == expected

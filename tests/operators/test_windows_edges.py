@@ -312,6 +312,37 @@ class Distinct(Accumulator[set[int]]):
         return len(accumulator)
 
 
+class Reuses(Accumulator[list[int]]):
+    """Gives the same list for each key."""
+
+    columns = ("v",)
+    type = pa.list_(pa.int64())
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+
+    def init(self) -> list[int]:
+        return []
+
+    def add(self, accumulator: list[int], row: dict[str, object]) -> list[int]:
+        assert isinstance(row["v"], int)
+        return [*accumulator, row["v"]]
+
+    def merge(self, first: list[int], second: list[int]) -> list[int]:
+        return first + second
+
+    def result(self, accumulator: list[int]) -> object:
+        self.given[:] = accumulator
+        return self.given
+
+
+def test_a_result_that_is_used_again_for_the_next_key_is_taken_as_it_is() -> None:
+    world = World(operator_of(tumbling("1 s"), all=Reuses()))
+    world.process(rows(INTS, ("a", 1, 1), ("a", 2, 2), ("b", 3, 3)))
+    world.advance(MAX_WATERMARK_US)
+    assert {row["k"]: row["all"] for row in world.out.rows()} == {"a": [1, 2], "b": [3]}
+
+
 def test_aggregates_of_the_users_own() -> None:
     assert results(INTS, [3, 9, 3, 4], spread=Spread("v"), distinct=Distinct()) == {"spread": 6, "distinct": 3}
     world = World(operator_of(session("1 s"), distinct=Distinct()))

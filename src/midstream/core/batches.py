@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,6 +80,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
 
 
 def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+    if any(pa.types.is_fixed_size_list(field.type) and rows.column(field.name).null_count for field in rows.schema):
+        rows = rows.take(pa.array(np.arange(rows.num_rows)))  # polars fails on a slice of such a column
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)
     return frame

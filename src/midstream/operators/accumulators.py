@@ -14,7 +14,7 @@ from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.values import form_of, to_array, to_python
 from midstream.operators.aggregates import Accumulator, Aggregate, Columns
 from midstream.operators.expressions import empty_frame
-from midstream.operators.rows import user_error
+from midstream.operators.rows import copied, user_error
 
 
 class AccumulatorAggregate(Aggregate):
@@ -70,7 +70,7 @@ class AccumulatorAggregate(Aggregate):
 
     def _results(self, column: pl.Series) -> pl.Series:
         def work() -> pl.Series:
-            values = [self._accumulator.result(cloudpickle.loads(data)) for data in column.to_list()]
+            values = [copied(self._accumulator.result(cloudpickle.loads(data))) for data in column.to_list()]
             return pl.Series(column.name, pl.from_arrow(to_array(values, self._kind)))
 
         series: pl.Series = self._guard("result", work)

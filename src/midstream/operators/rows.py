@@ -152,14 +152,22 @@ def _copied_row(nested: Sequence[str], row: Any) -> Any:
 
 
 def nested_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Those whose values can change in place."""
-    return tuple(field.name for field in schema if pa.types.is_nested(field.type))
+    """Those whose values can change in place: lists and dicts, and bytes, for which a bytearray may be given."""
+    return tuple(
+        field.name
+        for field in schema
+        if pa.types.is_nested(field.type)
+        or pa.types.is_large_binary(field.type)
+        or pa.types.is_fixed_size_binary(field.type)
+    )
 
 
 def copied(value: Any) -> Any:
-    """Lists and dicts, and those in them, as they are now."""
+    """Lists, dicts and buffers, and those in them, as they are now."""
     if isinstance(value, list):
         return [copied(item) for item in value]
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
     return {key: copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
