@@ -142,6 +142,14 @@ def ending(topology: str) -> Callable[[int], Scenario]:
     return scenario
 
 
+def ending_rescaled(seed: int) -> Scenario:
+    """The job stops while some subtasks are at their end, and goes on at another parallelism: there all run again."""
+    drawn = draw(seed, topology="tally", parallelism=3, rescale_to=(2, 4)[seed % 2], rows=100)
+    stops = tuple(replace(fault, step=600 + seed * 37 % 2500) for fault in drawn.faults if fault.kind == "stop")
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, splits=2, faults=stops[:1], keys=10, skew=0.9)
+    return replace(drawn, row_us=4000, sink_rows=1, sink_pause_s=0.003)
+
+
 def draining(seed: int) -> Scenario:
     """The driver dies soon after the job was told to drain, while some sources still have rows that nobody takes."""
     drawn = draw(seed, topology=("union", "multi_input")[seed % 2], parallelism=2, rows=400, faults=())

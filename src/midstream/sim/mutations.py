@@ -483,7 +483,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "union_with_finished": Mutation(
         "union state is accepted when some subtasks have finished",
         coordination.union_with_finished,
-        scenarios.ending("tally"),
+        scenarios.ending_rescaled,
     ),
     "swallow_read_error": Mutation(
         "an error in recovering rows is swallowed", in_flight.swallow_read_error, scenarios.recovering
