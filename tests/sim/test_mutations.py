@@ -26,6 +26,7 @@ FIRST_SEEDS = {
 """Where to begin with those that take longest; `midstream simulate --mutations` begins with 0."""
 
 
+@pytest.mark.timeout(1200)  # recovery_waits_for_pool takes some hundred seeds, which is minutes on a busy machine
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_finds(name: str) -> None:
     killed = killed_after(name, SEEDS_MAX, FIRST_SEEDS.get(name, 0))
