@@ -74,7 +74,7 @@ _CONNECTIONS: Final = """
             - coalesce(current_setting('reserved_connections', true)::int, 0), 'max_connections less those reserved', false
     ) AS limits (n, what, is_waived)
     WHERE n >= 0 AND NOT is_waived"""
-"""How many connections this user may have, and what says so. A superuser has more than the last says, which nobody should need."""
+"""How many connections this user may have, and what says so. A superuser has more than the last says, and should not be needed."""
 
 
 class StagedRows(msgspec.Struct, frozen=True, array_like=True):

@@ -74,7 +74,7 @@ class Restoring:
         self._dealt = (metadata, graph), dealt
 
     def forget(self) -> None:
-        """The attempt has been told: until the next one nobody needs it."""
+        """The slots have been told: it is not needed again before the next attempt."""
         self._dealt = None
 
     def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
