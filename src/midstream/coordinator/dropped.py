@@ -1,4 +1,4 @@
-"""What operators have dropped, rows that came late and timers without a future: nobody may lose them without a word."""
+"""What operators have dropped, rows that came late and timers without a future: each loss is reported."""
 
 from __future__ import annotations
 
