@@ -80,7 +80,7 @@ def test_values_of_the_jobs_own_classes_are_of_these_again_after_a_new_start(tmp
     monkeypatch.syspath_prepend(str(tmp_path))
     file = job_file(tmp_path)
     job = load_job(file).start(slots=ProcessSlots())
-    until("two checkpoints", lambda: job.status().checkpoints.completed >= 2)
+    until("two checkpoints", lambda: job.status().checkpoints_completed >= 2)
     job.stop()
     job = load_job(job_file(tmp_path, rate=None)).start(slots=ProcessSlots(), restore_from="latest")
     job.wait(60)
