@@ -13,6 +13,7 @@ import pyarrow as pa
 from in_memory import CountingIds
 from midstream.core.keys import key_group_range
 from midstream.operators.base import Operator, OperatorContext, Splits
+from midstream.state.own_code import own_code
 from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
 Parts = Mapping[str, StatePart]
@@ -94,6 +95,7 @@ class World:
         self.failures: list[BaseException] = []
         self.alarms: list[tuple[int, Callable[[], None], FakeTimer]] = []
         self.key_groups = key_group_range(subtask, parallelism, max_parallelism)
+        operator.own = own_code(operator)
         self.operator: Operator = pickle.loads(cloudpickle.dumps(operator))
         self.operator.open(
             OperatorContext(

@@ -31,8 +31,15 @@ from midstream.operators.source import DiscoveryContext, Source, Split
 from midstream.runtime.storage import LocalStorage
 from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
 from midstream.spark.ddl import parse_ddl
+from midstream.state.pickles import OwnCode
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("who", StringType())])
+
+
+@pytest.fixture(autouse=True)
+def own_code_of_the_tests(monkeypatch):
+    """As `submit` sets it for a job of these classes."""
+    monkeypatch.setattr(Source, "own", OwnCode(packages=frozenset({__name__})))
 
 
 def read(source: Source, split: Split, rows_max: int = 100) -> tuple[list[Any], list[int]]:

@@ -26,6 +26,8 @@ from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaE
 from midstream.operators.sink import SinkWriter, WriterContext
 from midstream.spark import datasource_sink
 from midstream.spark.datasource_sink import DataSourceSink
+from midstream.state.own_code import own_code
+from midstream.state.pickles import Pickles
 
 SCHEMA = pa.schema([("n", pa.int64()), ("who", pa.large_string())])
 
@@ -104,6 +106,7 @@ class StagedWriter(DataSourceStreamWriter):
 def sink_on(directory: Path) -> DataSourceSink:
     sink = DataSourceSink(Staged, options={"dir": str(directory)})
     sink.validate(SCHEMA, restoring=False)
+    sink.own = own_code(sink)
     return sink
 
 
@@ -142,9 +145,9 @@ def test_subtasks_of_one_slot_are_different_partitions_to_the_writer(tmp_path):
     writers = [open_writer(sink, loop, subtask, attempt=3) for subtask in range(4)]
     for writer in writers:
         writer.write(rows(1))
-    messages = [
-        pickle.loads(datasource_sink.msgspec.msgpack.decode(item)[1]) for w in writers for item in prepared(w, 1)
-    ]
+    pickles = Pickles(sink.own)
+    written = [datasource_sink.msgspec.msgpack.decode(item)[1] for w in writers for item in prepared(w, 1)]
+    messages = [pickles.loads(data, "a message") for data in written]
     assert [message.file.split("-")[:2] for message in messages] == [[str(n), "3"] for n in range(4)]
     assert TaskContext.get() is None, "as before"
 
@@ -168,6 +171,7 @@ def test_committables_of_a_killed_job_are_committed_by_the_restored_one(tmp_path
     items = prepared(writer, 1)
     restored = DataSourceSink(Staged, options={"dir": str(tmp_path)})
     restored.validate(SCHEMA, restoring=True)
+    restored.own = own_code(restored)
     restored.committer("job-b").commit(1, items)
     assert committed(tmp_path) == [1, 2]
 

@@ -19,6 +19,7 @@ from test_values import KINDS, ODD, SCALAR_KEYS, SCALARS, VALUES, copied, equals
 from midstream.core.errors import JobError, SchemaError
 from midstream.state.heap import KeyForm, state_rows, state_table
 from midstream.state.keyed import BroadcastState, KeyScope, ListState, MapState, ReducingState, State, ValueState
+from midstream.state.pickles import OwnCode
 
 FORM = KeyForm([pa.field("k", pa.int64())], 128)
 UNKEYED = KeyForm((), 1)
@@ -31,9 +32,9 @@ def bound(state: State) -> tuple[State, KeyForm]:
 
 
 def restored(declared: State, state: State, form: KeyForm) -> Any:
-    table = state_table(state, state.freeze(), form, "here")
+    table = state_table(state, state.freeze(), form, OwnCode(), "here")
     again, _ = bound(declared)
-    again.thaw(state_rows(again, table, form, "here"))
+    again.thaw(state_rows(again, table, form, OwnCode(), "here"))
     return again
 
 

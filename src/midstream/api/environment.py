@@ -58,6 +58,8 @@ class Environment:
     allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
     None for as many as the buffers hold. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
     `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots.
+    `trusted_packages`: untyped state holds plain values and objects of the job's own classes; these packages' objects too,
+    such as models of a library, for which anything in them may be called when a checkpoint is read.
 
     Raises ConfigError for settings that cannot be.
     """
@@ -83,6 +85,7 @@ class Environment:
         batch_rows: int = 131_072,
         slot_timeout: Duration = "60 s",
         heartbeat_timeout: Duration = "30 s",
+        trusted_packages: Iterable[str] = (),
     ) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"name: {name!r} is not a text")
@@ -110,6 +113,7 @@ class Environment:
             batch_rows=_whole(batch_rows, "batch_rows"),
             slot_timeout_s=duration_s(slot_timeout, "slot_timeout"),
             heartbeat_timeout_s=duration_s(heartbeat_timeout, "heartbeat_timeout"),
+            trusted_packages=_packages(trusted_packages),
         ).check()
         self._program = Program()
         self._directory = _directory_of(calling_file())
@@ -352,3 +356,11 @@ def _whole(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name}: {value!r} is not a whole number")
     return value
+
+
+def _packages(names: Iterable[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    for name in found:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"trusted_packages: {name!r} is not the name of a package, such as 'sklearn'")
+    return found

@@ -23,6 +23,7 @@ from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import FileStorage, absolute
+from midstream.state.own_code import own_code
 
 
 def submit(
@@ -60,6 +61,7 @@ def submit(
             if vertex.source is not None:
                 undo.callback(vertex.source.source.close)
                 vertex.source.source.prepare(vertex.source.uid, config.checkpoint_dir, restore_from is not None)
+        _give_own_code(graph, config)
         plan = replace(
             plan,
             graph_bytes=cloudpickle.dumps(graph),
@@ -91,6 +93,17 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
         for vertex in graph.vertices
     )
     return replace(plan, graph=graph, graph_bytes=cloudpickle.dumps(replace(graph, vertices=vertices)), config=config)
+
+
+def _give_own_code(graph: JobGraph, config: JobConfig) -> None:
+    own = own_code(graph, config.trusted_packages)
+    for vertex in graph.vertices:
+        if vertex.source is not None:
+            vertex.source.source.own = own
+        for spec in vertex.operators:
+            spec.operator.own = own
+            if spec.sink is not None:
+                spec.sink.own = own
 
 
 def _spark_slots(master: str | None) -> SlotProvider:

@@ -109,6 +109,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = 131_072
     slot_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 30.0
+    trusted_packages: tuple[str, ...] = ()
+    """Packages besides the job's own of which pickles in a checkpoint may call anything."""
 
     def check(self) -> JobConfig:
         """Raises ConfigError naming the first setting that cannot be."""

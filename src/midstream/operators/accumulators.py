@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import cloudpickle
 import polars as pl
 import pyarrow as pa
 
 from midstream.core.batches import canonical_type
-from midstream.core.errors import JobError, MidstreamError, SchemaError
+from midstream.core.errors import MidstreamError, SchemaError
 from midstream.core.values import form_of, to_array, to_python
 from midstream.operators.aggregates import Accumulator, Aggregate, Columns
 from midstream.operators.expressions import empty_frame
 from midstream.operators.rows import copied, user_error
+from midstream.state.pickles import OwnCode, Pickles
+
+T = TypeVar("T")
 
 
 class AccumulatorAggregate(Aggregate):
@@ -24,8 +26,10 @@ class AccumulatorAggregate(Aggregate):
         self.columns = tuple(accumulator.columns)
         self._accumulator = accumulator
         self._where = where
-        self.failure: JobError | None = None
-        """What a function of the user's raised: on its way through polars an exception loses its traceback."""
+        self._what = f"{where}: an accumulator of {type(accumulator).__name__}"
+        self.pickles = Pickles(OwnCode())
+        self.failure: MidstreamError | None = None
+        """What it ended with, mostly in a function of the user's: on its way through polars an exception loses its traceback."""
         self._kind = canonical_type(accumulator.type)
         try:
             form_of(self._kind)
@@ -46,40 +50,46 @@ class AccumulatorAggregate(Aggregate):
         return part("accumulator").map_batches(self._results, return_dtype=self._result_type)
 
     def _add(self, columns: Sequence[pl.Series]) -> bytes:
-        def work() -> Any:
+        def work() -> bytes:
             values = [_python(column) for column in columns[1:]]
             accumulator = self._accumulator.init()
             for index in range(len(columns[0])):
                 row = {name: values[i][index] for i, name in enumerate(self.columns)}
                 accumulator = self._accumulator.add(accumulator, row)
-            return accumulator
+            return self._written(accumulator)
 
-        return _dumps(self._guard("add", work))
+        return self._guard("add", work)
 
     def _merge(self, columns: Sequence[pl.Series]) -> bytes:
-        def work() -> Any:
+        def work() -> bytes:
             parts = columns[0].to_list()
             if not parts:  # polars asks for nothing's result to learn the type
-                return self._accumulator.init()
-            first, *rest = map(cloudpickle.loads, parts)
+                return b""
+            first, *rest = map(self._read, parts)
             for other in rest:
                 first = self._accumulator.merge(first, other)
-            return first
+            return self._written(first)
 
-        return _dumps(self._guard("merge", work))
+        return self._guard("merge", work)
 
     def _results(self, column: pl.Series) -> pl.Series:
         def work() -> pl.Series:
-            values = [copied(self._accumulator.result(cloudpickle.loads(data))) for data in column.to_list()]
+            values = [copied(self._accumulator.result(self._read(data))) for data in column.to_list()]
             return pl.Series(column.name, pl.from_arrow(to_array(values, self._kind)))
 
-        series: pl.Series = self._guard("result", work)
-        return series
+        return self._guard("result", work)
 
-    def _guard(self, method: str, work: Callable[[], Any]) -> Any:
+    def _written(self, accumulator: Any) -> bytes:
+        return self.pickles.dumps(accumulator, self._what)
+
+    def _read(self, data: bytes) -> Any:
+        return self.pickles.loads(data, self._what)
+
+    def _guard(self, method: str, work: Callable[[], T]) -> T:
         try:
             return work()
-        except MidstreamError:
+        except MidstreamError as error:
+            self.failure = error
             raise
         except Exception as error:
             failure = user_error(self._where, f"{type(self._accumulator).__name__}.{method}", error)
@@ -89,8 +99,3 @@ class AccumulatorAggregate(Aggregate):
 
 def _python(column: pl.Series) -> list[Any]:
     return to_python(column.to_arrow(compat_level=pl.CompatLevel.oldest()))
-
-
-def _dumps(accumulator: Any) -> bytes:
-    data: bytes = cloudpickle.dumps(accumulator)
-    return data

@@ -266,7 +266,7 @@ class Last(Aggregate):
 class Accumulator(ABC, Generic[A]):
     """An aggregate in plain Python, for what expressions cannot say; one to two hundred times slower.
 
-    The accumulator is anything that pickles. `add` and `merge` may change and return their first
+    The accumulator is a plain value or an object of a class of your own, as untyped state holds them. `add` and `merge` may change and return their first
     argument. `columns`: the input columns it reads; `type`: the Arrow type of its result.
     """
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from midstream.core.seams import Clock, Executor, Ids, Storage, Timer
 from midstream.state.parts import StatePart
+from midstream.state.pickles import OwnCode
 
 
 class Output(Protocol):
@@ -132,6 +133,8 @@ class Operator(ABC):
     """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
     keeps_splits: bool = False
     """True: what it emits for a batch, it emits while it processes that batch."""
+    own: OwnCode = OwnCode()
+    """The code that the job ships; set before it does. Untyped values can be of its classes."""
     timers_dropped: int = 0
     """Timers of users that were set when the last ones had their turn, and never fire."""
 

@@ -123,7 +123,7 @@ class ProcessOperator(FunctionOperator):
                 self._timers.processing.thaw(timer_rows(table, self._form))
             elif name in expected:
                 state = expected[name]
-                state.thaw(state_rows(state, table, self._form_of(state), self._where))
+                state.thaw(state_rows(state, table, self._form_of(state), self.own, self._where))
             else:
                 raise self._undeclared(name)
         self._arm()
@@ -280,7 +280,7 @@ class ProcessOperator(FunctionOperator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """References now, tables later: see state.keyed for why that is safe."""
-        ids, form, where = self._runtime.ids, self._form, self._where
+        ids, form, where, own = self._runtime.ids, self._form, self._where, self.own
         frozen = [(state, ids.new_id(), entries) for state in self._states.values() if (entries := state.freeze())]
         queues = {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
         timers = [(name, ids.new_id(), queue.freeze()) for name, queue in queues.items() if len(queue)]
@@ -291,7 +291,7 @@ class ProcessOperator(FunctionOperator):
             parts = {}
             for state, chunk_id, entries in frozen:
                 rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                table = state_table(state, entries, self._form_of(state), where)
+                table = state_table(state, entries, self._form_of(state), own, where)
                 if table.num_rows:
                     parts[state.part_name] = StatePart(rule, (Chunk(chunk_id, table),))
             for name, chunk_id, rows in timers:

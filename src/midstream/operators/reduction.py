@@ -16,6 +16,7 @@ from midstream.operators.event_time import EventTime
 from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
 from midstream.operators.rows import require_columns, require_keys, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
+from midstream.state.pickles import OwnCode, Pickles
 
 ALL: Final = "__all"
 _NOT_SORTED: Final = "__not_sorted"
@@ -56,6 +57,12 @@ class Reduction:
     def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
         """Pickled as what it was made of: polars would give each expression a copy of its Python functions."""
         return Reduction, self._arguments
+
+    def pickles_of(self, own: OwnCode) -> None:
+        """Accumulators can be of classes in `own`. Before any row."""
+        for aggregate in self._aggregates.values():
+            if isinstance(aggregate, AccumulatorAggregate):
+                aggregate.pickles = Pickles(own)
 
     # ---- checks ----
 

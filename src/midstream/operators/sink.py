@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.core.seams import Executor
+from midstream.state.pickles import OwnCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ class Committer(ABC):
 
 class Sink(ABC):
     """Configuration that pickles."""
+
+    own: OwnCode = OwnCode()
+    """The code that the job ships; set before it does. Untyped values can be of its classes."""
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """On the driver, before anything runs: raise if this stream cannot be written there.

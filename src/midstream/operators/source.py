@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from midstream.core.errors import ConfigError
 from midstream.core.seams import Storage
+from midstream.state.pickles import OwnCode
 
 T = TypeVar("T")
 
@@ -78,6 +79,8 @@ class Source(ABC):
     bounded: bool = True
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
+    own: OwnCode = OwnCode()
+    """The code that the job ships; set before it does. Untyped values can be of its classes."""
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
         """On the driver, once, before any slot is asked for: for work that needs Spark's cores for itself.

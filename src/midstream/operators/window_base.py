@@ -115,6 +115,7 @@ class WindowOperator(Operator):
         self._out = out
         self._form = StateForm(self._state_schema(), self._reduction.keys, context.max_parallelism)
         self._progress = Progress(context.key_groups)
+        self._reduction.pickles_of(self.own)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:

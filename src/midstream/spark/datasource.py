@@ -18,7 +18,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
-import cloudpickle
 import msgspec
 from pyspark.errors import PySparkNotImplementedError
 from pyspark.sql.datasource import DataSource, InputPartition
@@ -32,6 +31,7 @@ from midstream.core.seams import Storage
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema, make_data_source, struct_of
 from midstream.spark.tuples import batches_of
+from midstream.state.pickles import OwnCode, Pickles
 
 _FIRST: Final = b"all"
 
@@ -63,6 +63,11 @@ class _PartitionReader(Protocol):
     def read(self, partition: Any) -> Iterable[Any]: ...
 
 
+def _pickled(partitions: Iterable[InputPartition], own: OwnCode, where: str) -> tuple[bytes, ...]:
+    pickles = Pickles(own)
+    return tuple(pickles.dumps(each, f"{where}: a partition") for each in partitions)
+
+
 class _DataSourceSource(Source):
     """What both have in common: a data source, its schema, and reading a partition."""
 
@@ -88,7 +93,7 @@ class _DataSourceSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, PartitionSplit, self._where)
-        rows = self._partition_reader().read(cloudpickle.loads(part.partition))
+        rows = self._partition_reader().read(Pickles(self.own).loads(part.partition, f"{self._where}: a partition"))
         if not hasattr(rows, "__iter__"):
             raise JobError(f"{self._where}: read() gave {type(rows).__name__}; it must give an iterator")
         where = f"{self._where}, partition {split.id}"
@@ -127,7 +132,7 @@ class DataSourceBatchSource(_DataSourceSource):
             partitions = list(self._data_source.reader(self._struct).partitions())
         except NotImplementedError:  # what the default does, and how Spark tells a reader of one partition
             partitions = []
-        pickled = [cloudpickle.dumps(partition) for partition in partitions or [InputPartition(None)]]
+        pickled = _pickled(partitions or [InputPartition(None)], self.own, self._where)
         splits = tuple(
             Split(f"{at:06d}", msgspec.msgpack.encode(PartitionSplit(each))) for at, each in enumerate(pickled)
         )
@@ -174,7 +179,7 @@ class DataSourceStreamSource(_DataSourceSource):
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         if self._planner is None:
-            self._planner = _Planner(self._stream_reader(), self._where)
+            self._planner = _Planner(self._stream_reader(), self.own, self._where)
         return self._planner.discover(position, context)
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
@@ -190,8 +195,9 @@ class DataSourceStreamSource(_DataSourceSource):
 class _Planner:
     """The driver's side of a stream: one reader for as long as the job runs."""
 
-    def __init__(self, reader: Any, where: str) -> None:
+    def __init__(self, reader: Any, own: OwnCode, where: str) -> None:
         self.reader = reader
+        self._own = own
         self._where = where
         self._first: StreamPosition | None = None
         """Where this job began; it begins there again when it fails before its first checkpoint."""
@@ -239,7 +245,7 @@ class _Planner:
                 f"{self._where}: latestOffset() gave {self._json(end)} after {position.end}, which is before it: rows would "
                 "be read twice. It must never go back; give a new job a new uid when the source has begun anew"
             )
-        pickled = tuple(cloudpickle.dumps(partition) for partition in self.reader.partitions(start, end))
+        pickled = _pickled(self.reader.partitions(start, end), self._own, self._where)
         planned = Range(position.end, self._json(end), pickled)
         if self._plans is not None and not self._plans.create(self._path(position), msgspec.msgpack.encode(planned)):
             return self._known(position)

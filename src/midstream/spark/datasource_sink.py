@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 import msgspec
@@ -26,6 +26,7 @@ from midstream.core.errors import ConfigError, InvariantError, JobError
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
+from midstream.state.pickles import OwnCode, Pickles
 
 _ARROW_WRITERS = tuple(
     getattr(spark_datasource, name)
@@ -39,6 +40,21 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
 
     checkpoint_id: int
     message: bytes
+
+
+class _Messages:
+    """The user's messages as committables."""
+
+    def __init__(self, own: OwnCode, where: str) -> None:
+        self._pickles = Pickles(own)
+        self._what = f"{where}: a commit message"
+
+    def encode(self, checkpoint_id: int, message: Any) -> bytes:
+        return msgspec.msgpack.encode(Written(checkpoint_id, self._pickles.dumps(message, self._what)))
+
+    def decode(self, committable: bytes) -> tuple[int, Any]:
+        written = msgspec.msgpack.decode(committable, type=Written)
+        return written.checkpoint_id, self._pickles.loads(written.message, self._what)
 
 
 class DataSourceSink(Sink):
@@ -80,12 +96,12 @@ class DataSourceSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._struct is None:
             raise InvariantError(f"{self._where}: was shipped before it was validated")
-        return _DataSourceWriter(context, self._pickled_writer, self._struct)
+        return _DataSourceWriter(context, self._pickled_writer, self._struct, _Messages(self.own, self._where))
 
     def committer(self, job_id: str) -> Committer | None:
         if self._writer is None:
             raise InvariantError(f"{self._where}: commits on the driver, where it has not been validated")
-        return _DataSourceCommitter(self._writer, self._streams)
+        return _DataSourceCommitter(self._writer, self._streams, _Messages(self.own, self._where))
 
 
 class _Cancelled(Exception):
@@ -128,12 +144,12 @@ class _Write:
         self._cancelled = True
         self._queue.put(_Cancelled)
 
-    def result(self, checkpoint_id: int) -> Sequence[bytes]:
+    def result(self) -> Any:
         """Blocks until `write` has returned. Raises what it raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return [msgspec.msgpack.encode(Written(checkpoint_id, cloudpickle.dumps(self._message)))]
+        return self._message
 
     def _run(self) -> None:
         arrow = isinstance(self._writer, _ARROW_WRITERS)
@@ -164,8 +180,9 @@ class _Write:
 
 
 class _DataSourceWriter(SinkWriter):
-    def __init__(self, context: WriterContext, pickled_writer: bytes, struct: StructType) -> None:
+    def __init__(self, context: WriterContext, pickled_writer: bytes, struct: StructType, messages: _Messages) -> None:
         self._context = context
+        self._messages = messages
         self._pickled_writer = pickled_writer
         self._struct = struct
         self._numbers = itertools.count(context.subtask << 32)
@@ -193,7 +210,7 @@ class _DataSourceWriter(SinkWriter):
             return None
         write.end()
         self._context.executor.post(self._taken)
-        return partial(write.result, checkpoint_id)
+        return lambda: [self._messages.encode(checkpoint_id, write.result())]
 
     def close(self) -> None:
         self._closed = True
@@ -207,16 +224,17 @@ class _DataSourceWriter(SinkWriter):
 
 
 class _DataSourceCommitter(Committer):
-    def __init__(self, writer: Any, streams: bool) -> None:
+    def __init__(self, writer: Any, streams: bool, messages: _Messages) -> None:
         self._writer = writer
+        self._messages = messages
         self._streams = streams
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        messages = [message for _, message in map(_decoded, committables)]
+        messages = [message for _, message in map(self._messages.decode, committables)]
         self._tell(self._writer.commit, messages, checkpoint_id)
 
     def abort(self, committables: Sequence[bytes]) -> None:
-        found = sorted((_decoded(each) for each in committables), key=lambda pair: pair[0])
+        found = sorted(map(self._messages.decode, committables), key=lambda pair: pair[0])
         for checkpoint_id, pairs in itertools.groupby(found, key=lambda pair: pair[0]):
             self._tell(self._writer.abort, [message for _, message in pairs], checkpoint_id)
 
@@ -225,8 +243,3 @@ class _DataSourceCommitter(Committer):
             what(messages, checkpoint_id)
         else:
             what(messages)
-
-
-def _decoded(committable: bytes) -> tuple[int, Any]:
-    written = msgspec.msgpack.decode(committable, type=Written)
-    return written.checkpoint_id, cast(Any, cloudpickle.loads(written.message))

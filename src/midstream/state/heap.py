@@ -6,14 +6,10 @@ list or the key in a map. What has no declared Arrow type is pickled into binary
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 
@@ -22,11 +18,10 @@ from midstream.core.keys import key_groups
 from midstream.core.values import ValueMisfit, to_array, to_python
 from midstream.state.keyed import ListState, MapState, State, StateRow
 from midstream.state.parts import KEY_GROUP
+from midstream.state.pickles import OwnCode, Pickles
 from midstream.state.timers import TimerRow
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_PLAIN = frozenset({date, datetime, time, timedelta, timezone, Decimal})
-"""Besides what `pickle` does not ask about: numbers, text, bytes, and lists, tuples, sets and dicts."""
 
 
 def is_instant(kind: pa.DataType) -> bool:
@@ -123,27 +118,29 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def state_table(state: State, frozen: dict[Any, Any], form: KeyForm, where: str) -> pa.Table:
+def state_table(state: State, frozen: dict[Any, Any], form: KeyForm, own: OwnCode, where: str) -> pa.Table:
     """A frozen state as a table. Raises JobError naming a value that cannot be stored. Any thread."""
     rows = list(state.rows_of(frozen))
+    pickles = Pickles(own)
     columns = form.columns([key for key, _, _ in rows])
     if isinstance(state, ListState):
         columns["namespace"] = pa.array([at for _, at, _ in rows], pa.int64())
     elif isinstance(state, MapState):
-        columns["namespace"] = _encode(
-            [at for _, at, _ in rows], state.key_type, f"{where}: a key of state {state.name!r}"
-        )
-    columns["value"] = _encode([value for _, _, value in rows], state.type, f"{where}: a value of state {state.name!r}")
+        names = [at for _, at, _ in rows]
+        columns["namespace"] = _encode(names, state.key_type, pickles, f"{where}: a key of state {state.name!r}")
+    values = [value for _, _, value in rows]
+    columns["value"] = _encode(values, state.type, pickles, f"{where}: a value of state {state.name!r}")
     return pa.table(columns)
 
 
-def state_rows(state: State, table: pa.Table, form: KeyForm, where: str) -> Iterator[StateRow]:
+def state_rows(state: State, table: pa.Table, form: KeyForm, own: OwnCode, where: str) -> Iterator[StateRow]:
     """The rows of such a table. Raises StorageError when the state was declared with other types then."""
     keys = form.keys(table)
+    pickles = Pickles(own)
     named: list[Any] = [None] * table.num_rows
     if isinstance(state, MapState):
-        named = _decode(table.column("namespace"), state.key_type, f"{where}: keys of state {state.name!r}")
-    values = _decode(table.column("value"), state.type, f"{where}: state {state.name!r}")
+        named = _decode(table.column("namespace"), state.key_type, pickles, f"{where}: keys of state {state.name!r}")
+    values = _decode(table.column("value"), state.type, pickles, f"{where}: state {state.name!r}")
     return zip(keys, named, values, strict=True)
 
 
@@ -157,46 +154,19 @@ def timer_rows(table: pa.Table, form: KeyForm) -> Iterable[TimerRow]:
     return zip(table.column("time_us").to_pylist(), form.keys(table), strict=True)
 
 
-def _encode(values: list[Any], kind: pa.DataType | None, what: str) -> pa.Array:
+def _encode(values: list[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> pa.Array:
     if kind is None:
-        return pa.array([_pickled(value, what) for value in values], pa.large_binary())
+        return pa.array([pickles.dumps(value, what) for value in values], pa.large_binary())
     try:
         return to_array(values, kind)
     except ValueMisfit as misfit:  # it was changed in place after it had been given
         raise JobError(f"{what}: {misfit}") from misfit
 
 
-class _NotPlain(Exception):
-    pass
-
-
-class _PlainPickler(pickle.Pickler):
-    """For values without anything of the user's in them; raises _NotPlain for others."""
-
-    def reducer_override(self, item: Any) -> Any:
-        if type(item) in _PLAIN or (type(item) is type and item in _PLAIN):
-            return NotImplemented
-        raise _NotPlain
-
-
-def _pickled(value: Any, what: str) -> bytes:
-    # Classes of the user's own script must travel by value, which takes thirty times as long.
-    try:
-        buffer = io.BytesIO()
-        try:
-            _PlainPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-        except _NotPlain:
-            data: bytes = cloudpickle.dumps(value)
-            return data
-        return buffer.getvalue()
-    except Exception as error:  # any __reduce__ may raise anything
-        raise JobError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
-
-
-def _decode(column: pa.ChunkedArray, kind: pa.DataType | None, what: str) -> list[Any]:
+def _decode(column: pa.ChunkedArray, kind: pa.DataType | None, pickles: Pickles, what: str) -> list[Any]:
     expected = pa.large_binary() if kind is None else kind
     if column.type != expected:
         raise StorageError(f"{what}: stored as {column.type}, declared as {kind or 'pickled'} now")
     if kind is not None:
         return to_python(column)
-    return [pickle.loads(value) for value in column.to_pylist()]
+    return [pickles.loads(value, what) for value in column.to_pylist()]

@@ -1,0 +1,74 @@
+"""Which code is a job's own: looked up in what is sent to its slots."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from midstream.state.pickles import OwnCode
+
+_ENGINES = ("midstream", "pyspark")
+
+
+def own_code(shipped: object, trusted: Iterable[str] = ()) -> OwnCode:
+    """The classes that travel with `shipped` by value, and the packages of the user's that it refers to by name.
+
+    A package is the user's if it is not installed, or if a function, source, sink or accumulator in `shipped` is
+    defined in it. Raises whatever pickling `shipped` raises.
+    """
+    recorder = _Recorder(io.BytesIO())
+    recorder.dump(shipped)
+    return OwnCode(tuple(recorder.classes.values()), frozenset(recorder.packages), frozenset(trusted))
+
+
+class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer)
+        self.classes: dict[int, type] = {}
+        self.packages: set[str] = set()
+
+    def reducer_override(self, item: Any) -> Any:
+        reduced = super().reducer_override(item)
+        if isinstance(item, type) and reduced is not NotImplemented:
+            if item.__module__ != "builtins":
+                self.classes[id(item)] = item
+        elif isinstance(item, (type, FunctionType)):
+            if reduced is NotImplemented and (_is_users(item.__module__) or _extends_an_engine(item)):
+                self.packages.add(_package(item.__module__))
+        elif isinstance(item, ModuleType) and _is_users(item.__name__):
+            self.packages.add(_package(item.__name__))
+        return reduced
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _extends_an_engine(item: object) -> bool:
+    """Whether it is a class that somebody has written for midstream or for Spark."""
+    if not isinstance(item, type) or _package(item.__module__) in _ENGINES:
+        return False
+    return any(_package(base.__module__) in _ENGINES for base in item.__mro__)
+
+
+@cache
+def _is_users(module: str) -> bool:
+    """Whether it is neither installed nor of the standard library."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not isinstance(file, str) or _package(module) in _ENGINES:
+        return False
+    return not os.path.abspath(file).startswith(_installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(os.path.join(os.path.abspath(sysconfig.get_path(kind)), "") for kind in kinds)

@@ -1,0 +1,215 @@
+"""Pickles of values that have no Arrow type: what state, accumulators and data sources store of Python objects.
+
+A pickle is a program: who may write one can have its reader call anything. These may only make plain values and
+instances of the job's own classes. They refer to those by name: the code of a class is that of the job that reads, and
+never comes out of a checkpoint. Both directions go by one rule, so a value that could not be read back is refused when
+it is written.
+
+A job's own classes are those that it ships (`OwnCode`). Other packages are called only if the job names them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from midstream.core.errors import JobError, StorageError
+
+_MAIN = "__main__"
+_LOADED = "__midstream__"
+"""What the module of a job's file is called when `midstream run` loads it."""
+
+_PLAIN = {
+    "array": "array _array_reconstructor",
+    "builtins": "Ellipsis NotImplemented bool bytearray bytes complex dict float frozenset int list object range set "
+    "slice str tuple",
+    "collections": "ChainMap Counter OrderedDict defaultdict deque",
+    "datetime": "date datetime time timedelta timezone",
+    "decimal": "Decimal",
+    "fractions": "Fraction",
+    "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
+    "numpy": "dtype ndarray",
+    # what arrays and numbers are made with, before numpy 2 and since
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy._core.multiarray": "_reconstruct scalar",
+    "numpy.core.numeric": "_frombuffer",
+    "numpy._core.numeric": "_frombuffer",
+    "pyspark.sql.datasource": "InputPartition WriterCommitMessage",
+    "pyspark.sql.datasource_internal": "SimpleInputPartition",
+    "types": "SimpleNamespace",
+    "uuid": "SafeUUID UUID",
+    "zoneinfo": "ZoneInfo",
+}
+_PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in names.split()} | {
+    ("builtins", name)
+    for name, item in vars(builtins).items()
+    if isinstance(item, type) and issubclass(item, BaseException)
+}
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """What a job brings along: `classes` that are shipped by value, and `packages` (first names) that slots import.
+
+    `trusted`: other packages of which anything may be called.
+    """
+
+    classes: tuple[type, ...] = ()
+    packages: frozenset[str] = frozenset()
+    trusted: frozenset[str] = frozenset()
+    named: Mapping[tuple[str, str], type | None] = field(init=False, repr=False, compare=False)
+    """`classes` by module and qualified name; None where two have the same."""
+
+    def __post_init__(self) -> None:
+        named: dict[tuple[str, str], type | None] = {}
+        for each in self.classes:
+            name = _name_of(each)
+            named[name] = each if named.get(name, each) is each else None
+        object.__setattr__(self, "named", named)
+
+    def __reduce__(self) -> tuple[type[OwnCode], tuple[object, ...]]:
+        return OwnCode, (self.classes, self.packages, self.trusted)
+
+
+class Pickles:
+    """Writes and reads values."""
+
+    def __init__(self, own: OwnCode) -> None:
+        self._own = own
+        self._tried: set[tuple[str, str]] = set()
+        """Classes of which a value has been read back: some are written that no reader can make."""
+
+    def dumps(self, value: Any, what: str) -> bytes:
+        """Raises JobError for a value that could not be read back. Any thread."""
+        buffer = io.BytesIO()
+        writer = _Writer(buffer, self)
+        try:
+            writer.dump(value)
+        except _Refused as refused:
+            raise JobError(f"{what}: {refused}") from None
+        except Exception as error:  # any __reduce__ may raise anything
+            raise JobError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
+        data = buffer.getvalue()
+        if not writer.named <= self._tried:
+            try:
+                self.loads(data, what)
+            except StorageError as error:
+                raise JobError(f"{error}; so it is not stored") from error
+            self._tried |= writer.named
+        return data
+
+    def loads(self, data: bytes, what: str) -> Any:
+        """Raises StorageError for what the rule refuses, and for what is no pickle. Any thread."""
+        try:
+            return _Reader(io.BytesIO(data), self).load()
+        except _Refused as refused:
+            raise StorageError(f"{what}: {refused}") from None
+        except Exception as error:  # damaged pickles may raise anything, and so may the job's classes
+            raise StorageError(f"{what} cannot be read back: {type(error).__name__}: {error}") from error
+
+    def is_shipped(self, name: tuple[str, str]) -> bool:
+        return name in self._own.named
+
+    def find(self, module: str, name: str) -> Any:
+        """What a pickle may call by that name. Raises _Refused."""
+        module = _MAIN if module == _LOADED else module
+        if (module, name) in _PLAIN_NAMES:
+            return _attribute(module, name)
+        if self.is_shipped((module, name)):
+            shipped = self._own.named[module, name]
+            if shipped is None:
+                raise _Refused(f"the job has two classes {module}.{name}; rename one of them")
+            return shipped
+        package = module.partition(".")[0]
+        if package in self._own.packages:
+            item = _attribute(module, name)
+            if isinstance(item, type) and _name_of(item) == (module, name):  # not what it has imported itself
+                return item
+        elif package in self._own.trusted:
+            item = _attribute(module, name)
+            if (getattr(item, "__module__", None) or "").partition(".")[0] == package:
+                return item
+        raise _Refused(self._refusal(module, name))
+
+    def _refusal(self, module: str, name: str) -> str:
+        package = module.partition(".")[0]
+        if module == _MAIN or package in self._own.packages or any(module == own for own, _ in self._own.named):
+            return (
+                f"{module}.{name} is not a class at the top level of a module that the operator's functions refer to; "
+                "a checkpoint holds plain values and instances of such classes, never code"
+            )
+        return (
+            f"{module}.{name} is neither the job's own nor one of the plain types that a checkpoint may hold. Store "
+            f"plain values, or instances of classes of your own; or give Environment(trusted_packages=[{package!r}]): "
+            "then whoever can write to the checkpoint directory can have everything in that package called"
+        )
+
+    def name_of(self, item: type | FunctionType | BuiltinFunctionType) -> tuple[str, str]:
+        """By which `find` gives just that class or function. Raises _Refused."""
+        module, name = _name_of(item)
+        if self.find(module, name) is not item:
+            raise _Refused(f"{module}.{name} is another class than the one of that name that the job was started with")
+        return module, name
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Writer(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, rule: Pickles) -> None:
+        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
+        self._rule = rule
+        self.named: set[tuple[str, str]] = set()
+        """Classes and functions that the pickle refers to."""
+
+    def reducer_override(self, item: Any) -> Any:
+        """Asked for everything but numbers, text, bytes, lists, tuples, dicts and sets."""
+        kind = type(item)
+        if isinstance(item, type) or kind is FunctionType or kind is BuiltinFunctionType:
+            if item is _shipped:
+                return NotImplemented
+            name = self._rule.name_of(item)
+            self.named.add(name)
+            return (_shipped, name) if self._rule.is_shipped(name) else NotImplemented
+        if isinstance(item, Enum):
+            return kind, (item.value,)  # some versions of Python would write getattr(kind, name)
+        if kind is ZoneInfo and item.key is not None:
+            return kind, (item.key,)
+        return NotImplemented
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, rule: Pickles) -> None:
+        super().__init__(buffer)
+        self._rule = rule
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, _shipped.__name__):
+            return self._rule.find
+        return self._rule.find(module, name)
+
+
+def _shipped(module: str, name: str) -> type:
+    """A class that the job ships by value, as no slot could import it: in pickles stands for the reader's `find`."""
+    raise AssertionError("a reader has its own")
+
+
+def _name_of(item: Any) -> tuple[str, str]:
+    module = item.__module__ or _MAIN
+    return _MAIN if module == _LOADED else module, item.__qualname__
+
+
+def _attribute(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,102 @@
+"""Objects of the job's own classes in untyped state, over a stop and a new start of the same file."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from midstream import JobError
+from midstream.api.loading import load_job
+from midstream.runtime.processes import ProcessSlots
+from waiting import until
+
+JOB = """
+    from dataclasses import dataclass
+
+    import numpy as np
+    from midstream import Environment, KeyedProcessFunction, MapState, ValueState, no_restart
+
+    from model import Page
+
+    @dataclass
+    class Visit:
+        pages: list
+        def count(self):
+            return len(self.pages)
+
+    class Visits(KeyedProcessFunction):
+        visit = ValueState()
+        by_page = MapState()
+
+        def process(self, row, ctx):
+            if self.visit.value is None:
+                self.visit.value = Visit([])
+            visit = self.visit.value
+            assert type(visit) is Visit, type(visit).__module__
+            page = Page(row["n"] %% 3)
+            visit.pages.append(page)
+            self.by_page[page] = self.by_page.get(page, 0) + 1
+            assert sum(self.by_page.values()) == visit.count(), dict(self.by_page)
+            return {"k": row["k"], "nth": visit.count()}
+
+    class Held(KeyedProcessFunction):
+        held = ValueState()
+        def process(self, row, ctx):
+            self.held.value = %(held)s
+            return row
+
+    env = Environment("visits", checkpoint_dir=%(directory)r, checkpoint_interval="100 ms", restart=no_restart()%(more)s)
+    rows = env.generate(lambda i: {"k": i %% 5, "n": i}, count=20_000, rows_per_s=%(rate)s).uid("rows")
+    counted = rows.key_by("k").process(%(function)s, schema={"k": int, "%(column)s": int}).uid("counts")
+    counted.write_jsonl(%(out)r).uid("out")
+"""
+
+
+def job_file(
+    directory: Path, function: str = "Visits()", held: str = "1", rate: float | None = 4_000, more: str = ""
+) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "model.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Page:\n    id: int\n"
+    )
+    file = directory / "job.py"
+    text = textwrap.dedent(JOB) % {
+        "directory": str(directory / "ck"),
+        "out": str(directory / "out"),
+        "function": function,
+        "column": "nth" if function == "Visits()" else "n",
+        "held": held,
+        "rate": rate,
+        "more": more,
+    }
+    file.write_text(text)
+    return file
+
+
+def test_values_of_the_jobs_own_classes_are_of_these_again_after_a_new_start(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = job_file(tmp_path)
+    job = load_job(file).start(slots=ProcessSlots())
+    until("two checkpoints", lambda: job.status().checkpoints_completed >= 2)
+    job.stop()
+    job = load_job(job_file(tmp_path, rate=None)).start(slots=ProcessSlots(), restore_from="latest")
+    job.wait(60)
+    written = pl.read_ndjson(str(tmp_path / "out" / "*.jsonl"))
+    assert sorted(written.rows()) == [(k, nth) for k in range(5) for nth in range(1, 4_001)]
+
+
+def test_a_value_that_could_not_be_read_back_fails_the_job_naming_state_and_way_out(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = job_file(tmp_path, function="Held()", held="np.random.default_rng(0)", more=", tolerable_failures=0")
+    with pytest.raises(JobError, match=r"state 'held'.*trusted_packages=\['numpy'\]"):
+        load_job(file).start(slots=ProcessSlots()).wait(60)
+
+
+def test_a_package_that_the_job_trusts_may_be_in_its_state(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    more = ", trusted_packages=['numpy'], tolerable_failures=0"
+    file = job_file(tmp_path, function="Held()", held="np.random.default_rng(0)", rate=None, more=more)
+    load_job(file).start(slots=ProcessSlots()).wait(60)

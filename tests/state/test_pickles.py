@@ -1,0 +1,348 @@
+"""Pickles of untyped values: whatever is written can be read, nothing else is, and no code comes out of them."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import enum
+import ipaddress
+import os
+import pickle
+import subprocess
+import sys
+import types
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.errors import JobError, StorageError
+from midstream.operators.process import KeyedProcessFunction
+from midstream.state.own_code import own_code
+from midstream.state.pickles import OwnCode, Pickles
+
+
+class Color(enum.Enum):
+    RED = "r"
+    PAIR = (1, 2)
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+@dataclass
+class Price:
+    amount: Any
+    color: Color = Color.RED
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    n: int
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    __slots__ = ("n",)  # pickle sets it by setattr, which a frozen class refuses
+    n: int
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Names(list):  # type: ignore[type-arg]
+    pass
+
+
+class Wrong(Exception):
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(row, why)
+        self.row = row
+
+
+class Outer:
+    class Inner:
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self)
+
+        def __hash__(self) -> int:
+            return 0
+
+
+OWN = (Color, Flags, Price, Frozen, Unreadable, Point, Names, Wrong, Outer, Outer.Inner)
+BY_VALUE = Pickles(OwnCode(classes=OWN))
+BY_NAME = Pickles(OwnCode(packages=frozenset({__name__.partition(".")[0]})))
+
+
+def round_trip(pickles: Pickles, value: Any) -> Any:
+    return pickles.loads(pickles.dumps(value, "state 'n'"), "state 'n'")
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(allow_nan=False),
+    st.dates(),
+    st.times(),
+    st.datetimes(timezones=st.sampled_from([None, timezone.utc, ZoneInfo("America/New_York")])),
+    st.timedeltas(),
+    st.decimals(allow_nan=False),
+    st.fractions(),
+    st.uuids(),
+    st.ip_addresses(),
+    st.sampled_from([Color.RED, Color.PAIR, Flags.A | Flags.B, Outer.Inner(), Outer.Inner, int, list]),
+    st.builds(Frozen, st.integers()),
+    st.builds(Point, st.integers(), st.integers()),
+    st.builds(np.float64, st.floats(allow_nan=False)),
+    st.builds(np.datetime64, st.datetimes()),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.lists(inner, max_size=4).map(Names),
+        st.lists(inner, max_size=4).map(collections.deque),
+        st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=4).map(collections.OrderedDict),
+        st.builds(Price, inner, st.sampled_from(Color), st.lists(st.text(max_size=3), max_size=2)),
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES, st.sampled_from([BY_VALUE, BY_NAME]))
+@settings(max_examples=100)
+def test_what_is_written_comes_back_as_it_was(value: Any, pickles: Pickles) -> None:
+    found = round_trip(pickles, value)
+    assert found == value and type(found) is type(value)
+    assert repr(found) == repr(value) or "object at" in repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6).reshape(2, 3),
+        np.array(["a", None, [1]], object),
+        np.zeros(2, [("a", "i4"), ("b", "S3")]),
+        collections.Counter("aab"),
+        collections.defaultdict(list, {1: [2]}),
+        collections.defaultdict(Price),
+        array.array("d", [1.5]),
+        ipaddress.ip_network("10.0.0.0/8"),
+        types.SimpleNamespace(a=[1]),
+        uuid.UUID(int=7),
+        range(3),
+        ...,
+        bytearray(b"x"),
+        Fraction(1, 3),
+        Decimal("NaN"),
+        [date(1, 1, 1), time(1, tzinfo=timezone(timedelta(hours=2))), datetime.max],
+    ],
+)
+def test_plain_containers_and_arrays_come_back(value: Any) -> None:
+    found = round_trip(BY_VALUE, value)
+    assert repr(found) == repr(value) and type(found) is type(value)
+
+
+def test_exceptions_come_back() -> None:
+    found = round_trip(BY_VALUE, [Wrong(3, "why"), ValueError("x"), KeyError(1)])
+    assert [type(error) for error in found] == [Wrong, ValueError, KeyError]
+    assert found[0].row == 3 and found[0].args == (3, "why")
+
+
+def test_two_references_to_one_object_stay_one() -> None:
+    price = Price(1)
+    first, second = round_trip(BY_VALUE, [price, price])
+    assert first is second
+
+
+def a_local_class() -> Any:
+    class Local:
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        os.system,
+        subprocess.Popen,
+        eval,
+        getattr,
+        lambda: 1,
+        Price(1).__repr__,
+        Price.__init__,
+        a_local_class(),
+        [{"deep": a_local_class()}],
+        np.random.default_rng(0),
+        sys.stdout,
+        (n for n in "ab"),
+        Unreadable(1),
+        [Price(Unreadable(1))],
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("pickles", [BY_VALUE, BY_NAME])
+def test_what_could_not_be_read_back_is_refused_when_it_is_written(value: Any, pickles: Pickles) -> None:
+    with pytest.raises(JobError, match="state 'n'"):
+        pickles.dumps(value, "state 'n'")
+
+
+class Calls:
+    """Pickles as a call of anything."""
+
+    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
+        self.call = what, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def dotted(module: str, name: str) -> bytes:
+    def text(value: str) -> bytes:
+        return b"\x8c" + bytes([len(value)]) + value.encode()
+
+    return b"\x80\x04" + text(module) + text(name) + b"\x93."
+
+
+MINE = __name__
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Calls(os.system, "exit 1")),
+        pickle.dumps(Calls(eval, "1 + 1")),
+        pickle.dumps(Calls(getattr, 1, "real")),
+        pickle.dumps(Calls(subprocess.Popen, ["false"])),
+        pickle.dumps(print),
+        b"cos\nsystem\n(S'exit 1'\ntR.",
+        cloudpickle.dumps(lambda: 1),
+        cloudpickle.dumps(a_local_class()),
+        dotted("__main__", "Price.__init__.__globals__"),
+        dotted(MINE, "Price.__init__.__globals__"),
+        dotted(MINE, "Price.__init__"),
+        dotted(MINE, "os.system"),
+        dotted(MINE, "subprocess.Popen"),
+        dotted(MINE, "a_local_class"),
+        dotted("midstream.state.pickles", "_attribute"),
+        dotted("midstream.state.pickles", "importlib.import_module"),
+        dotted("numpy", "ndarray.tofile"),
+        dotted("builtins", "object.__subclasses__"),
+        dotted("no_such_module", "Price"),
+    ],
+)
+@pytest.mark.parametrize("pickles", [BY_VALUE, BY_NAME])
+def test_a_crafted_pickle_calls_nothing(data: bytes, pickles: Pickles) -> None:
+    with pytest.raises(StorageError, match=r"state 'n': .*"):
+        pickles.loads(data, "state 'n'")
+
+
+@given(st.binary(max_size=60), st.integers(0, 200))
+@settings(max_examples=100)
+def test_damaged_pickles_are_storage_errors_or_values(data: bytes, at: int) -> None:
+    whole = BY_VALUE.dumps(Price([1, "x"]), "state 'n'")
+    for damaged in (data, whole[: at % len(whole)]):
+        with contextlib.suppress(StorageError):  # and nothing else
+            BY_VALUE.loads(damaged, "state 'n'")
+
+
+def test_the_refusal_names_the_class_and_the_way_to_allow_it() -> None:
+    value = np.random.default_rng(0)
+    with pytest.raises(JobError, match=r"numpy\.random\..*trusted_packages=\['numpy'\]"):
+        BY_VALUE.dumps(value, "state 'n'")
+    trusting = Pickles(OwnCode(trusted=frozenset({"numpy"})))
+    assert round_trip(trusting, value).random() == value.random()
+    with pytest.raises(StorageError, match="os"):
+        trusting.loads(dotted("numpy", "os.system"), "state 'n'")
+
+
+def test_a_class_is_that_of_the_job_that_reads() -> None:
+    """As after an upgrade: the values of the class of then are of the class of now."""
+
+    def price(**methods: Any) -> type:
+        return type("Money", (), {"__module__": "__main__", "__eq__": lambda a, b: a.n == b.n, **methods})
+
+    then, now = price(), price(shown=lambda self: f"{self.n} EUR")
+    value = then()
+    value.n = 3
+    data = Pickles(OwnCode((then,))).dumps(value, "state 'n'")
+    found = Pickles(OwnCode((now,))).loads(data, "state 'n'")
+    assert type(found) is now and found.shown() == "3 EUR"
+    assert len(data) < 150, "no code"
+    with pytest.raises(StorageError, match=r"__main__\.Money is not a class"):
+        Pickles(OwnCode()).loads(data, "state 'n'")
+
+
+def test_a_jobs_file_is_the_same_module_however_it_is_run() -> None:
+    def visit(module: str) -> type:
+        return type("Visit", (), {"__module__": module})
+
+    loaded, program = visit("__midstream__"), visit("__main__")
+    data = Pickles(OwnCode((loaded,))).dumps(loaded(), "state 'n'")
+    assert type(Pickles(OwnCode((program,))).loads(data, "state 'n'")) is program
+    back = Pickles(OwnCode((program,))).dumps(program(), "state 'n'")
+    assert type(Pickles(OwnCode((loaded,))).loads(back, "state 'n'")) is loaded
+
+
+def test_two_classes_of_one_name_are_refused() -> None:
+    one, other = (type("Visit", (), {"__module__": "__main__"}) for _ in range(2))
+    with pytest.raises(JobError, match=r"two classes __main__\.Visit"):
+        Pickles(OwnCode((one, other))).dumps(one(), "state 'n'")
+    with pytest.raises(JobError, match="another class"):
+        Pickles(OwnCode((one,))).dumps(other(), "state 'n'")
+
+
+# ---- whose code it is ----
+
+
+class Visits(KeyedProcessFunction):
+    def process(self, row: Any, ctx: Any) -> Any:
+        return [{"price": Price(1)}]
+
+
+def test_what_a_job_refers_to_by_name_is_its_own_if_it_is_not_installed() -> None:
+    found = own_code([Visits(), lambda: (np.zeros(1), pickle.dumps, collections.OrderedDict)])
+    assert found.packages == {__name__.partition(".")[0]}
+    assert found.classes == ()
+
+
+def test_what_travels_by_value_is_its_own_also_behind_other_functions() -> None:
+    source = """
+class Deep: pass
+class Price:
+    class Cents: pass
+def helper(): return Deep()
+class Visits:
+    def process(self, row): return Price(), helper()
+"""
+    module = types.ModuleType("__main__")
+    exec(source, module.__dict__)
+    found = own_code(module.__dict__["Visits"]())
+    assert {each.__qualname__ for each in found.classes} == {"Visits", "Price", "Price.Cents", "Deep"}
+    shipped: OwnCode = pickle.loads(cloudpickle.dumps(found))
+    deep = pickle.loads(cloudpickle.dumps(module.__dict__["Deep"]))
+    data = Pickles(found).dumps(module.__dict__["Deep"](), "state 'n'")
+    assert type(Pickles(shipped).loads(data, "state 'n'")) is deep
