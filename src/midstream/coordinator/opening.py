@@ -41,6 +41,12 @@ def check_plan(plan: JobPlan) -> None:
         )
 
 
+def copies_in(plan: JobPlan) -> bool:
+    """Whether to open its directory means to copy a checkpoint from elsewhere, which takes as long as it is large."""
+    root = plan.config.checkpoint_dir
+    return plan.restore is not None and root is not None and split_restore(plan.restore, root)[0] is not None
+
+
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
     """Take over the directory and see that the graph can go on from the checkpoint asked for.
 

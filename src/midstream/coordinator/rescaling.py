@@ -95,7 +95,9 @@ class Rescaling:
         else:
             self._current = _Rescale(client, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
-            self._effects.run_io(f"rescale:{parallelism}", work, partial(self._planned, self._current))
+            planned = partial(self._planned, self._current)
+            what = f"the plan of the job at parallelism {parallelism}"
+            self._effects.run_io(f"rescale:{parallelism}", work, planned, waits_for=what)
 
     def _planned(self, rescale: _Rescale, outcome: Done[JobPlan] | Failed) -> None:
         if self._current is not rescale:

@@ -13,7 +13,7 @@ from midstream.coordinator.failures import Failure
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import Peer, Register, SlotStatus, TaskMetrics
+from midstream.protocol.messages import InCall, Peer, Register, SlotStatus, TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
@@ -37,6 +37,8 @@ class Slot:
     id: int
     register: Register
     status: SlotStatus | None = None
+    in_call: InCall | None = None
+    """What its loop is in, as it last said, if it was in a call then."""
 
 
 class Slots:
@@ -185,6 +187,7 @@ class Slots:
         if slot not in self.live:
             return
         self.live[slot].status = status
+        self.live[slot].in_call = None
         if status.attempt != attempt:
             return
         for metrics in status.tasks:

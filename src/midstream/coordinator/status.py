@@ -45,6 +45,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         checkpoint_dir=config.checkpoint_dir,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
+        waiting=job.waiting.waits(job),
         warnings=(*job.warnings, *job.slots.late.warnings(), *job.slots.timers.warnings()),
     )
 

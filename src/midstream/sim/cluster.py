@@ -38,6 +38,7 @@ from midstream.coordinator.events import (
     SlotMessage,
     SlotRequestFailed,
     Started,
+    TimePassed,
     TimerFired,
 )
 from midstream.coordinator.slots import PYTHON
@@ -410,6 +411,7 @@ class Driver:
             else:
                 connection.to_slot.send(m.Heartbeat())
         if self.outcome is None:
+            self._feed(TimePassed(HEARTBEAT_S))
             self.process.call_later(HEARTBEAT_S, self._watch)
 
     def _died(self) -> None:
