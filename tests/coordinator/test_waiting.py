@@ -58,7 +58,7 @@ def test_metadata_that_hangs_fails_the_checkpoint_whose_outcome_stays_unknown() 
     assert bench.checkpoint() == 3, "its id is not used again"
     bench.release("publish")
     assert "chk-2/_metadata" in bench.storage.files
-    assert set(bench.state_file(2, ref) for ref in ALL) <= bench.storage.files.keys(), "what it refers to stays"
+    assert {bench.state_file(2, ref) for ref in ALL} <= bench.storage.files.keys(), "what it refers to stays"
     assert bench.status.last_checkpoint is not None and bench.status.last_checkpoint.id == 3
     assert bench.checkpoint() == 4 and bench.state == "running"
 

@@ -143,6 +143,22 @@ def _publish_fails(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _publish_hangs(stage: Stage, victim: int) -> bool:
+    """The next checkpoint's metadata is written late, often when it has been given up; a slot may die before."""
+    world = stage.world
+    longest_us = 3_000_000 if victim % 2 else 300_000
+
+    def about_to_publish() -> None:
+        if victim // 2 % 3 == 0:
+            delay_us = 1 + victim // 7 % longest_us
+            kill = lambda: _kill_again(stage, victim)  # noqa: E731 - as for the others
+            world.schedule(delay_us, None, Kind.FAULT, kill, "a slot is killed while metadata hangs")
+
+    stage.disk.hangs_us["_metadata"] = 1_000 + victim // 5 % longest_us
+    stage.disk.before_write.setdefault("_metadata", about_to_publish)
+    return True
+
+
 def _crash_at_publish(stage: Stage, victim: int) -> bool:
     """The driver, or a slot, dies around the moment at which the next checkpoint becomes complete."""
     world = stage.world
@@ -369,6 +385,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "kill_driver": _kill_driver,
     "stop_driver": _stop_driver,
     "publish_fails": _publish_fails,
+    "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
     "write_fails": _write_fails,
     "disk_full": _disk_full,
