@@ -108,3 +108,15 @@ def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     status = job.wait(60)
     assert status.state == "finished" and status.restarts == 0 and status.warnings == ()
     assert numbers.numbers() == list(range(2_000))
+
+
+def test_the_last_counts_of_a_stopped_job_are_those_of_what_it_has_committed(
+    running: list[Job], tmp_path: Path
+) -> None:
+    numbers = NumbersJob(None, rows_per_s=20_000, checkpoint_dir=str(tmp_path), aligned_timeout_s=None)
+    job = start(running, numbers)
+    until("a checkpoint", lambda: job.status().checkpoints_completed, 60)
+    job.stop()
+    counts = {operator.uid: operator for vertex in job.status().vertices for operator in vertex.operators}
+    committed = len(numbers.numbers())
+    assert counts["numbers"].rows_out == committed == counts["sink"].rows_in

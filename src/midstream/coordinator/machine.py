@@ -33,7 +33,7 @@ from midstream.coordinator.failures import Failure, Restarts, failure_of, failur
 from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
+from midstream.coordinator.rescaling import Rescaling, Stage, loses_edges
 from midstream.coordinator.restoring import Dealt, Restoring
 from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
@@ -54,6 +54,8 @@ class Coordinator:
 
     def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
         self.plan = plan
+        self._program = plan.graph
+        """At the program's own parallelism."""
         self.phase = Phase.CREATED
         self.started_ms = now_ms
         self.failures: deque[m.FailureStatus] = deque(maxlen=REMEMBERED_MAX)
@@ -273,6 +275,7 @@ class Coordinator:
         cancelling = self.phase is Phase.CANCELLING
         match message:
             case m.CheckpointAck():
+                self.slots.acknowledged(message.metrics, self._effects.now_ms)
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled() if cancelling:
                 attempt.awaited.discard(slot)
@@ -429,6 +432,8 @@ class Coordinator:
         if self.checkpoints.is_due(wanted, attempt.awaits_checkpoint):
             clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
             align = savepoint or (rescale and self.rescaling.must_align)
+            if is_stop:  # it goes on when the program is started again, at the program's own parallelism
+                align = align or loses_edges(self.plan.graph, self._program)
             sources = self._sources.snapshot()
             number = self.checkpoints.trigger(attempt, sources, clients, is_stop, rescale, savepoint, align)
             self.savepoints.triggered(number)

@@ -156,7 +156,7 @@ class Slots:
         self.rates.clear()
 
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Rows in and out by operator uid over all attempts, as of the last heartbeats of each."""
+        """Rows in and out by operator uid over all attempts, as of the last that was heard of each."""
         rows = dict(self._rows_before)
         for rate in self.rates.values():
             for uid, rows_in, rows_out in rate.metrics.operators:
@@ -191,18 +191,26 @@ class Slots:
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
-            self.late.heard(metrics.task, metrics.late)
-            self.timers.heard(metrics.task, metrics.timers_dropped)
-            before = self.rates.get(metrics.task)
-            rate = Rate(now_ms, metrics)
-            if before is not None:
-                span_ms = now_ms - before.at_ms
-                if span_ms > 0:
-                    rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
-                    rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
-                else:
-                    rate.busy, rate.backpressured = before.busy, before.backpressured
-            self.rates[metrics.task] = rate
+            self._note(metrics, now_ms, shares=True)
+
+    def acknowledged(self, metrics: TaskMetrics | None, now_ms: int) -> None:
+        """What a task had done when it acknowledged a checkpoint: as good as a heartbeat, but not of regular times."""
+        if metrics is not None:
+            self._note(metrics, now_ms, shares=False)
+
+    def _note(self, metrics: TaskMetrics, now_ms: int, shares: bool) -> None:
+        self.late.heard(metrics.task, metrics.late)
+        self.timers.heard(metrics.task, metrics.timers_dropped)
+        before = self.rates.get(metrics.task)
+        rate = Rate(now_ms, metrics)
+        if before is not None:
+            span_ms = now_ms - before.at_ms
+            if shares and span_ms > 0:
+                rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
+                rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
+            else:
+                rate.busy, rate.backpressured = before.busy, before.backpressured
+        self.rates[metrics.task] = rate
 
     def check(self) -> None:
         assert len(self.live) + len(self._open) <= self.needed, (self.live, self._open, self.needed)

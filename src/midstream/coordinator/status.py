@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def job_status(job: Coordinator, now_ms: int) -> JobStatus:
-    """All of it as of `now_ms`; rows and shares are those of the last heartbeats."""
+    """All of it as of `now_ms`; rows are those of the last messages that had any, shares those of the last heartbeats."""
     graph, config, checkpoints = job.plan.graph, job.plan.config, job.checkpoints
     in_progress = checkpoints.in_progress(now_ms)
     slots = [job.slots.live[slot] for slot in job.slots.ids()]

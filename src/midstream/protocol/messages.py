@@ -374,6 +374,8 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     """The task had reached the end of its data when it took the snapshot."""
     channels: tuple[ChannelState, ...] = ()
     """What was in flight to and from the task, and is its own to store."""
+    metrics: TaskMetrics | None = None
+    """As of now. A job that stops with this checkpoint may have no heartbeat after it."""
 
 
 class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):

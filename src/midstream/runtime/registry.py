@@ -157,4 +157,4 @@ def _may_live(data: bytes) -> bool:
         pid = msgspec.json.decode(data, type=_OfSomeVersion).pid
     except msgspec.MsgspecError:
         return False
-    return psutil.pid_exists(pid)
+    return bool(psutil.pid_exists(pid))
