@@ -24,7 +24,6 @@ from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
 
-
 TRIES_MAX: Final = 10
 """How often the latest checkpoint of another job is taken up anew because it has made newer ones meanwhile."""
 
