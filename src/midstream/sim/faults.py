@@ -102,6 +102,24 @@ def _stop_slot(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _long_call(stage: Stage, victim: int) -> bool:
+    """A function takes its time, for shorter or longer than heartbeats are waited for: a thread sends them meanwhile."""
+    slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused and slot.machine is not None]
+    if not slots:
+        return False
+    slot = slots[victim % len(slots)]
+    slot.calls_since_us = stage.world.now_us
+    slot.process.pause()
+
+    def comes_back() -> None:
+        slot.calls_since_us = None
+        slot.process.resume()
+
+    delay_us = 5_000 if victim % 3 else 5_000_000
+    stage.world.schedule(delay_us, None, Kind.FAULT, comes_back, f"the call in {slot.process.name} comes back")
+    return True
+
+
 def _cut_link(stage: Stage, victim: int) -> bool:
     links = list(stage.cluster.network.connected.values())
     if not links:
@@ -380,6 +398,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "kill_slot": _kill_slot,
     "kill_slot_twice": _kill_slot_twice,
     "stop_slot": _stop_slot,
+    "long_call": _long_call,
     "cut_link": _cut_link,
     "cut_control": _cut_control,
     "kill_driver": _kill_driver,

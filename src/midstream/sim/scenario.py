@@ -46,7 +46,8 @@ FAULTS: Final = (
 )
 """Every kind of fault and request that can strike a run."""
 HANGS: Final = "publish_hangs"
-"""Drawn by `with_hangs` only."""
+LONG_CALL: Final = "long_call"
+"""Both are drawn by `with_hangs` only."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
@@ -157,8 +158,8 @@ def draw(
     if faults is None:
         asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
         drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
-        if has_checkpoints:
-            drawn = with_hangs(drawn, Random(f"hangs {seed}"), count)
+        kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
+        drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -247,13 +248,13 @@ def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str,
     return tuple(sorted((*faults, *asked), key=lambda fault: fault.step))
 
 
-def with_hangs(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
-    """In a tenth of all runs metadata is written late, once or twice."""
+def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    """In a tenth of all runs metadata is written late, or a function takes its time, once or twice."""
     if random.random() > 0.1:
         return faults
     horizon = random.choice((100, 300, 300 + rows * 4))
     count = random.choice((1, 1, 2))
-    hangs = (Fault(random.randrange(horizon), HANGS, random.randrange(1 << 20)) for _ in range(count))
+    hangs = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
     return tuple(sorted((*faults, *hangs), key=lambda fault: fault.step))
 
 
