@@ -40,7 +40,10 @@ def hanging(seed: int) -> Scenario:
         Fault(step, HANGS, random.randrange(1 << 20)),
         Fault(step + 200 + random.randrange(2000), "kill_driver", seed),
     )
-    return replace(drawn, timeout_s=0.02, interval_s=0.02, sink_rows=1, sink_pause_s=0.01, faults=faults)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=100, clock_tick_us=0)
+    return replace(
+        drawn, tempo=tempo, timeout_s=0.2, interval_s=0.02, sink_rows=1, sink_pause_s=0.01, faults=faults, row_us=0
+    )
 
 
 def on_time(seed: int) -> Scenario:
