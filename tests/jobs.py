@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,22 @@ class FailsAt(Operator):
         self._out.emit(batch)
 
 
+class Sleeps(Operator):
+    """Hands everything on; before the batch with row `n` it takes its time, once."""
+
+    def __init__(self, n: int, seconds: float) -> None:
+        self._n = n
+        self._seconds = seconds
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._n in batch.column(1).to_pylist():
+            time.sleep(self._seconds)
+        self._out.emit(batch)
+
+
 class Witness(Operator):
     """Writes at once, into files whose names begin with `path`, what it has seen, and hands nothing on."""
 
@@ -65,6 +82,7 @@ class NumbersJob:
         rows_per_s: float | None = None,
         fails_at: int | None = None,
         fails_always: bool = False,
+        sleeps_at: tuple[int, float] | None = None,
         witness: Path | None = None,
         **config: Any,
     ) -> None:
@@ -76,6 +94,8 @@ class NumbersJob:
         operators = []
         if fails_at is not None:
             operators.append(OperatorSpec("fails", "fails", FailsAt(fails_at, fails_always)))
+        if sleeps_at is not None:
+            operators.append(OperatorSpec("slow", "slow", Sleeps(*sleeps_at)))
         if witness is not None:
             operators.append(OperatorSpec("witness", "witness", Witness(str(witness))))
         operators.append(OperatorSpec("sink", "sink", SinkOperator("sink", self.sink, SCHEMA), self.sink))

@@ -29,6 +29,7 @@ from midstream.coordinator.events import (
     SlotLost,
     SlotMessage,
     Started,
+    TimePassed,
     TimerFired,
 )
 from midstream.coordinator.slots import PYTHON
@@ -288,6 +289,13 @@ class Bench:
             raise AssertionError("timers fire without end")
         self.now_ms = until_ms
 
+    def wait(self, seconds: int) -> None:
+        """The same, and the coordinator is told of it, second by second, as it is while a job runs."""
+        for _ in range(seconds):
+            self.advance(1)
+            if self.ended is None:
+                self.feed(TimePassed(1.0))
+
     # ---- slots ----
 
     def start(self) -> Bench:
@@ -383,6 +391,7 @@ class Bench:
         earlier: tuple[m.EarlierCommittables, ...] = (),
         parts: Callable[[TaskId], tuple[m.PartHandle, ...]] | None = None,
         files: Callable[[TaskId], tuple[str, ...]] | None = None,
+        alignment_ms: float = 0.0,
     ) -> None:
         """Acknowledge. Each sink subtask has prepared one thing, named after checkpoint and subtask, unless `items` says."""
         for ref in refs:
@@ -397,7 +406,9 @@ class Bench:
             snapshot = m.OperatorSnapshot(uid, parts(ref) if parts else (), prepared, earlier if uid == "write" else ())
             self.say(
                 ref,
-                m.CheckpointAck(self.attempt, checkpoint_id, ref, (snapshot,), written, 10, finished=finished),
+                m.CheckpointAck(
+                    self.attempt, checkpoint_id, ref, (snapshot,), written, 10, alignment_ms, finished=finished
+                ),
             )
 
     def state_file(self, checkpoint_id: int, ref: TaskId) -> str:

@@ -250,6 +250,22 @@ def with_one_sink(source: Source, parallelism: int) -> JobGraph:
     return JobGraph(vertices, (Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA),), 16)
 
 
+@pytest.mark.parametrize(("own", "timeout_ms"), [(1, None), (2, 250)])
+def test_a_stop_leaves_what_the_program_can_go_on_from_at_its_own_parallelism(own: int, timeout_ms: int | None) -> None:
+    source = ScriptedSource(("a", "b"))
+    bench = Bench(with_one_sink(source, own), graphs=lambda n: with_one_sink(source, n), aligned_timeout_s=0.25).run()
+    rescale(bench, 3)
+    bench.connect()
+    acknowledged_by_all(bench)
+    bench.ask(m.DoCheckpoint())
+    bench.advance(0.2)
+    assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == 250, "in any other one barriers may overtake"
+    acknowledged_by_all(bench)
+    bench.ask(m.DoStop())
+    bench.advance(0.2)
+    assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == timeout_ms
+
+
 @pytest.mark.parametrize(("parallelism", "timeout_ms"), [(1, None), (3, 250)])
 def test_rows_in_flight_are_let_flow_out_where_their_edge_disappears(parallelism: int, timeout_ms: int | None) -> None:
     source = ScriptedSource()

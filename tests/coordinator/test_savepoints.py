@@ -455,3 +455,41 @@ def test_a_renamed_uid_is_suggested_with_the_size_of_what_would_be_lost() -> Non
     )
     bench = Bench(renamed, restore=SAVED, elsewhere={SAVED: saved_run()}).start()
     assert "'read' (read: 10 bytes, 2 rows, where the source was; was it renamed to 'reads'?)" in bench.error
+
+
+class Watched(MemoryStorage):
+    """Calls `meanwhile` once, as soon as a state file is looked at by somebody else."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().read_range(path, offset, length)
+
+
+def next_checkpoint(bench: Bench) -> None:
+    bench.advance(0.2)
+    bench.ask(m.DoCheckpoint())
+    acknowledge(bench, bench.triggers[-1])
+
+
+def test_the_latest_checkpoint_of_a_job_that_runs_is_taken_up_anew_if_it_is_dropped_meanwhile() -> None:
+    storage = Watched()
+    running = Bench(storage=storage, retained_checkpoints=1, checkpoint_interval_s=None).run()
+    next_checkpoint(running)
+    storage.meanwhile = lambda: next_checkpoint(running)
+    bench = Bench(restore=SAVED, elsewhere={SAVED: storage}).run()
+    assert "chk-1/_metadata" not in storage.files, "it was dropped while it was copied"
+    assert bench.status.restored_from == f"{ROOT}/chk-2"
+    assert bench.status.warnings == ()
+
+
+def test_a_checkpoint_that_was_named_is_not_replaced_by_a_newer_one() -> None:
+    storage = Watched()
+    running = Bench(storage=storage, retained_checkpoints=1, checkpoint_interval_s=None).run()
+    next_checkpoint(running)
+    storage.meanwhile = lambda: next_checkpoint(running)
+    bench = Bench(restore=f"{SAVED}/chk-1", elsewhere={SAVED: storage}).start()
+    assert "there is no such file" in bench.error

@@ -402,6 +402,53 @@ def test_a_peer_that_never_comes_is_reported_in_time(loops: Loops) -> None:
     slots.close()
 
 
+def test_slots_that_are_too_busy_to_prove_themselves_meet_later(loops: Loops) -> None:
+    slots = Slots(loops, 2, handshake_timeout_s=0.2)
+    there, _ = slots.open(1, 0)
+    loop, transport = slots.of[0]
+    here = End()
+
+    def open_and_be_busy() -> None:
+        """Longer than the other side waits for the proof."""
+        other = slots.of[1][1]
+        transport.open(1, other.host, other.port, 0, here)
+        until("the other side to hang up", lambda: slots.of[1][1]._listener._turned_away)
+
+    loops.call(loop, open_and_be_busy)
+    loops.call(loop, transport._links[1, 0].wake)
+    until("the connection", lambda: slots.of[1][1]._links[0, 0].connection)
+    assert not here.reasons and not there.reasons
+    slots.close()
+
+
+def test_another_thread_may_send_whole_frames_while_the_loop_is_busy(loops: Loops) -> None:
+    slots = Slots(loops, 2)
+    here, link = slots.open(0, 1)
+    there, _ = slots.open(1, 0)
+    slots.send(0, here, link, b"first")
+    until("the frame", lambda: there.received)
+    loop = slots.of[0][0]
+    connection = link.connection
+    loops.call(loop, connection.share)
+    stop, sent = threading.Event(), []
+
+    def aside() -> None:
+        while not stop.is_set():
+            connection.send_aside(frame(KIND, b"aside"))
+            sent.append(1)
+
+    thread = threading.Thread(target=aside)
+    thread.start()
+    for _ in range(50):
+        slots.send(0, here, link, bytes(100_000))
+    until("all frames of the loop", lambda: sum(len(body) == 100_001 for body in there.received) == 50)
+    stop.set()
+    thread.join(10)
+    assert {bytes(body[1:]) for body in there.received} <= {b"first", b"aside", bytes(100_000)}, "none is torn"
+    assert sent and not here.reasons and not there.reasons
+    slots.close()
+
+
 def test_a_link_that_is_closed_is_told_nothing_and_its_peer_is(loops: Loops) -> None:
     slots = Slots(loops, 2)
     here, link = slots.open(0, 1)

@@ -261,7 +261,7 @@ def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> Non
     assert stat.S_IMODE((directory / "job-0001.json").stat().st_mode) == 0o600
     assert entry.secret.hex() not in repr(entry) and str(entry.secret) not in repr(entry)
     # our process number, but of a process that began at another time
-    registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started_s=1.0))
+    registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started="another boot 1"))
     registry.announce(msgspec.structs.replace(entry, job_id="elsewhere", machine="another", pid=1))
     (directory / "torn.json").write_bytes(b'{"job_id"')
     assert [found.job_id for found in registry.list_jobs()] == ["job-0001"]

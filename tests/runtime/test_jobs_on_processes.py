@@ -94,3 +94,29 @@ def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:
     assert job.status().state == "finished"
     rows = numbers.numbers()
     assert len(rows) == len(set(rows)) > 0
+
+
+def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
+    running: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstream.coordinator.waiting.SHOWN_S", 1.0)
+    numbers = NumbersJob(2_000, sleeps_at=(0, 4.0), heartbeat_timeout_s=1.0)
+    job = start(running, numbers)
+    calls = until("the call", lambda: [wait for wait in job.status().waiting if "'slow'" in wait.what], 60)
+    assert calls[0].what.startswith("operator 'slow' (subtask ") and calls[0].is_call
+    assert "jobs.py" in calls[0].what and calls[0].what.endswith("in process)")
+    status = job.wait(60)
+    assert status.state == "finished" and status.restarts == 0 and status.warnings == ()
+    assert numbers.numbers() == list(range(2_000))
+
+
+def test_the_last_counts_of_a_stopped_job_are_those_of_what_it_has_committed(
+    running: list[Job], tmp_path: Path
+) -> None:
+    numbers = NumbersJob(None, rows_per_s=20_000, checkpoint_dir=str(tmp_path), aligned_timeout_s=None)
+    job = start(running, numbers)
+    until("a checkpoint", lambda: job.status().checkpoints_completed, 60)
+    job.stop()
+    counts = {operator.uid: operator for vertex in job.status().vertices for operator in vertex.operators}
+    committed = len(numbers.numbers())
+    assert counts["numbers"].rows_out == committed == counts["sink"].rows_in

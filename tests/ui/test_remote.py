@@ -21,7 +21,16 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, JobStatus, Reply
+from midstream.protocol.messages import (
+    DoCheckpoint,
+    DoRescale,
+    DoSavepoint,
+    DoStop,
+    GetStatus,
+    JobStatus,
+    Reply,
+    WaitStatus,
+)
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
@@ -33,6 +42,9 @@ class Answering:
     def __init__(self, plan: JobPlan, now_ms: int) -> None:
         self._plan = plan
         self.refuses = False
+        self.stop_waits: list[int] = []
+        """For a stop that has not been answered: who asked."""
+        self.is_slow = False
         self.asked: list[object] = []
 
     def status(self, now_ms: int) -> JobStatus:
@@ -45,6 +57,19 @@ class Answering:
             return []
         self.asked.append(event.request)
         match event.request:
+            case DoStop() if self.is_slow:
+                self.stop_waits.append(event.client)
+                return []
+            case GetStatus() if self.stop_waits and len(self.asked) < 3:
+                what = "the metadata of checkpoint 5 to be written in /data"
+                status = msgspec.structs.replace(self.status(now_ms), waiting=(WaitStatus(what, 31_000, 600_000),))
+                return [ReplyTo(event.client, Reply(status=status))]
+            case GetStatus() if self.stop_waits:  # what it waits for has been said
+                return [
+                    ReplyTo(event.client, Reply(status=self.status(now_ms))),
+                    ReplyTo(self.stop_waits.pop(), Reply(checkpoint="/data/chk-5")),
+                    JobEnded("stopped", None, self.status(now_ms), "/data/chk-5"),
+                ]
             case DoCheckpoint() if self.refuses:
                 return [ReplyTo(event.client, Reply(error="checkpoint 4 failed: the disk is full"))]
             case DoCheckpoint():
@@ -148,6 +173,16 @@ def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
     assert says in out
     assert "/data/chk-5" in out
     assert coordinator.asked == [DoStop(bool(drain))]
+
+
+def test_a_command_that_waits_says_what_the_job_waits_for(start, capsys, monkeypatch):
+    monkeypatch.setattr("midstream.ui.remote.LOOK_S", 0.05)
+    start("aaaa1111", "flights").is_slow = True
+    assert main(["stop", "flights"]) == 0
+    told = capsys.readouterr()
+    sentence = "waiting for the metadata of checkpoint 5 to be written in /data, 31 s so far (given up after 600 s)"
+    assert told.err.count(sentence) == 1
+    assert "/data/chk-5" in told.out
 
 
 def test_a_savepoint_answers_with_its_path_wherever_the_command_was_given(start, capsys, tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ from rich.console import Console, RenderableType
 from sample_status import NOW_MS, later
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.protocol.messages import CheckpointStatus, OperatorStatus, RecoveryStatus
+from midstream.protocol.messages import CheckpointStatus, OperatorStatus, RecoveryStatus, WaitStatus
 from midstream.ui import text
 from midstream.ui.rates import Rates
-from midstream.ui.tables import job_view, jobs_table, progress_line, recovered_share
+from midstream.ui.tables import checkpoint_line, job_view, jobs_table, progress_line, recovered_share
 
 
 def render(view: RenderableType, width: int = 160) -> str:
@@ -168,3 +168,20 @@ def test_rows_dropped_as_late_are_seen_wherever_one_looks(status):
     assert "warning: operator 'write' has dropped 1234 rows" in shown
     assert "dropped 1,234 late rows" in progress_line(late, Rates())
     assert "late" not in render(job_view(status)) + progress_line(status, Rates())
+
+
+def test_what_is_waited_for_is_seen_wherever_one_looks(status):
+    waits = (
+        WaitStatus("sink 'write' to commit what it wrote", 42_000, 600_000),
+        WaitStatus("operator 'slow' (subtask 1) (job.py:7 in fetch)", 40_100, is_call=True),
+    )
+    waiting = msgspec.structs.replace(status, waiting=waits)
+    shown = " ".join(render(job_view(waiting)).split())
+    assert "waiting for sink 'write' to commit what it wrote, 42 s so far (given up after 600 s)" in shown
+    assert "operator 'slow' (subtask 1) (job.py:7 in fetch) has been in one call for 40 s" in shown
+    assert "waiting for sink 'write' to commit what it wrote, 42 s so far" in progress_line(waiting, Rates())
+
+
+def test_a_checkpoint_that_had_to_wait_for_its_barriers_says_how_long():
+    done = CheckpointStatus(3, "completed", 0, 2_400, 0, alignment_ms=1_200.0)
+    assert checkpoint_line(done) == "3 (2.4 s, 0 B, aligned in 1.2 s)"

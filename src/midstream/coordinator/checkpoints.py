@@ -2,11 +2,15 @@
 
     (none) --trigger--> COLLECTING --all acknowledged--> PUBLISHING --durable--> completed
                             |                                |
-                            +---- declined, timed out, ------+--- not written --> failed
+                            +---- declined, timed out, ------+--- not written, timed out --> failed
                                   a task ended or failed
 
 While the metadata is being written the outcome is open, whatever happens to the job meanwhile:
-nobody restores before it is known (`settled`).
+nobody restores before it is known (`settled`), or the time is up. A write that has not come back
+then may still happen, at any time. So its outcome stays unknown for good, as that of a write that
+could neither be finished nor undone: nobody deletes what it refers to or what was prepared for it,
+its id is never used again, and nothing is committed before a newer checkpoint is complete. Whoever
+finds it there later has a checkpoint like any other, or, under a newer epoch, one that is superseded.
 """
 
 from __future__ import annotations
@@ -54,6 +58,9 @@ from midstream.protocol.messages import (
 
 RETRY_MS: Final = 100
 """Pause after a checkpoint that failed, before the next one that somebody waits for."""
+FINAL_RETRY_MS: Final = 1_000
+"""The same before the next one without which the job's end cannot come; doubles with each failure."""
+FINAL_RETRY_MS_MAX: Final = 60_000
 HISTORY_MAX: Final = 20
 
 
@@ -70,12 +77,21 @@ class Pending:
     """The job stops with this one."""
     is_rescale: bool
     """It goes on at another parallelism from this one."""
+    is_savepoint: bool
+    """It fails for itself only: a job that cannot make one has no failure that a restart would mend."""
     acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
     """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""
     timer: str | None = None
     publishing: bool = False
     attempt_is_over: bool = False
+    files: frozenset[str] = frozenset()
+    """What its metadata refers to, once that is being written."""
+
+    @property
+    def alignment_ms(self) -> float:
+        """How long the task that waited longest for its barriers has done so."""
+        return max((ack.alignment_ms for ack in self.acks.values()), default=0.0)
 
     @property
     def missing(self) -> frozenset[TaskId]:
@@ -138,6 +154,8 @@ class Checkpoints:
         self._consecutive_failures = 0
         self._unsettled: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
         """What this attempt's sinks prepared for checkpoints that have not completed, by uid."""
+        self.triggered_s = 0.0
+        """When the last one was, on the clock of `Effects.elapsed_s`."""
         self._began_ms = 0
         self._ended_ms = 0
         self._not_before_ms = 0
@@ -177,14 +195,24 @@ class Checkpoints:
         """It is known which checkpoint is the newest."""
         return self.pending is None or not self.pending.publishing
 
+    @property
+    def publishing_call(self) -> str | None:
+        """What is waited for while the outcome is open."""
+        if self.pending is None or not self.pending.publishing:
+            return None
+        return f"the metadata of checkpoint {self.pending.checkpoint_id} to be written in {self._plan.config.checkpoint_dir}"
+
     def running(self) -> None:
         """The first checkpoint of an attempt comes one interval after its start."""
         self._began_ms = self._ended_ms = self._effects.now_ms
         self._retry = False
 
-    def is_due(self, wanted: bool) -> bool:
-        """Whether to trigger one now; if not, there will be an event when it is time to ask again."""
-        due_ms = self._due_ms(wanted)
+    def is_due(self, wanted: bool, is_final: bool) -> bool:
+        """Whether to trigger one now; if not, there will be an event when it is time to ask again.
+
+        `wanted`: somebody waits for it; `is_final`: the end of the job does.
+        """
+        due_ms = self._due_ms(wanted, is_final)
         if due_ms is None:
             return False
         now_ms = self._effects.now_ms
@@ -199,15 +227,20 @@ class Checkpoints:
         self._wake = None
         self._woken_for_ms = due_ms
 
-    def _due_ms(self, wanted: bool) -> int | None:
+    def _due_ms(self, wanted: bool, is_final: bool) -> int | None:
         """None: not before somebody wants one."""
-        if wanted or self._retry:
+        failures = self._consecutive_failures
+        if wanted or self._retry or (is_final and not failures):
             return self._not_before_ms
+        due_ms = []
+        if is_final:
+            pause_ms = min(FINAL_RETRY_MS << min(failures - 1, 20), FINAL_RETRY_MS_MAX)
+            due_ms.append(max(self._ended_ms + pause_ms, self._not_before_ms))
         config = self._plan.config
-        if config.checkpoint_interval_s is None:
-            return None
-        interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
-        return max(self._began_ms + interval_ms, self._ended_ms + pause_ms, self._not_before_ms)
+        if config.checkpoint_interval_s is not None:
+            interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
+            due_ms.append(max(self._began_ms + interval_ms, self._ended_ms + pause_ms, self._not_before_ms))
+        return min(due_ms, default=None)
 
     # ---- one checkpoint ----
 
@@ -218,6 +251,7 @@ class Checkpoints:
         clients: tuple[int, ...],
         is_stop: bool,
         is_rescale: bool = False,
+        is_savepoint: bool = False,
         must_align: bool = False,
     ) -> int:
         """Begin one: its id. `sources` is as of this very step, see `coordinator.sources`. `must_align`: whatever the job's timeout says."""
@@ -227,9 +261,10 @@ class Checkpoints:
         self._next_id += 1
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
-        pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale)
+        pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint)
         self.pending = pending
         self._began_ms, self._retry = now_ms, False
+        self.triggered_s = self._effects.elapsed_s
         self._not_before_ms = 0  # the wall clock may be set back, to long before it
         by_slot: dict[int, list[TaskId]] = {}
         for ref in plan.trigger:
@@ -297,7 +332,9 @@ class Checkpoints:
     def look_at_the_epochs(self) -> None:
         """After a failure: was it another coordinator that took our files away? Else we would restart for ever."""
         if self.storage is not None:
-            self._effects.run_io("epoch", partial(check_epoch, self.storage, self.epoch), self._epochs_seen)
+            look = partial(check_epoch, self.storage, self.epoch)
+            what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
+            self._effects.run_io("epoch", look, self._epochs_seen, waits_for=what)
 
     def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
@@ -346,23 +383,40 @@ class Checkpoints:
             now_ms - pending.created_ms,
             size,
             in_flight_bytes=pending.in_flight.bytes,
+            alignment_ms=pending.alignment_ms,
         )
 
     # ---- its end ----
 
     def _expired(self, checkpoint_id: int, timeout_s: float) -> None:
         pending = self.pending
-        assert pending is not None and pending.checkpoint_id == checkpoint_id and not pending.publishing
+        assert pending is not None and pending.checkpoint_id == checkpoint_id, (pending, checkpoint_id)
         pending.timer = None
+        within = f"not complete within {timeout_s:g} s"
+        if not pending.publishing:
+            reason = f"{within}: no answer from {self.unanswered(pending)}"
+            self._abort(pending, reason, counts=True, retry=False)
+            return
+        pending.publishing = False
+        self._is_uncertain(pending)
+        where = self._plan.config.checkpoint_dir
+        reason = (
+            f"{within}: the storage has not answered to the writing of its metadata in {where}, which may yet happen"
+        )
+        self._abort(pending, reason, counts=True, retry=False, delete=False)
+
+    def unanswered(self, pending: Pending) -> str:
+        """The tasks that are still to acknowledge it, by name."""
         tasks = sorted(pending.missing)
         names = [f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks[:5]]
         more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
-        reason = f"not complete within {timeout_s:g} s: no answer from {', '.join(names)}{more}"
-        self._abort(pending, reason, counts=True, retry=False)
+        return f"{', '.join(names)}{more}"
+
+    def _is_uncertain(self, pending: Pending) -> None:
+        self._uncertain_id = pending.checkpoint_id
+        self._uncertain_files |= pending.files
 
     def _publish(self, pending: Pending) -> None:
-        self._effects.cancel_timer(pending.timer)
-        pending.timer = None
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
         channels = channels_of(pending.acks)
@@ -387,9 +441,13 @@ class Checkpoints:
             in_flight=pending.in_flight,
         )
         pending.publishing = True
+        pending.files = frozenset(metadata.files)
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
-        self._effects.run_io(f"publish:{pending.checkpoint_id}", work, partial(self._published, pending, metadata, own))
+        what = self.publishing_call
+        assert what is not None
+        published = partial(self._published, pending, metadata, own)
+        self._effects.run_io(f"publish:{pending.checkpoint_id}", work, published, waits_for=what)
 
     def _published(
         self,
@@ -398,24 +456,29 @@ class Checkpoints:
         committables: tuple[Committables, ...],
         outcome: Done[str] | Failed,
     ) -> None:
-        assert self.pending is pending and pending.publishing
+        if self.pending is not pending:  # its time was up before: it is unknown for good
+            if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
+                self._listener.fenced(outcome.error)
+            return
+        assert pending.publishing
         pending.publishing = False
         if isinstance(outcome, Failed):
             error = outcome.error
             if isinstance(error, FencedError):
                 self.pending = None
+                self._effects.cancel_timer(pending.timer)
                 pending.attempt_is_over = True
                 self._listener.aborted(Aborted(pending, str(error), retry=False))
                 self._listener.fenced(error)
                 return
             certain = not isinstance(error, UnknownOutcomeError)
             if not certain:
-                self._uncertain_id = pending.checkpoint_id
-                self._uncertain_files |= frozenset(metadata.files)
+                self._is_uncertain(pending)
             reason = f"its metadata could not be written: {error}"
             self._abort(pending, reason, counts=True, retry=False, delete=certain)
             return
         self.pending = None
+        self._effects.cancel_timer(pending.timer)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
         self._newest_id = metadata.checkpoint_id
@@ -434,6 +497,7 @@ class Checkpoints:
             metadata.completed_ms - pending.created_ms,
             state_bytes,
             in_flight_bytes=pending.in_flight.bytes,
+            alignment_ms=pending.alignment_ms,
         )
         self.history.appendleft(self.last_completed)
         self._listener.completed(Completed(pending, metadata, committables))
@@ -448,10 +512,18 @@ class Checkpoints:
         self._ended(now_ms)
         self._not_before_ms = now_ms + RETRY_MS
         if not retry:
-            self.failed_count += 1
+            self.failed_count += not pending.is_savepoint
             took_ms = now_ms - pending.created_ms
             self.history.appendleft(
-                CheckpointStatus(pending.checkpoint_id, "failed", pending.created_ms, took_ms, 0, reason)
+                CheckpointStatus(
+                    pending.checkpoint_id,
+                    "failed",
+                    pending.created_ms,
+                    took_ms,
+                    0,
+                    reason,
+                    alignment_ms=pending.alignment_ms,
+                )
             )
         if pending.attempt_is_over:
             self._listener.aborted(Aborted(pending, reason, retry=False))
@@ -460,7 +532,7 @@ class Checkpoints:
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
         self._listener.aborted(Aborted(pending, reason, retry))
-        if counts:
+        if counts and not pending.is_savepoint:
             self._consecutive_failures += 1
             tolerable = self._plan.config.tolerable_failures
             if self._consecutive_failures > tolerable:

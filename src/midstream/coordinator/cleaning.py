@@ -47,7 +47,8 @@ class Cleaning:
         checkpoints, files, before = sorted(self._checkpoints), frozenset(self._files), self._before
         self._checkpoints, self._files, self._before = set(), set(), None
         work = partial(_clean, self.storage, self.epoch, checkpoints, files, before)
-        self._effects.run_io("clean", work, partial(self._done, checkpoints, files))
+        done = partial(self._done, checkpoints, files)
+        self._effects.run_io("clean", work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self) -> None:
         """Touch nothing more: somebody else owns the directory."""

@@ -145,7 +145,16 @@ class Committing:
         work: Callable[[], None],
     ) -> None:
         self._running = True
-        self._effects.run_io(f"{name}:{what.uid}:{what.checkpoint_id}", work, partial(done, what))
+        sink, _ = self._sinks[what.uid]
+        does = "commit what it wrote" if name == "commit" else "clean up what was never completed"
+        until = f" until checkpoint {what.checkpoint_id}" if name == "commit" and what.checkpoint_id else ""
+        self._effects.run_io(
+            f"{name}:{what.uid}:{what.checkpoint_id}",
+            work,
+            partial(done, what),
+            waits_for=f"sink {sink!r} to {does}{until}",
+            has_limit=True,
+        )
 
     def _committed(self, what: Committables, outcome: Done[None] | Failed) -> None:
         self._running = False

@@ -7,6 +7,7 @@ says at once what is to happen then.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from midstream.coordinator.events import (
@@ -29,6 +30,18 @@ from midstream.protocol.messages import Reply, ToSlot
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """I/O that has not come back."""
+
+    waits_for: str
+    """Behind "waiting for": what is to happen."""
+    began_s: float
+    """On the clock of `Effects.elapsed_s`."""
+    done: Callable[[Done[object] | Failed], None]
+    has_limit: bool
+
+
 class Effects:
     def __init__(self) -> None:
         self.cause = 0
@@ -38,7 +51,9 @@ class Effects:
         self._out: list[Instruction] = []
         self._tokens = 0
         self._timers: dict[str, Callable[[], None]] = {}
-        self._ios: dict[str, Callable[[Done[object] | Failed], None]] = {}
+        self.elapsed_s = 0.0
+        """What `TimePassed` has told in all. A wall clock that is set must not make a wait look long."""
+        self._calls: dict[str, Call] = {}
 
     # ---- asking ----
 
@@ -69,9 +84,19 @@ class Effects:
         if token is not None and self._timers.pop(token, None) is not None:
             self._out.append(CancelTimer(token, cause=self.cause))
 
-    def run_io(self, name: str, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+    def run_io(
+        self,
+        name: str,
+        work: Callable[[], T],
+        done: Callable[[Done[T] | Failed], None],
+        *,
+        waits_for: str,
+        has_limit: bool = False,
+    ) -> None:
+        """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.waiting`."""
         token = self._token(name)
-        self._ios[token] = cast("Callable[[Done[object] | Failed], None]", done)
+        told = cast("Callable[[Done[object] | Failed], None]", done)
+        self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
         self._out.append(RunIo(token, work, cause=self.cause))
 
     def _token(self, name: str) -> str:
@@ -86,13 +111,18 @@ class Effects:
             then()
 
     def io_done(self, token: str, outcome: Done[object] | Failed) -> None:
-        done = self._ios.pop(token, None)
-        if done is not None:
-            done(outcome)
+        call = self._calls.pop(token, None)
+        if call is not None:
+            call.done(outcome)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Under way, the oldest first."""
+        return tuple(self._calls.values())
 
     @property
     def io_in_flight(self) -> int:
-        return len(self._ios)
+        return len(self._calls)
 
     def cancel_all_timers(self) -> None:
         for token in list(self._timers):

@@ -112,6 +112,13 @@ class TimerFired:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassed:
+    """So many seconds since the last one, on a clock that nobody sets. Told about once a second from the start to the end."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class IoDone:
     """The outcome of `RunIo(token)`, good or bad."""
 
@@ -129,6 +136,7 @@ CoordinatorEvent: TypeAlias = (
     | ClientAsked
     | CancelRequested
     | TimerFired
+    | TimePassed
     | IoDone
 )
 

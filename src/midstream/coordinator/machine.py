@@ -30,14 +30,15 @@ from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.effects import Effects, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
-from midstream.coordinator.opening import OpenedStorage, check_plan, open_checkpoints
+from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
+from midstream.coordinator.rescaling import Rescaling, Stage, loses_edges
 from midstream.coordinator.restoring import Dealt, Restoring
 from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
+from midstream.coordinator.waiting import Waiting
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol import messages as m
@@ -53,6 +54,8 @@ class Coordinator:
 
     def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
         self.plan = plan
+        self._program = plan.graph
+        """At the program's own parallelism."""
         self.phase = Phase.CREATED
         self.started_ms = now_ms
         self.failures: deque[m.FailureStatus] = deque(maxlen=REMEMBERED_MAX)
@@ -67,6 +70,7 @@ class Coordinator:
         """Why the job ends."""
 
         self._effects = Effects()
+        self.waiting = Waiting(self._effects, plan.config.name)
         self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, self._slots_failed, self._warn)
         self.attempts = Attempts(self._effects, self.slots, self._fail_attempt, self._warn)
         self.restarts = Restarts(self._effects, plan.config.restart)
@@ -101,7 +105,8 @@ class Coordinator:
         """One step. Raises InvariantError, with what happened before, when a rule of the protocol is broken."""
         self._events += 1
         self._effects.cause, self._effects.now_ms = self._events, now_ms
-        if not (isinstance(event, ev.SlotMessage) and isinstance(event.message, m.SlotStatus)):
+        beats = isinstance(event, ev.SlotMessage) and isinstance(event.message, (m.SlotStatus, m.InCall))
+        if not (beats or isinstance(event, ev.TimePassed)):
             self._story.append((self._events, self.phase, event))
         try:
             self._on(event)
@@ -151,6 +156,10 @@ class Coordinator:
                 self._end("stopped", None, f"the job was cancelled: {reason}")
             case ev.TimerFired(token):
                 self._effects.timer_fired(token)
+            case ev.TimePassed(seconds):
+                failure = self.waiting.look(self, seconds)
+                if failure is not None:
+                    self._fail_attempt(failure)
             case ev.IoDone(token, outcome):
                 self._effects.io_done(token, outcome)
 
@@ -166,7 +175,12 @@ class Coordinator:
         if self.plan.config.checkpoint_dir is None:
             self._gather()
             return
-        self._effects.run_io("open", partial(open_checkpoints, self.plan, self._open_storage), self._opened)
+        work = partial(open_checkpoints, self.plan, self._open_storage)
+        what = f"the checkpoint directory {self.plan.config.checkpoint_dir} to be opened"
+        copies = copies_in(self.plan)
+        if copies:
+            what += f", and {self.plan.restore} to be copied to it"
+        self._effects.run_io("open", work, self._opened, waits_for=what, has_limit=not copies)
 
     def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
         if self.phase is not Phase.OPENING:
@@ -253,11 +267,15 @@ class Coordinator:
         if isinstance(message, m.SlotStatus):
             self.slots.heard(slot, message, attempt.number if attempt else -1, self._effects.now_ms)
             return
+        if isinstance(message, m.InCall):
+            self.slots.live[slot].in_call = message
+            return
         if attempt is None or message.attempt != attempt.number:
             return
         cancelling = self.phase is Phase.CANCELLING
         match message:
             case m.CheckpointAck():
+                self.slots.acknowledged(message.metrics, self._effects.now_ms)
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled() if cancelling:
                 attempt.awaited.discard(slot)
@@ -410,11 +428,14 @@ class Coordinator:
         if self.requests.draining and not attempt.at_end_of_data:
             return  # it would hold some sources as ended in the middle of their input, while others could read on
         rescale, savepoint = self.rescaling.wants_checkpoint, self.savepoints.wants_checkpoint
-        wanted = self.requests.wants_checkpoint or rescale or savepoint or attempt.awaits_checkpoint
-        if self.checkpoints.is_due(wanted):
+        wanted = self.requests.wants_checkpoint or rescale or savepoint
+        if self.checkpoints.is_due(wanted, attempt.awaits_checkpoint):
             clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
             align = savepoint or (rescale and self.rescaling.must_align)
-            number = self.checkpoints.trigger(attempt, self._sources.snapshot(), clients, is_stop, rescale, align)
+            if is_stop:  # it goes on when the program is started again, at the program's own parallelism
+                align = align or loses_edges(self.plan.graph, self._program)
+            sources = self._sources.snapshot()
+            number = self.checkpoints.trigger(attempt, sources, clients, is_stop, rescale, savepoint, align)
             self.savepoints.triggered(number)
 
     # ---- checkpoints ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata
@@ -23,6 +24,9 @@ from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
 
+TRIES_MAX: Final = 10
+"""How often the latest checkpoint of another job is taken up anew because it has made newer ones meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedStorage:
@@ -39,6 +43,12 @@ def check_plan(plan: JobPlan) -> None:
             f"cannot start from checkpoint {plan.restore!r}: the job has no checkpoint directory; "
             "pass checkpoint_dir=…, the directory that the checkpoint is in, or that a savepoint is to be copied to"
         )
+
+
+def copies_in(plan: JobPlan) -> bool:
+    """Whether to open its directory means to copy a checkpoint from elsewhere, which takes as long as it is large."""
+    root = plan.config.checkpoint_dir
+    return plan.restore is not None and root is not None and split_restore(plan.restore, root)[0] is not None
 
 
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
@@ -74,8 +84,9 @@ def check_restorable(plan: JobPlan, open_storage: Callable[[str], Storage]) -> N
         if metadata is not None:
             assign_state(metadata, plan.graph, plan.allow_dropped_state)
         return
+    storage = open_storage(elsewhere)
     try:
-        _fitting(plan, open_storage(elsewhere), which)
+        _while_it_moves_on(storage, which, lambda _: _fitting(plan, storage, which))
     except StorageError as error:
         raise StorageError(f"{elsewhere}: {error}") from error
 
@@ -92,10 +103,40 @@ def _fitting(plan: JobPlan, elsewhere: Storage, which: str) -> tuple[CheckpointM
     return metadata, warnings
 
 
+def _while_it_moves_on(
+    elsewhere: Storage, which: str, work: Callable[[int], tuple[CheckpointMetadata, tuple[str, ...]]]
+) -> tuple[CheckpointMetadata, tuple[str, ...]]:
+    """Work on the latest checkpoint of a job that may be running: it drops that one as soon as it has newer ones.
+
+    `work` gets how often it was called before, and gives a checkpoint, and warnings about any skipped.
+    """
+    for number in range(TRIES_MAX):
+        newest = _newest(elsewhere)
+        has_moved_on = False
+        try:
+            found = work(number)
+            has_moved_on = bool(found[1]) and _newest(elsewhere) != newest  # what was skipped may only be gone
+        except StorageError:
+            if which != "latest" or number + 1 == TRIES_MAX or _newest(elsewhere) == newest:
+                raise
+            continue
+        if not has_moved_on:
+            break
+    return found
+
+
+def _newest(storage: Storage) -> int:
+    return max((entry.checkpoint_id for entry in list_checkpoints(storage)), default=0)
+
+
 def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage: Storage, opened: Opened) -> Opened:
-    try:
+    def copy(number: int) -> tuple[CheckpointMetadata, tuple[str, ...]]:
         metadata, warnings = _fitting(plan, elsewhere, which)  # before anything is copied
-        copied = copy_in(elsewhere, metadata, storage, opened.epoch, opened.next_checkpoint_id)
+        # under another id each time: files of the time before may be there
+        return copy_in(elsewhere, metadata, storage, opened.epoch, opened.next_checkpoint_id + number), warnings
+
+    try:
+        copied, warnings = _while_it_moves_on(elsewhere, which, copy)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
     publish(storage, copied)

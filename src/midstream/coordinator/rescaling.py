@@ -81,7 +81,7 @@ class Rescaling:
     def must_align(self) -> bool:
         """Rows in flight would have nowhere to go: edges disappear, because their ends run in one task then."""
         assert self._current is not None
-        return bool(_ends(self._current.before.graph) - _ends(self.plan.graph))
+        return loses_edges(self._current.before.graph, self.plan.graph)
 
     def asked(self, client: int, parallelism: int, plan: JobPlan) -> None:
         if self._current is not None:
@@ -95,7 +95,9 @@ class Rescaling:
         else:
             self._current = _Rescale(client, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
-            self._effects.run_io(f"rescale:{parallelism}", work, partial(self._planned, self._current))
+            planned = partial(self._planned, self._current)
+            what = f"the plan of the job at parallelism {parallelism}"
+            self._effects.run_io(f"rescale:{parallelism}", work, planned, waits_for=what)
 
     def _planned(self, rescale: _Rescale, outcome: Done[JobPlan] | Failed) -> None:
         if self._current is not rescale:
@@ -175,6 +177,11 @@ class Rescaling:
 
     def _refuse(self, client: int, reason: str) -> None:
         self._effects.reply(client, Reply(error=reason))
+
+
+def loses_edges(graph: JobGraph, other: JobGraph) -> bool:
+    """Whether rows in flight in the one could have nowhere to go in the other."""
+    return graph is not other and bool(_ends(graph) - _ends(other))
 
 
 def _ends(graph: JobGraph) -> set[tuple[str, str, int, str | None]]:

@@ -79,7 +79,9 @@ class Restoring:
 
     def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
         """Then `done`, which answers whether it is still wanted; only then it is kept."""
-        self._effects.run_io("deal", partial(deal, metadata, plan), partial(self._ready, (metadata, plan.graph), done))
+        ready = partial(self._ready, (metadata, plan.graph), done)
+        what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
+        self._effects.run_io("deal", partial(deal, metadata, plan), ready, waits_for=what)
 
     def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
         """Whether the next attempt can go on with it. If not, it is being dealt out, and there will be an event."""

@@ -118,7 +118,8 @@ class Savepoints:
             savepoint = _Savepoint(client, is_stop)
             self._all.append(savepoint)
             work = partial(claim_place, self._open_storage, place, self._root, self._about)
-            self._effects.run_io("savepoint-place", work, partial(self._claimed, savepoint))
+            what = f"the place of a savepoint, {place or 'below the checkpoint directory'}, to be made"
+            self._effects.run_io("savepoint-place", work, partial(self._claimed, savepoint), waits_for=what)
 
     def _claimed(self, savepoint: _Savepoint, outcome: Done[Place] | Failed) -> None:
         if isinstance(outcome, Failed):
@@ -161,7 +162,9 @@ class Savepoints:
             assert source is not None and savepoint.metadata is not None and savepoint.place is not None
             savepoint.stage = Stage.COPYING
             work = partial(_copy, source, savepoint.metadata, savepoint.place)
-            self._effects.run_io(f"savepoint:{savepoint.checkpoint_id}", work, partial(self._copied, savepoint))
+            what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
+            copied = partial(self._copied, savepoint)
+            self._effects.run_io(f"savepoint:{savepoint.checkpoint_id}", work, copied, waits_for=what)
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
         assert savepoint.place is not None
@@ -209,7 +212,8 @@ class Savepoints:
             self._discarded(savepoint, Done(None))
         else:
             gone = partial(self._discarded, savepoint)
-            self._effects.run_io("savepoint-discard", partial(discard, savepoint.place), gone)
+            what = f"the place of a savepoint that is not made, {savepoint.place.url}, to be cleared"
+            self._effects.run_io("savepoint-discard", partial(discard, savepoint.place), gone, waits_for=what)
 
     def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:
         """If that failed: what is left of it cannot be restored, and says so."""

@@ -13,7 +13,7 @@ from midstream.coordinator.failures import Failure
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import Peer, Register, SlotStatus, TaskMetrics
+from midstream.protocol.messages import InCall, Peer, Register, SlotStatus, TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
@@ -37,6 +37,8 @@ class Slot:
     id: int
     register: Register
     status: SlotStatus | None = None
+    in_call: InCall | None = None
+    """What its loop is in, as it last said, if it was in a call then."""
 
 
 class Slots:
@@ -154,7 +156,7 @@ class Slots:
         self.rates.clear()
 
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Rows in and out by operator uid over all attempts, as of the last heartbeats of each."""
+        """Rows in and out by operator uid over all attempts, as of the last that was heard of each."""
         rows = dict(self._rows_before)
         for rate in self.rates.values():
             for uid, rows_in, rows_out in rate.metrics.operators:
@@ -185,21 +187,30 @@ class Slots:
         if slot not in self.live:
             return
         self.live[slot].status = status
+        self.live[slot].in_call = None
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
-            self.late.heard(metrics.task, metrics.late)
-            self.timers.heard(metrics.task, metrics.timers_dropped)
-            before = self.rates.get(metrics.task)
-            rate = Rate(now_ms, metrics)
-            if before is not None:
-                span_ms = now_ms - before.at_ms
-                if span_ms > 0:
-                    rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
-                    rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
-                else:
-                    rate.busy, rate.backpressured = before.busy, before.backpressured
-            self.rates[metrics.task] = rate
+            self._note(metrics, now_ms, shares=True)
+
+    def acknowledged(self, metrics: TaskMetrics | None, now_ms: int) -> None:
+        """What a task had done when it acknowledged a checkpoint: as good as a heartbeat, but not of regular times."""
+        if metrics is not None:
+            self._note(metrics, now_ms, shares=False)
+
+    def _note(self, metrics: TaskMetrics, now_ms: int, shares: bool) -> None:
+        self.late.heard(metrics.task, metrics.late)
+        self.timers.heard(metrics.task, metrics.timers_dropped)
+        before = self.rates.get(metrics.task)
+        rate = Rate(now_ms, metrics)
+        if before is not None:
+            span_ms = now_ms - before.at_ms
+            if shares and span_ms > 0:
+                rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
+                rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
+            else:
+                rate.busy, rate.backpressured = before.busy, before.backpressured
+        self.rates[metrics.task] = rate
 
     def check(self) -> None:
         assert len(self.live) + len(self._open) <= self.needed, (self.live, self._open, self.needed)

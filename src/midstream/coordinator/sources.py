@@ -223,13 +223,19 @@ class Sources:
             settled, state.settled = state.settled, None
             state.busy = state.called = True
             work = partial(_tell, state.spec, settled, self.storage)
-            self._effects.run_io(f"settled:{state.spec.uid}", work, partial(self._told, state))
+            what = f"source {state.spec.name!r} to take note of a checkpoint"
+            told = partial(self._told, state)
+            self._effects.run_io(f"settled:{state.spec.uid}", work, told, waits_for=what, has_limit=True)
         elif self._is_open and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
             work_discover = partial(state.spec.source.discover, state.position, context)
             self._effects.run_io(
-                f"discover:{state.spec.uid}", work_discover, partial(self._discovered, state, state.generation)
+                f"discover:{state.spec.uid}",
+                work_discover,
+                partial(self._discovered, state, state.generation),
+                waits_for=f"source {state.spec.name!r} to find its splits",
+                has_limit=True,
             )
 
     def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
@@ -274,7 +280,9 @@ class Sources:
             if not state.called:
                 continue
             state.busy = True
-            self._effects.run_io(f"close:{state.spec.uid}", state.spec.source.close, partial(self._closed, state))
+            what = f"source {state.spec.name!r} to be closed"
+            closed = partial(self._closed, state)
+            self._effects.run_io(f"close:{state.spec.uid}", state.spec.source.close, closed, waits_for=what)
 
     def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def job_status(job: Coordinator, now_ms: int) -> JobStatus:
-    """All of it as of `now_ms`; rows and shares are those of the last heartbeats."""
+    """All of it as of `now_ms`; rows are those of the last messages that had any, shares those of the last heartbeats."""
     graph, config, checkpoints = job.plan.graph, job.plan.config, job.checkpoints
     in_progress = checkpoints.in_progress(now_ms)
     slots = [job.slots.live[slot] for slot in job.slots.ids()]
@@ -45,6 +45,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         checkpoint_dir=config.checkpoint_dir,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
+        waiting=job.waiting.waits(job),
         warnings=(*job.warnings, *job.slots.late.warnings(), *job.slots.timers.warnings()),
     )
 

@@ -298,6 +298,19 @@ class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
     """Resident memory of the slot's process; 0 where unknown."""
 
 
+class InCall(msgspec.Struct, frozen=True, tag="in_call"):
+    """A heartbeat in place of `SlotStatus`: the slot's loop has been inside one call for so long.
+
+    Sent by another thread of the slot, so that a function that takes its time costs no slot its life.
+    """
+
+    operator: str
+    """Whose call it is, with the subtask, as people know it."""
+    for_ms: int
+    where: str
+    """The innermost line of the user's that is being run: file, line, function. Empty if there is none."""
+
+
 class Deployed(msgspec.Struct, frozen=True, tag="deployed"):
     attempt: int
 
@@ -361,6 +374,8 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     """The task had reached the end of its data when it took the snapshot."""
     channels: tuple[ChannelState, ...] = ()
     """What was in flight to and from the task, and is its own to store."""
+    metrics: TaskMetrics | None = None
+    """As of now. A job that stops with this checkpoint may have no heartbeat after it."""
 
 
 class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
@@ -383,6 +398,7 @@ class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
 FromSlot: TypeAlias = (
     Register
     | SlotStatus
+    | InCall
     | Deployed
     | DeployFailed
     | Cancelled
@@ -475,6 +491,8 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     reason: str = ""
     in_flight_bytes: int = 0
     """What lay in channels; unlike `state_bytes` with what earlier checkpoints have stored and nobody consumed yet."""
+    alignment_ms: float = 0.0
+    """How long the task that waited longest for the barriers of all its inputs has done so."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
@@ -482,6 +500,24 @@ class FailureStatus(msgspec.Struct, frozen=True):
     attempt: int
     summary: str
     details: str
+
+
+class WaitStatus(msgspec.Struct, frozen=True):
+    """Something that the job, or whoever asked something of it, has been waiting for."""
+
+    what: str
+    for_ms: int
+    limit_ms: int | None = None
+    """After so long it is given up; None: it is waited for as long as it takes."""
+    is_call: bool = False
+    """`what` is an operator, which has not come back from one call."""
+
+    @property
+    def sentence(self) -> str:
+        if self.is_call:
+            return f"{self.what} has been in one call for {self.for_ms // 1000} s"
+        limit = "" if self.limit_ms is None else f" (given up after {self.limit_ms / 1000:g} s)"
+        return f"waiting for {self.what}, {self.for_ms // 1000} s so far{limit}"
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -515,6 +551,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     slot_pids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     """What is not as it should be, but does not keep the job from running; the newest last."""
+    waiting: tuple[WaitStatus, ...] = ()
+    """What has taken a while and is not there yet, the oldest first."""
 
     @property
     def has_ended(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
@@ -75,6 +76,10 @@ class Connection:
         self.handshake = handshake
         self.heard_s = loop.monotonic_s()
         """When the last byte of the peer arrived, on the monotonic clock."""
+        self.is_established = not connecting
+        """The peer's machine has taken the connection; the peer may be too busy to say anything on it."""
+        self.is_judged = False
+        """What the peer said in the handshake ended it: it would say so again."""
         self._loop = loop
         self._sock = sock
         self._opened = opened
@@ -89,6 +94,8 @@ class Connection:
         """The kernel takes no more; the selector tells when it does."""
         self._flush_posted = False
         self._finished: Callable[[], None] | None = None
+        self._guard: threading.RLock | None = None
+        """Held for every use of the socket for sending, once another thread may send as well."""
         self._state = State.CONNECTING if connecting else State.HANDSHAKE
         self._timer = loop.call_later(handshake_timeout_s, self._handshake_late)
         _prepare(sock)
@@ -136,12 +143,48 @@ class Connection:
         """Close at once; nobody is told. May be called again."""
         if self._state is State.CLOSED:
             return
+        if self._guard is None:
+            self._close()
+        else:
+            with self._guard:
+                self._close()
+
+    def _close(self) -> None:
         self._state = State.CLOSED
         self._timer.cancel()
         self._loop.unwatch(self._sock)
         self._sock.close()
         self._out.clear()
         self._end = None
+
+    # ---- another thread
+
+    def share(self) -> None:
+        """From now on one other thread may call `send_aside`. Loop thread only."""
+        self._guard = threading.RLock()
+
+    def send_aside(self, frame: list[bytes | memoryview]) -> None:
+        """Send a frame while the loop is busy, or what it had left half sent. Dropped if the kernel takes nothing."""
+        assert self._guard is not None
+        with self._guard:
+            if self._state is not State.OPEN:
+                return
+            if not self._out:
+                self._out = frame
+            out = self._out
+            try:
+                sent = self._sock.sendmsg(out[:PIECES_PER_CALL_MAX])
+            except OSError:
+                sent = 0  # if it is broken, the loop will find out
+            if not sent and out is frame:
+                self._out = []
+            while sent:
+                piece = out[0]
+                if sent < len(piece):
+                    out[0] = memoryview(piece)[sent:]
+                    return  # the loop sends the rest before anything else
+                sent -= len(piece)
+                del out[0]
 
     # ---- opening
 
@@ -156,6 +199,7 @@ class Connection:
         if error:
             self._give_up(f"cannot connect: {os.strerror(error)}")
         else:
+            self.is_established = True
             self._begin()
 
     def _greet(self, frame: memoryview) -> None:
@@ -185,7 +229,8 @@ class Connection:
         self._flush()
 
     def _handshake_late(self) -> None:
-        self._give_up("the handshake took too long")
+        took_too_long = "the handshake" if self.is_established else "connecting"
+        self._give_up(f"{took_too_long} took too long")
 
     def _open(self) -> bool:
         return self._state is not State.CLOSED
@@ -205,6 +250,7 @@ class Connection:
             try:
                 self._read()
             except (ProtocolViolation, Refused) as error:
+                self.is_judged = True
                 self._give_up(str(error))
 
     def _read(self) -> None:
@@ -249,6 +295,13 @@ class Connection:
     # ---- writing
 
     def _flush(self) -> None:
+        if self._guard is None:
+            self._send_all()
+        else:
+            with self._guard:
+                self._send_all()
+
+    def _send_all(self) -> None:
         self._flush_posted = False
         if self._state in (State.CLOSED, State.CONNECTING):
             return

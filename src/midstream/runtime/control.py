@@ -72,6 +72,14 @@ class MessageChannel(Generic[In]):
             return
         self._connection.wake()
 
+    def share(self) -> None:
+        """From now on one other thread may call `send_aside`."""
+        self._connection.share()
+
+    def send_aside(self, message: msgspec.Struct) -> None:
+        """A small message that need not arrive, from that other thread, ahead of what is queued."""
+        self._connection.send_aside(frame(MESSAGE, msgspec.msgpack.encode(message)))
+
     def finish(self, finished: Callable[[], None] | None = None) -> None:
         """Send what is queued, then close; `finished` is called at the end of it, good or bad."""
         self._connection.finish(finished)

@@ -45,6 +45,7 @@ from midstream.coordinator.events import (
     SlotRequestFailed,
     SlotsGone,
     Started,
+    TimePassed,
     TimerFired,
 )
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError
@@ -63,6 +64,7 @@ RELEASE_WAIT_S: Final = 10.0
 """How long the process of a slot that was released may take to end by itself."""
 EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
+TELL_TIME_S: Final = 1.0
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 _log = logging.getLogger(__name__)
@@ -183,6 +185,7 @@ class Driver:
     def _begin(self) -> None:
         self._lines.start()
         self._feed(Started())
+        self._tell_time(self._loop.monotonic_s())
 
     def _feed(self, event: CoordinatorEvent) -> None:
         """One event after the other: what an instruction brings about at once waits for its turn."""
@@ -196,6 +199,14 @@ class Driver:
                     self._execute(instruction)
         finally:
             self._stepping = False
+
+    def _tell_time(self, since_s: float) -> None:
+        """As a machine that slept has slept: no wait is longer for it than one interval."""
+        if self.outcome is not None:
+            return
+        now_s = self._loop.monotonic_s()
+        self._feed(TimePassed(min(now_s - since_s, 2 * TELL_TIME_S)))
+        self._loop.call_later(TELL_TIME_S, partial(self._tell_time, now_s))
 
     def _execute(self, instruction: Instruction) -> None:
         match instruction:

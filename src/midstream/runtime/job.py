@@ -139,7 +139,8 @@ class Job:
     def _ask(self, request: ClientRequest, timeout_s: float | None) -> Reply:
         future: Future[Reply] = self._driver.ask(request)
         if not _wait(lambda seconds: bool(wait([future], seconds).done), timeout_s):
-            raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s")
+            waiting = "".join(f"; {wait.sentence}" for wait in self.status().waiting)
+            raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s{waiting}")
         reply = future.result()
         if reply.error:
             raise JobError(f"job {self.name}: {reply.error}")

@@ -194,8 +194,9 @@ class Lines:
             if silent_s > self.heartbeat_timeout_s:
                 self.ended(
                     line,
-                    f"nothing was heard of it for {silent_s:.1f} s (if a function of the job works so long on one "
-                    "batch, lower batch_rows or raise heartbeat_timeout)",
+                    f"nothing was heard of it for {silent_s:.1f} s: its process or its machine stands still, the network "
+                    "is down, or a function of the job has held Python's interpreter lock for so long (then raise "
+                    "heartbeat_timeout)",
                 )
             elif slot in self._slots:
                 line.channel.send(Heartbeat())

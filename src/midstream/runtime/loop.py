@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import selectors
 import socket
 import time
@@ -72,6 +73,10 @@ class EventLoop:
         fatal: Callable[[BaseException], None] | None = None,
         io_threads_max: int = THREADS_MAX,
     ) -> None:
+        self.busy_since_s = math.inf
+        """Since when it has been in its present mail or socket callback, on the monotonic clock; infinite while it sleeps.
+
+        Other threads may look."""
         self._mails: deque[Mail] = deque()
         self._asleep = False
         self._timers: list[tuple[float, int, LoopTimer]] = []
@@ -146,7 +151,8 @@ class EventLoop:
         assert not self._closed
         mails, selector = self._mails, self._selector
         while True:
-            round_end_s = time.monotonic() + ROUND_S_MAX
+            now_s = self.busy_since_s = time.monotonic()
+            round_end_s = now_s + ROUND_S_MAX
             for _ in range(MAILS_PER_ROUND_MAX):
                 if not mails:
                     break
@@ -155,7 +161,8 @@ class EventLoop:
                     mail()
                 except BaseException as error:  # noqa: BLE001 - decided by the fatal handler
                     self._escaped(error)
-                if time.monotonic() >= round_end_s:
+                now_s = self.busy_since_s = time.monotonic()
+                if now_s >= round_end_s:
                     break
             if self._stopping and not mails:
                 return
@@ -166,8 +173,11 @@ class EventLoop:
             if mails:
                 self._asleep = False
                 timeout_s = 0.0
+            self.busy_since_s = math.inf
             ready = selector.select(timeout_s)
             self._asleep = False
+            if ready:
+                self.busy_since_s = time.monotonic()
             for key, mask in ready:
                 try:
                     key.data(mask)

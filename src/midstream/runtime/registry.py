@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import psutil
@@ -27,8 +28,8 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     secret: bytes
     pid: int
-    process_started_s: float
-    """When that process began (the system's figure): a process id alone may be someone else's by now."""
+    process_started: str
+    """Which process that is, see `process_started`: a process id alone may be someone else's by now."""
     started_ms: int
     machine: str
     """Where that process runs: the home directory may be shared with other machines."""
@@ -37,13 +38,21 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
         return f"JobEntry({self.job_id!r}, {self.name!r}, {self.host}:{self.port}, pid {self.pid})"
 
 
+class _OfSomeVersion(msgspec.Struct):
+    pid: int
+
+
+_START_TICKS: Final = 22 - 3
+"""In /proc/PID/stat, behind the process's name, which is its second field."""
+
+
 def home() -> Path:
     return Path(os.environ.get("MIDSTREAM_HOME") or Path.home() / ".midstream")
 
 
 def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: bytes) -> JobEntry:
-    started_s = process_started_s(os.getpid())
-    assert started_s is not None
+    started = process_started(os.getpid())
+    assert started is not None
     return JobEntry(
         job_id=job_id,
         name=name,
@@ -51,7 +60,7 @@ def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: 
         port=port,
         secret=secret,
         pid=os.getpid(),
-        process_started_s=started_s,
+        process_started=started,
         started_ms=time.time_ns() // 1_000_000,
         machine=socket.gethostname(),
     )
@@ -86,18 +95,21 @@ def list_jobs() -> list[JobEntry]:
     directory = home() / "jobs"
     for path in sorted(directory.glob("*.json")) if directory.is_dir() else []:
         try:
-            entry = msgspec.json.decode(path.read_bytes(), type=JobEntry)
-        except FileNotFoundError:
-            continue  # it ended just now
-        except (OSError, msgspec.MsgspecError):
-            entry = None
-        if entry is not None and entry.machine != socket.gethostname():
+            data = path.read_bytes()
+        except OSError:
+            continue  # it ended just now, or is not ours to read
+        try:
+            entry = msgspec.json.decode(data, type=JobEntry)
+        except msgspec.MsgspecError:
+            if not _may_live(data):
+                withdraw(path)
             continue
-        if entry is not None and _lives(entry):
+        if entry.machine != socket.gethostname():
+            continue
+        if process_started(entry.pid) == entry.process_started:
             entries.append(entry)
         else:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            withdraw(path)
     return sorted(entries, key=lambda e: (e.started_ms, e.job_id))
 
 
@@ -118,15 +130,31 @@ def find(job: str) -> JobEntry:
     raise JobError(f"no running job {job!r} on this machine; running: {running}")
 
 
-def process_started_s(pid: int) -> float | None:
-    """When that process began, or None when there is no such process."""
+def process_started(pid: int) -> str | None:
+    """What tells that process from all others of its id, before and after; None when there is no such process.
+
+    Not by the wall clock: once that is set, a time of day since when it runs is another one. On Linux it is
+    the boot and the ticks since then at which it began.
+    """
+    if Path("/proc/self/stat").exists():
+        try:
+            after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        boot = ""
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {int(after_name[_START_TICKS])}"
     try:
-        started: float = psutil.Process(pid).create_time()
+        return f"{psutil.Process(pid).create_time():.2f}"
     except psutil.Error:
         return None
-    return started
 
 
-def _lives(entry: JobEntry) -> bool:
-    started_s = process_started_s(entry.pid)
-    return started_s is not None and abs(started_s - entry.process_started_s) < 1.0
+def _may_live(data: bytes) -> bool:
+    """An entry that another version of midstream has written: only that one can tell, unless its process is gone."""
+    try:
+        pid = msgspec.json.decode(data, type=_OfSomeVersion).pid
+    except msgspec.MsgspecError:
+        return False
+    return bool(psutil.pid_exists(pid))

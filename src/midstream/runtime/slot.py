@@ -1,5 +1,7 @@
 """The main of a slot process: connect to the driver, register, run the SlotMachine until released.
 
+While a function of the user's keeps the loop, another thread says that the slot lives (`beating`).
+
 A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout,
 when the control connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later
 finds its connection closed, or the silence too long: a zombie ends by itself. Whatever the end,
@@ -15,7 +17,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -43,6 +45,9 @@ from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
 from midstream.runtime.transport import TcpTransport
+
+if TYPE_CHECKING:
+    from midstream.runtime.beating import Beating
 
 WELCOME_TIMEOUT_S: Final = 30.0
 
@@ -100,6 +105,7 @@ class _SlotProcess:
         self._channel: MessageChannel[ToSlot] | None = None
         self._machine: Machine | None = None
         self._welcome: Welcome | None = None
+        self._beating: Beating | None = None
         self._ending = False
         self._error: BaseException | None = None
         """Why the slot ends, if that is not as it should be."""
@@ -189,6 +195,10 @@ class _SlotProcess:
             unpickle=pickle.loads,
         )
         self._machine.handle(welcome)
+        self._channel.share()
+        from midstream.runtime.beating import Beating  # not before the threads of what it imports are limited
+
+        self._beating = Beating(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
         self._beat()
 
     def _beat(self) -> None:
@@ -242,6 +252,8 @@ class _SlotProcess:
                 self._loop.stop()
 
     def _close(self) -> None:
+        if self._beating is not None:
+            self._beating.end()
         if self._channel is not None:
             self._channel.close()
         if self._transport is not None:

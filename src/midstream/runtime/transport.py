@@ -3,6 +3,10 @@
 Of two slots the one with the lower id dials. Its connection may come before the other side has
 opened its end; it is then held, unread, within limits of number and time. Both sides name the
 attempt in the handshake: whoever comes with an older one than was opened last is refused.
+
+A peer whose loop is inside a long call of a user's function answers late, and may be late in proving
+itself, so that the other side has hung up meanwhile: then it is dialled again. Whether a slot lives
+is for the driver to judge, by its heartbeats; only a machine that cannot be reached is given up soon.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from midstream.core.errors import ClusterError
 from midstream.core.seams import DataLink, LinkEnd, Timer
 from midstream.protocol.framing import DATA_FRAME_BYTES_MAX
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
-from midstream.runtime.connection import Connection, dial
+from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection, dial
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
 
 RECEIVE_BUFFER_BYTES: Final = 512 * 2**10
-OPEN_TIMEOUT_S: Final = 30.0
+DIAL_TIMEOUT_S: Final = 30.0
+REDIAL_S: Final = 0.5
+OPEN_TIMEOUT_S: Final = 600.0
 HELD_MAX: Final = 1024
 
 
@@ -34,6 +40,7 @@ class TcpTransport:
         host: str,
         *,
         open_timeout_s: float = OPEN_TIMEOUT_S,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         held_max: int = HELD_MAX,
     ) -> None:
         self.slot: int | None = None
@@ -57,6 +64,7 @@ class TcpTransport:
             self._came,
             frame_bytes_max=DATA_FRAME_BYTES_MAX,
             buffer_bytes=RECEIVE_BUFFER_BYTES,
+            handshake_timeout_s=handshake_timeout_s,
         )
         self._listener.start()
 
@@ -112,6 +120,15 @@ class TcpTransport:
 
     def _dial(self, link: _Link, host: str, port: int) -> None:
         slot, attempt = link.key
+        if link.is_closed:
+            return
+
+        def failed(connection: Connection, reason: str) -> None:
+            if connection.is_established and not connection.is_judged:
+                self._loop.call_later(REDIAL_S, lambda: self._dial(link, host, port))
+            else:
+                link.lost(f"slot {slot} at {host}:{port}: {reason}")
+
         identity = Identity(Role.SLOT_DATA, self._job_id, attempt, from_slot=self.slot or 0, to_slot=slot)
         try:
             link.connection = dial(
@@ -120,9 +137,10 @@ class TcpTransport:
                 port,
                 Dialer(self._secret, identity, secrets.token_bytes(NONCE_BYTES)),
                 link.connected,
-                lambda _, reason: link.lost(f"slot {slot} at {host}:{port}: {reason}"),
+                failed,
                 frame_bytes_max=DATA_FRAME_BYTES_MAX,
                 buffer_bytes=RECEIVE_BUFFER_BYTES,
+                handshake_timeout_s=DIAL_TIMEOUT_S,
             )
         except ClusterError as error:
             reason = f"slot {slot}: {error}"
@@ -169,6 +187,10 @@ class _Link:
         self.key = key
         self.connection: Connection | None = None
         self.timer: Timer | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._end is None
 
     def wake(self) -> None:
         if self.connection is not None and self._end is not None:

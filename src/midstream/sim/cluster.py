@@ -38,6 +38,7 @@ from midstream.coordinator.events import (
     SlotMessage,
     SlotRequestFailed,
     Started,
+    TimePassed,
     TimerFired,
 )
 from midstream.coordinator.slots import PYTHON
@@ -405,11 +406,16 @@ class Driver:
         world = self.cluster.world
         limit_us = self.plan.config.heartbeat_timeout_s * 1e6
         for connection in list(self.connections.values()):
-            if world.now_us - connection.heard_us > limit_us:
+            if connection.slot.calls_since_us is not None:  # its other thread is heard
+                connection.heard_us = world.now_us
+                for_ms = (world.now_us - connection.slot.calls_since_us) // 1000
+                self._feed(SlotMessage(connection.number, m.InCall(f"a function {SIM}", for_ms, "")))
+            elif world.now_us - connection.heard_us > limit_us:
                 self.connection_lost(connection, f"no heartbeat {SIM}")
             else:
                 connection.to_slot.send(m.Heartbeat())
         if self.outcome is None:
+            self._feed(TimePassed(HEARTBEAT_S))
             self.process.call_later(HEARTBEAT_S, self._watch)
 
     def _died(self) -> None:
@@ -432,6 +438,8 @@ class Slot:
         self.process = Process(world, f"slot{len(cluster.slots)}")
         self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
         self.connection: Connection | None = None
+        self.calls_since_us: int | None = None
+        """Since when its loop has been in one call."""
         self.machine: SlotMachine | None = None
         self.process.on_death.append(self._died)
         self.process.after_step = self._check

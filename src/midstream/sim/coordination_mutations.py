@@ -27,6 +27,31 @@ from midstream.worker.task import Task, TaskState
 Replacements = list[tuple[Any, str, Any]]
 
 
+# ---- metadata that is written late
+
+
+def late_metadata_is_failed() -> Replacements:
+    """A checkpoint whose metadata was not written in time is taken for one that will never be."""
+
+    def expired(self: Any, checkpoint_id: int, timeout_s: float) -> None:
+        self.pending.timer, self.pending.publishing = None, False
+        self._abort(self.pending, "not complete within its time", counts=True, retry=False)
+
+    return [(Checkpoints, "_expired", expired)]
+
+
+def late_metadata_completes() -> Replacements:
+    """A checkpoint that has been given up is complete all the same once its metadata is written."""
+    original = Checkpoints._published
+
+    def published(self: Any, pending: Any, metadata: Any, own: Any, outcome: Any) -> None:
+        if self.pending is None:
+            self.pending, pending.publishing = pending, True
+        original(self, pending, metadata, own, outcome)
+
+    return [(Checkpoints, "_published", published)]
+
+
 # ---- rescaling while the job runs
 
 

@@ -231,6 +231,7 @@ _COORDINATOR_EVENTS: Final = (
     *(name for name in _classes(m.FromSlot) if name != "Register"),
     *_classes(m.ClientRequest),
     "CancelRequested",
+    "TimePassed",
     *(f"timer {name}" for name in ("wake", "checkpoint", "commit", "symptom", "restart", "cancel", "end", "slots")),
     *(f"timer {name}" for name in ("slot-retry", "discover")),
     *(f"{name} {outcome}" for outcome in ("done", "failed") for name in _IO),
@@ -284,6 +285,8 @@ def _watch_checkpoints() -> Sequence[Watched]:
 
     def of_published(checkpoints: Any, *arguments: Any) -> tuple[str, str]:
         outcome = arguments[-1]
+        if checkpoints.pending is not arguments[0]:
+            return state(checkpoints), "outcome of one given up"
         if not isinstance(outcome, Failed):
             return state(checkpoints), "published"
         return state(checkpoints), f"not published: {type(outcome.error).__name__}"
@@ -344,14 +347,14 @@ def _watch_channels() -> Sequence[Watched]:
     ]
 
 
-_FROM_TASKS: Final = "|".join(name for name in _classes(m.FromSlot) if name not in ("Register", "SlotStatus"))
+_FROM_TASKS: Final = "|".join(name for name in _classes(m.FromSlot) if name not in ("Register", "SlotStatus", "InCall"))
 _AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit"
 _REQUESTS: Final = (*_classes(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in _COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
 _IO_LATER: Final = "|".join(
     name for name in _COORDINATOR_EVENTS if name.endswith((" done", " failed")) and not name.startswith("open")
 )
-_SETTLED_BEFORE: Final = "publish done|publish failed|commit done|commit failed|abort done|abort failed"
+_SETTLED_BEFORE: Final = "commit done|commit failed|abort done|abort failed"
 _NOT_LIVE: Final = "CREATED|FINISHED|CLOSED"
 _AFTER_DATA: Final = "rows|Watermark|WatermarkStatus|EndOfData"
 
@@ -410,7 +413,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("CREATED", "|".join(e for e in _COORDINATOR_EVENTS[1:] if e not in _REQUESTS), "Started comes first"),
             (
                 "OPENING",
-                f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|{_FROM_TASKS}",
+                f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_FROM_TASKS}",
                 "no slot is asked for yet",
             ),
             ("OPENING", f"{_TIMERS}|{_IO_LATER}", "nothing but opening is under way"),
@@ -421,12 +424,13 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("STARTING|RUNNING", "Deployed|DeployFailed|Cancelled", "all slots have answered"),
             ("DEPLOYING", "Cancelled", "nothing was cancelled"),
             ("RUNNING", "TaskRunning", "all tasks have said so"),
-            ("ENDING|ENDED", f"SlotLost|SlotStatus|{_FROM_TASKS}", "all slots have been released"),
+            ("ENDING|ENDED", f"SlotLost|SlotStatus|InCall|{_FROM_TASKS}", "all slots have been released"),
+            ("ENDED", "TimePassed", "nobody waits any more"),
             ("ENDED", "SlotConnected", "whoever runs the coordinator knows that it has ended"),
             ("ENDED", f"{_TIMERS}|timer end", "all timers are cancelled"),
             ("ENDING", _TIMERS, "all other timers are cancelled"),
             ("OPENING|GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "timer end", "it is set when the job ends"),
-            ("GATHERING|DEPLOYING|STARTING|CANCELLING", "timer checkpoint", "no checkpoint outlives its attempt"),
+            ("DEPLOYING|STARTING", "timer checkpoint", "one that outlives its attempt is waited for before"),
             ("GATHERING|DEPLOYING|CANCELLING", "timer symptom", "of an attempt that runs"),
             ("GATHERING|DEPLOYING|STARTING|RUNNING", "timer cancel", "of an attempt that is being cancelled"),
             ("DEPLOYING|STARTING|RUNNING", "timer restart", "deploying waits for it, or ends it"),
@@ -452,7 +456,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         ("NONE", "COLLECTING", "PUBLISHING", "PUBLISHING, attempt over"),
         (
             *("trigger", "ack", "ack again", "ack of another", "decline", "decline of another", "task finished"),
-            *("attempt over", "timeout", "published"),
+            *("attempt over", "timeout", "published", "outcome of one given up"),
             *(f"not published: {kind}" for kind in ("StorageError", "UnknownOutcomeError", "FencedError")),
         ),
         _watch_checkpoints,
@@ -464,7 +468,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
                 "published|not published: StorageError|not published: UnknownOutcomeError|not published: FencedError",
                 "it is not being published",
             ),
-            ("PUBLISHING|PUBLISHING, attempt over", "ack|timeout", "all have answered"),
+            ("PUBLISHING|PUBLISHING, attempt over", "ack", "all have answered"),
             ("*", "ack again", "a task answers once, on a connection without duplicates"),
             ("PUBLISHING|PUBLISHING, attempt over", "decline", "a task answers once"),
         ),

@@ -29,6 +29,8 @@ class Disk:
         """Numbers of write operations that fail."""
         self.failing_names: dict[str, int] = {}
         """Base name: how many of the next writes of such files fail."""
+        self.hangs_us: dict[str, int] = {}
+        """Base name: for how long the next write of such a file hangs before it happens."""
         self.before_write: dict[str, Callable[[], None]] = {}
         """Base name: called once, when such a file is about to be written."""
         self.failures = 0
@@ -116,6 +118,10 @@ class Disk:
         base = name.rpartition("/")[2]
         if base in self.before_write:
             self.before_write.pop(base)()
+        if base in self.hangs_us:
+            world.note(("write of", name, "hangs"))
+            world.hang(self.hangs_us.pop(base))
+            world.note(("write of", name, "goes on"))
         is_named = self.failing_names.get(base, 0) > 0
         if is_named:
             self.failing_names[base] -= 1

@@ -102,6 +102,24 @@ def _stop_slot(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _long_call(stage: Stage, victim: int) -> bool:
+    """A function takes its time, for shorter or longer than heartbeats are waited for: a thread sends them meanwhile."""
+    slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused and slot.machine is not None]
+    if not slots:
+        return False
+    slot = slots[victim % len(slots)]
+    slot.calls_since_us = stage.world.now_us
+    slot.process.pause()
+
+    def comes_back() -> None:
+        slot.calls_since_us = None
+        slot.process.resume()
+
+    delay_us = 5_000 if victim % 3 else 5_000_000
+    stage.world.schedule(delay_us, None, Kind.FAULT, comes_back, f"the call in {slot.process.name} comes back")
+    return True
+
+
 def _cut_link(stage: Stage, victim: int) -> bool:
     links = list(stage.cluster.network.connected.values())
     if not links:
@@ -140,6 +158,22 @@ def _stop_driver(stage: Stage, victim: int) -> bool:
 
 def _publish_fails(stage: Stage, victim: int) -> bool:
     stage.disk.failing_names["_metadata"] = 1 + victim % 3
+    return True
+
+
+def _publish_hangs(stage: Stage, victim: int) -> bool:
+    """The next checkpoint's metadata is written late, often when it has been given up; a slot may die before."""
+    world = stage.world
+    longest_us = 3_000_000 if victim % 2 else 300_000
+
+    def about_to_publish() -> None:
+        if victim // 2 % 3 == 0:
+            delay_us = 1 + victim // 7 % longest_us
+            kill = lambda: _kill_again(stage, victim)  # noqa: E731 - as for the others
+            world.schedule(delay_us, None, Kind.FAULT, kill, "a slot is killed while metadata hangs")
+
+    stage.disk.hangs_us["_metadata"] = 1_000 + victim // 5 % longest_us
+    stage.disk.before_write.setdefault("_metadata", about_to_publish)
     return True
 
 
@@ -364,11 +398,13 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "kill_slot": _kill_slot,
     "kill_slot_twice": _kill_slot_twice,
     "stop_slot": _stop_slot,
+    "long_call": _long_call,
     "cut_link": _cut_link,
     "cut_control": _cut_control,
     "kill_driver": _kill_driver,
     "stop_driver": _stop_driver,
     "publish_fails": _publish_fails,
+    "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
     "write_fails": _write_fails,
     "disk_full": _disk_full,

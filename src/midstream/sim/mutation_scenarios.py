@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from midstream.sim.faults import IN_RECOVERY
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, SAVEPOINTS, Fault, Scenario, draw, with_backlog
+from midstream.sim.scenario import BACKLOGGED, HANGS, RECOVERING, SAVEPOINTS, Fault, Scenario, draw, with_backlog
 from midstream.sim.topologies import SHAPES, Shape, with_parallelism
 
 
@@ -29,6 +29,21 @@ def superseded(seed: int) -> Scenario:
         Fault(step + 200, "kill_slot", 0),
     )
     return replace(drawn, interval_s=0.0005, retained=1, faults=faults)
+
+
+def hanging(seed: int) -> Scenario:
+    """Metadata is written when it has been given up, some of it after a restart, and then the driver dies."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, rows=100, faults=())
+    step = 150 + seed % 200
+    random = Random(f"hanging {seed}")
+    faults = (
+        Fault(step, HANGS, random.randrange(1 << 20)),
+        Fault(step + 200 + random.randrange(2000), "kill_driver", seed),
+    )
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=100, clock_tick_us=0)
+    return replace(
+        drawn, tempo=tempo, timeout_s=0.2, interval_s=0.02, sink_rows=1, sink_pause_s=0.01, faults=faults, row_us=0
+    )
 
 
 def on_time(seed: int) -> Scenario:

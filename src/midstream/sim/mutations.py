@@ -519,6 +519,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         coordination.checkpoint_while_draining,
         scenarios.draining,
     ),
+    "late_metadata_is_failed": Mutation(
+        "metadata that is not written in time is taken for failed",
+        coordination.late_metadata_is_failed,
+        scenarios.hanging,
+    ),
+    "late_metadata_completes": Mutation(
+        "a checkpoint that was given up becomes complete", coordination.late_metadata_completes, scenarios.hanging
+    ),
     "rescale_keeps_splits": Mutation(
         "a rescale goes on with the splits of now", coordination.rescale_keeps_splits, scenarios.rescaled
     ),

@@ -20,7 +20,7 @@ import pyarrow as pa
 from midstream.checkpoint.channel_state import read_segment, rows_of
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
 from midstream.checkpoint.state_files import SHARED, read_parts
-from midstream.checkpoint.store import is_superseded
+from midstream.checkpoint.store import is_superseded, list_checkpoints
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge, Partitioning
@@ -95,6 +95,12 @@ class Oracle:
         metadata = decode_metadata(data, "oracle")
         if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
+        if any(entry.checkpoint_id > metadata.checkpoint_id for entry in list_checkpoints(self.storage)):
+            # Given up, written late, and newer ones have been committed: one of the older ones, no more.
+            lost = [file for file in metadata.files if not self.storage.exists(file)]
+            if lost:
+                yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {_some(lost)}, which is not there"
+            return
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"

@@ -45,6 +45,9 @@ FAULTS: Final = (
     *SAVEPOINTS,
 )
 """Every kind of fault and request that can strike a run."""
+HANGS: Final = "publish_hangs"
+LONG_CALL: Final = "long_call"
+"""Both are drawn by `with_hangs` only."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
@@ -155,6 +158,8 @@ def draw(
     if faults is None:
         asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
         drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
+        kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
+        drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -241,6 +246,16 @@ def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str,
     count = random.choice((1, 1, 2, 4))
     asked = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
     return tuple(sorted((*faults, *asked), key=lambda fault: fault.step))
+
+
+def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    """In a tenth of all runs metadata is written late, or a function takes its time, once or twice."""
+    if random.random() > 0.1:
+        return faults
+    horizon = random.choice((100, 300, 300 + rows * 4))
+    count = random.choice((1, 1, 2))
+    hangs = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
+    return tuple(sorted((*faults, *hangs), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:

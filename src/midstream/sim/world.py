@@ -229,6 +229,23 @@ class World:
         io = self._current_io
         return io is not None and io.operations_left == 0
 
+    def hang(self, for_us: int) -> None:
+        """The present operation takes so long; all others get on. Not if too many are under way inside one another."""
+        io = self._current_io
+        if io is None or io.operations_left is not None or self._nesting >= NESTING_MAX:
+            return
+        self._current_io = None
+        self._nesting += 1
+        until_us = self.now_us + for_us
+        try:
+            while io.process.alive and not self.bugs and self._queue and self._queue[0][0] <= until_us and self.step():
+                pass
+        finally:
+            self._nesting -= 1
+            self._current_io = io
+        if not io.process.alive:
+            raise Killed
+
     def _let_others_on(self, io: _Io) -> None:
         self._current_io = None
         self._nesting += 1

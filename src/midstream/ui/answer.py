@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,17 +45,22 @@ def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
 
 
 @contextmanager
-def busy_with(what: str, silent: bool) -> Iterator[None]:
-    """Some things take seconds: say which, on stderr, unless `silent`."""
+def busy_with(what: str, silent: bool) -> Iterator[Callable[[str], None]]:
+    """Some things take seconds: say which, on stderr, unless `silent`; what is given says more meanwhile."""
     console = Console(stderr=True, highlight=False)
+
+    def say(more: str) -> None:
+        if not silent:
+            console.print(printable(more), markup=False, soft_wrap=True)
+
     if silent:
-        yield
+        yield say
     elif console.is_terminal:
         with console.status(printable(what)):
-            yield
+            yield say
     else:
-        console.print(printable(what), markup=False)
-        yield
+        say(what)
+        yield say
 
 
 @contextmanager

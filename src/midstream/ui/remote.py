@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
-from midstream.core.errors import ClusterError, ConfigError, JobError
+from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.protocol.messages import (
     ClientRequest,
     DoCheckpoint,
@@ -27,6 +31,9 @@ from midstream.ui.failures import RequestFailed, users_part
 from midstream.ui.tables import job_view, jobs_table
 
 STATUS_TIMEOUT_S = 10.0
+LOOK_S = 2.0
+"""How often a command that waits looks what the job waits for."""
+SAY_AGAIN_S = 30.0
 
 
 def list_jobs() -> Answer:
@@ -63,16 +70,16 @@ def show_status(job: str | None) -> Answer:
 def make_checkpoint(job: str | None, silent: bool) -> Answer:
     """Make a checkpoint and wait until it is complete. Raises RequestFailed when it is not completed."""
     entry = _named(job)
-    with busy_with(f"checkpoint of {entry.name}", silent):
-        reply = _ask(entry, DoCheckpoint(), timeout_s=None)
+    with busy_with(f"checkpoint of {entry.name}", silent) as say:
+        reply = _ask_patiently(entry, DoCheckpoint(), say)
     return Answer({"job_id": entry.job_id, "checkpoint": reply.checkpoint}, Text(reply.checkpoint or ""))
 
 
 def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
     """Make a savepoint and wait until it is complete. Raises RequestFailed when it is not made."""
     entry = _named(job)
-    with busy_with(f"savepoint of {entry.name}", silent):
-        reply = _ask(entry, DoSavepoint(None if place is None else absolute(place)), timeout_s=None)
+    with busy_with(f"savepoint of {entry.name}", silent) as say:
+        reply = _ask_patiently(entry, DoSavepoint(None if place is None else absolute(place)), say)
     return Answer({"job_id": entry.job_id, "savepoint": reply.checkpoint}, Text(reply.checkpoint or ""))
 
 
@@ -83,8 +90,8 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     """
     check_parallelism(parallelism, MAX_PARALLELISM_MAX, "rescale")
     entry = _named(job)
-    with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent):
-        reply = _ask(entry, DoRescale(parallelism), timeout_s=None)
+    with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent) as say:
+        reply = _ask_patiently(entry, DoRescale(parallelism), say)
     line = Text(f"{text.printable(entry.name)} runs at parallelism {parallelism}")
     line.append(f"\nfrom: {reply.checkpoint}" if reply.checkpoint else ", as it did before")
     return Answer({"job_id": entry.job_id, "parallelism": parallelism, "checkpoint": reply.checkpoint}, line)
@@ -101,8 +108,8 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
         )
     entry = _named(job)
     place = None if savepoint is None else absolute(savepoint)
-    with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent):
-        reply = _ask(entry, DoStop(drain, place), timeout_s=None)
+    with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent) as say:
+        reply = _ask_patiently(entry, DoStop(drain, place), say)
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
         line.append(f"\ngo on from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
@@ -129,6 +136,31 @@ def _ask(entry: JobEntry, request: ClientRequest, timeout_s: float | None) -> Re
     if reply.error:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
     return reply
+
+
+def _ask_patiently(entry: JobEntry, request: ClientRequest, say: Callable[[str], None]) -> Reply:
+    """As long as it takes; meanwhile `say` is told what the job waits for."""
+    over = threading.Event()
+
+    def look() -> None:
+        last: dict[str, float] = {}
+        while not over.wait(LOOK_S):
+            try:
+                waiting = _status_of(entry).waiting
+            except MidstreamError:
+                continue  # it is ending; the answer says how
+            for wait in waiting:
+                now_s = time.monotonic()
+                if now_s - last.get(wait.what, -SAY_AGAIN_S) >= SAY_AGAIN_S and not over.is_set():
+                    last[wait.what] = now_s
+                    say(wait.sentence)
+
+    looking = threading.Thread(target=look, name="midstream-look", daemon=True)
+    looking.start()
+    try:
+        return _ask(entry, request, timeout_s=None)
+    finally:
+        over.set()
 
 
 def _status_of(entry: JobEntry) -> JobStatus:

@@ -28,6 +28,8 @@ WIDE = 118
 """Terminal columns from which on every column of the operator table fits."""
 SLOW_MS = 2000
 """From so long on it is said that a checkpoint is in progress."""
+ALIGNMENT_MS = 100
+"""From so long on it is said that a checkpoint's barriers had to be waited for."""
 WARNINGS_MAX = 3
 
 
@@ -179,6 +181,7 @@ def _facts(status: JobStatus) -> list[RenderableType]:
             line.append(f"  last failure {ago} ago: ", style="yellow")
             line.append(text.printable(last.summary), style="red")
         facts.append(line)
+    facts += [Text(text.printable(wait.sentence), style="yellow") for wait in status.waiting]
     facts += [
         Text(f"warning: {text.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]
     ]
@@ -217,7 +220,9 @@ def checkpoint_line(checkpoint: CheckpointStatus) -> str:
     if checkpoint.state == "completed":
         took = text.span(checkpoint.duration_ms / 1e3)
         in_flight = f", {text.size(checkpoint.in_flight_bytes)} in flight" if checkpoint.in_flight_bytes else ""
-        return f"{checkpoint.id} ({took}, {text.size(checkpoint.state_bytes)}{in_flight})"
+        waited = checkpoint.alignment_ms >= ALIGNMENT_MS
+        aligned = f", aligned in {text.span(checkpoint.alignment_ms / 1e3)}" if waited else ""
+        return f"{checkpoint.id} ({took}, {text.size(checkpoint.state_bytes)}{in_flight}{aligned})"
     state = checkpoint.state.replace("_", " ")
     reason = f": {text.printable(checkpoint.reason)}" if checkpoint.reason else ""
     return f"{checkpoint.id} {state}{reason}"
@@ -283,4 +288,6 @@ def progress_line(status: JobStatus, rates: Rates) -> str:
         parts.append(f"checkpoint {checkpoint_line(status.last_checkpoint)}")
     if status.restarts:
         parts.append(f"restarts {status.restarts}")
+    if status.waiting:
+        parts.append(text.printable(status.waiting[0].sentence))
     return " | ".join(parts)

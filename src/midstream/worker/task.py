@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
 import pyarrow as pa
 
 from midstream.checkpoint.barriers import BarrierEvent, CancelReceived, TriggerReceived
@@ -149,7 +150,7 @@ class Task:
         self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
         self._input = TaskInput(ref, gates, self._chain, seams.clock, self._on_barrier, rows_max=config.batch_rows)
         self._snapshots = TaskSnapshots(
-            seams.attempt, self.ref, seams.executor, seams.send, self.fail, self.wake, seams.inline_bytes_max
+            seams.attempt, self.ref, seams.executor, self._answer, self.fail, self.wake, seams.inline_bytes_max
         )
         self._checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
@@ -506,6 +507,11 @@ class Task:
         self._seams.send(m.TaskFinished(self._attempt, self.ref, committables))
 
     # ---- checkpoints -----------------------------------------------------------
+
+    def _answer(self, message: m.FromSlot) -> None:
+        if isinstance(message, m.CheckpointAck):
+            message = msgspec.structs.replace(message, metrics=self.metrics())
+        self._seams.send(message)
 
     def _on_barrier(self, event: BarrierEvent) -> None:
         self._checkpoints.handle(event)

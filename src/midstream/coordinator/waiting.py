@@ -1,0 +1,148 @@
+"""What the job waits for: each wait has a name that people see, and a limit.
+
+| wait | limit |
+|---|---|
+| a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoints` |
+| slots that were asked for | `slot_timeout`, see `slots` |
+| slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
+| slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
+| the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
+| all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
+| savepoints that are copied, files that are deleted, the plan of a rescale | none: only who asked waits |
+| a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
+
+A call of a committer or a source cannot be given up and made again: of each there is one at a time,
+and who does not know whether it still runs must not make another. What a commit is about is in the
+newest checkpoint, so starting the job again loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.failures import Failure
+from midstream.coordinator.phase import Phase
+from midstream.core.config import JobConfig
+from midstream.core.errors import ClusterError
+from midstream.protocol.messages import WaitStatus
+
+if TYPE_CHECKING:
+    from midstream.coordinator.machine import Coordinator
+
+_log = logging.getLogger(__name__)
+
+SHOWN_S: Final = 5.0
+"""What takes no longer is not worth saying."""
+LOGGED_S: Final = 30.0
+LIMIT_S: Final = 600.0
+
+
+def limit_s(config: JobConfig) -> float:
+    """Never shorter than `checkpoint_timeout` is by default: that may be set to what a checkpoint alone needs."""
+    return max(LIMIT_S, config.checkpoint_timeout_s)
+
+
+class Waiting:
+    """What is waited for is looked at anew each time; remembered is only since when, and what has been said."""
+
+    def __init__(self, effects: Effects, name: str) -> None:
+        self._effects = effects
+        self._name = name
+        self._state: tuple[Phase, int] | None = None
+        """Phase and attempt when it last looked."""
+        self._since_s = 0.0
+        """When it first saw that."""
+        self._said: set[str] = set()
+        """What the log has been told of and is still waited for."""
+
+    def look(self, job: Coordinator, passed_s: float) -> Failure | None:
+        """So much time has passed: say in the log what takes long. What has taken too long fails the attempt, or the job."""
+        self._effects.elapsed_s += passed_s
+        state = job.phase, job.attempt.number if job.attempt else -1
+        if state != self._state:
+            self._state, self._since_s = state, self._effects.elapsed_s
+        if job.phase in (Phase.ENDING, Phase.ENDED):
+            return None  # that has its own limit
+        self._log([wait for wait in self.waits(job) if wait.for_ms >= LOGGED_S * 1000])
+        return self._overdue(job)
+
+    def waits(self, job: Coordinator) -> tuple[WaitStatus, ...]:
+        """All that has taken longer than `SHOWN_S`, the longest first."""
+        found = [wait for wait in self._all(job) if wait.for_ms > SHOWN_S * 1000]
+        return tuple(sorted(found, key=lambda wait: -wait.for_ms))
+
+    def _log(self, long: list[WaitStatus]) -> None:
+        for wait in long:
+            if wait.what not in self._said:
+                _log.warning("job %s: %s", self._name, wait.sentence)
+        self._said = {wait.what for wait in long}
+
+    def _overdue(self, job: Coordinator) -> Failure | None:
+        most_s = limit_s(job.plan.config)
+        for call in self._effects.calls:
+            if call.has_limit and self._effects.elapsed_s - call.began_s > most_s:
+                text = (
+                    f"waited for {call.waits_for}: it has not come back within {most_s:g} s, and can neither be given "
+                    "up nor called again by this program. End it, and start the job again with --from latest"
+                )
+                return Failure(text, "", ClusterError(text), fatal=True)
+        if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms > most_s * 1000:
+            what = ", ".join(wait.what for wait in self._of_phase(job))
+            text = f"waited for {what}: not done within {most_s:g} s (if that is too short, raise checkpoint_timeout)"
+            return Failure(text, "", ClusterError(text))
+        return None
+
+    @property
+    def _in_phase_ms(self) -> int:
+        return round((self._effects.elapsed_s - self._since_s) * 1000)
+
+    def _all(self, job: Coordinator) -> Iterator[WaitStatus]:
+        if job.phase is not Phase.ENDED:
+            yield from self._of_io(job)
+            yield from self._of_phase(job)
+            yield from self._of_tasks(job)
+
+    def _of_io(self, job: Coordinator) -> Iterator[WaitStatus]:
+        config, publishing = job.plan.config, job.checkpoints.publishing_call
+        for call in self._effects.calls:
+            for_ms = round((self._effects.elapsed_s - call.began_s) * 1000)
+            within_s = limit_s(config) if call.has_limit else None
+            if call.waits_for == publishing:
+                within_s = config.checkpoint_timeout_s
+            yield WaitStatus(call.waits_for, for_ms, None if within_s is None else round(within_s * 1000))
+
+    def _of_phase(self, job: Coordinator) -> Iterator[WaitStatus]:
+        config, attempt, for_ms = job.plan.config, job.attempt, self._in_phase_ms
+        general_ms = round(limit_s(config) * 1000)
+        match job.phase:
+            case Phase.GATHERING if not job.slots.complete:
+                what = f"{job.slots.needed - len(job.slots.live)} of {job.slots.needed} slots to come"
+                yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
+            case Phase.DEPLOYING if attempt is not None:
+                what = f"{_slots(attempt.awaited)} to read the state to go on from, and to open the operators"
+                yield WaitStatus(what, for_ms, general_ms)
+            case Phase.STARTING:
+                yield WaitStatus("the tasks to start", for_ms, general_ms)
+            case Phase.CANCELLING if attempt is not None:
+                what = f"{_slots(attempt.awaited)} to cancel the tasks"
+                yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
+
+    def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
+        checkpoints = job.checkpoints
+        pending = checkpoints.pending
+        if pending is not None and not pending.publishing:
+            what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
+            for_ms = round((self._effects.elapsed_s - checkpoints.triggered_s) * 1000)
+            yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))
+        for slot in job.slots.live.values():
+            if slot.in_call is not None:
+                at = f" ({slot.in_call.where})" if slot.in_call.where else ""
+                yield WaitStatus(f"{slot.in_call.operator}{at}", slot.in_call.for_ms, is_call=True)
+
+
+def _slots(ids: set[int]) -> str:
+    numbers = ", ".join(map(str, sorted(ids)))
+    return f"slot {numbers}" if len(ids) == 1 else f"slots {numbers}"

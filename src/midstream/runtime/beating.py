@@ -1,0 +1,82 @@
+"""Says that a slot lives while its loop is inside one call of a user's function.
+
+A thread looks once per heartbeat how long the loop has been in its present mail. As long as that is
+short the loop beats for itself; when it is not, this thread sends `InCall` on the same authenticated
+connection, between two frames. It shares the fate of the process: one that is stopped or frozen is
+silent, and so is one whose function holds the interpreter's lock for all that time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Final
+
+from midstream.operators.base import Operator
+from midstream.protocol.messages import InCall
+from midstream.runtime.loop import EventLoop
+from midstream.worker.task import Task
+
+JOIN_S: Final = 1.0
+_NOT_USERS: Final = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<frozen ",
+)
+
+
+class Beating:
+    """From the constructor, which is called on the loop thread, until `end`."""
+
+    def __init__(self, loop: EventLoop, interval_s: float, beat: Callable[[InCall], None]) -> None:
+        self._loop = loop
+        self._loop_thread = threading.get_ident()
+        self._interval_s = interval_s
+        self._beat = beat
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="midstream-heartbeat", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            busy_s = time.monotonic() - self._loop.busy_since_s
+            if busy_s >= self._interval_s:
+                frame = sys._current_frames().get(self._loop_thread)
+                self._beat(InCall(operator_in(frame), int(busy_s * 1000), line_in(frame)))
+
+
+def operator_in(frame: FrameType | None) -> str:
+    """Whose call the loop is in, as people know it, by the objects whose methods are on its stack."""
+    found: Operator | None = None
+    for of in _outwards(frame):
+        owner = of.f_locals.get("self")
+        if found is None and isinstance(owner, Operator):
+            found = owner
+        elif isinstance(owner, Task):
+            names = [spec.name for spec in owner.vertex.operators if spec.operator is found]
+            return f"operator {(names[0] if names else owner.vertex.name)!r} (subtask {owner.ref.subtask})"
+    return "the slot"
+
+
+def line_in(frame: FrameType | None) -> str:
+    """The innermost line that is the user's own: file, line, function."""
+    for of in _outwards(frame):
+        file = of.f_code.co_filename
+        if not file.startswith(_NOT_USERS):
+            return f"{file}:{of.f_lineno} in {of.f_code.co_name}"
+    return ""
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,62 @@
+"""The files by which commands find the jobs of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import psutil
+import pytest
+
+from midstream.runtime import registry
+
+
+def announced(job_id: str = "job-1") -> registry.JobEntry:
+    entry = registry.entry_of_this_process(job_id, "numbers", "127.0.0.1", 7000, b"secret")
+    registry.announce(entry)
+    return entry
+
+
+@pytest.fixture(autouse=True)
+def _empty(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+
+
+def test_a_step_of_the_wall_clock_hides_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = announced()
+    began_s = psutil.Process().create_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: began_s + 3600)
+    assert registry.list_jobs() == [entry]
+
+
+def test_which_process_it_is_is_told_by_its_boot_and_its_ticks() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = registry.process_started(child.pid)
+    assert started is not None and started == registry.process_started(child.pid)
+    assert started != registry.process_started(os.getpid())
+    child.communicate(b"\n")
+    assert registry.process_started(child.pid) is None
+
+
+def test_files_of_dead_jobs_go_away() -> None:
+    entry = announced()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    registry.announce(msgspec.structs.replace(entry, job_id="its process is gone", pid=child.pid))
+    registry.announce(msgspec.structs.replace(entry, job_id="its number is used again", process_started="a boot 7"))
+    (registry.home() / "jobs" / "garbage.json").write_bytes(b"{")
+    assert registry.list_jobs() == [entry]
+    assert [path.name for path in (registry.home() / "jobs").glob("*.json")] == ["job-1.json"]
+
+
+def test_an_entry_of_another_version_stays_while_its_process_is_there() -> None:
+    directory = registry.home() / "jobs"
+    directory.mkdir(parents=True)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (directory / "new.json").write_bytes(msgspec.json.encode({"pid": os.getpid(), "what": "nobody knows yet"}))
+    (directory / "old.json").write_bytes(msgspec.json.encode({"pid": child.pid}))
+    assert registry.list_jobs() == []
+    assert [path.name for path in directory.glob("*.json")] == ["new.json"]
