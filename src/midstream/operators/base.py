@@ -132,6 +132,8 @@ class Operator(ABC):
     """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
     keeps_splits: bool = False
     """True: what it emits for a batch, it emits while it processes that batch."""
+    keeps_rows: bool = False
+    """True: what it emits for a batch is one batch of a row for each of its rows, in order, or for fewer of them."""
     timers_dropped: int = 0
     """Timers of users that were set when the last ones had their turn, and never fire."""
 
