@@ -504,7 +504,8 @@ class Fails(KeyedProcessFunction):
 def test_an_error_names_operator_method_key_and_row_and_keeps_the_users_traceback() -> None:
     world = World(operator_of(Fails()))
     with pytest.raises(
-        JobError, match=r"operator 'visits': process \(key 'b'\) raised ValueError for the row {'k': 'b', .*'v': 13}: unlucky"
+        JobError,
+        match=r"operator 'visits': process \(key 'b'\) raised ValueError for the row {'k': 'b', .*'v': 13}: unlucky",
     ) as e:
         world.process(batch(("a", 0, 1), ("b", 0, 13)))
     text = "".join(traceback.format_exception(e.value))

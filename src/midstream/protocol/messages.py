@@ -330,7 +330,8 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     """`summary` is one line with the operator's name; `details` the traceback, user frames first.
 
     `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is
-    elsewhere, and most likely somebody is about to report it (the connection to a peer is gone).
+    elsewhere, and most likely somebody is about to report it (the connection to a peer is gone). `same`:
+    equal whenever the same code fails the same way; empty when the next time may be otherwise.
     """
 
     attempt: int
@@ -339,6 +340,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     details: str
     fatal: bool = False
     symptom: bool = False
+    same: str = ""
 
 
 class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):
@@ -346,6 +348,8 @@ class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):
     summary: str
     details: str
     fatal: bool = False
+    same: str = ""
+    """See `TaskFailed`."""
 
 
 class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):

@@ -45,6 +45,7 @@ from midstream.coordinator.events import (
     SlotRequestFailed,
     SlotsGone,
     Started,
+    Tell,
     TimerFired,
 )
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError
@@ -66,6 +67,8 @@ EXIT_WAIT_S: Final = 20.0
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 _log = logging.getLogger(__name__)
+_told = logging.getLogger("midstream")
+"""What the users of a job are to hear."""
 
 
 class CoordinatorMachine(Protocol):
@@ -92,6 +95,8 @@ class Driver:
         self.plan = plan
         self.ended = threading.Event()
         """Set once all is over and closed; `outcome` is there then."""
+        self.awaited = 0
+        """How many wait for the end, and hear of a failure from there."""
         self.outcome: JobEnded | None = None
         self._slots = slots
         self._loop = EventLoop("driver", fatal=self._fatal)
@@ -217,6 +222,8 @@ class Driver:
                 self._loop.submit(work, partial(self._io_done, token))
             case ReplyTo(client, reply):
                 self._reply(client, reply)
+            case Tell(text):
+                _told.warning("job %s: %s", self.plan.config.name, text)
             case JobEnded():
                 self._conclude(instruction)
             case _:
@@ -316,6 +323,8 @@ class Driver:
         if self.outcome is not None:
             return
         self.outcome = outcome
+        if outcome.error is not None and not self.awaited:
+            _told.warning("job %s failed: %s", self.plan.config.name, outcome.error)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -38,6 +38,7 @@ from midstream.coordinator.events import (
     SlotMessage,
     SlotRequestFailed,
     Started,
+    Tell,
     TimerFired,
 )
 from midstream.coordinator.slots import PYTHON
@@ -287,6 +288,8 @@ class Driver:
                 if self.cluster.answered is not None:
                     self.cluster.answered(self, client, asked, reply)
                 world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
+            case Tell(text):
+                world.note(("told", text))
             case JobEnded(state, error):
                 if self.outcome is not None:
                     world.bug("the job ends twice")

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.core.errors import ClusterError, ConfigError, JobError
+from midstream.core.tracebacks import users_part
 from midstream.protocol.messages import (
     ClientRequest,
     DoCheckpoint,
@@ -23,7 +24,7 @@ from midstream.runtime.registry import JobEntry
 from midstream.runtime.storage import absolute
 from midstream.ui import text
 from midstream.ui.answer import Answer, busy_with
-from midstream.ui.failures import RequestFailed, users_part
+from midstream.ui.failures import RequestFailed
 from midstream.ui.tables import job_view, jobs_table
 
 STATUS_TIMEOUT_S = 10.0

@@ -57,7 +57,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         )
     interrupts = Interrupts()
     with interrupts.installed():
-        with display(errors, silent=json) as screen:
+        with display(errors, silent=json) as screen, job.awaited():
             last = follow(job, screen, interrupts)
         again = shlex.join(["midstream", "run", str(path), *overrides.arguments, "--from", "latest"])
         if last.state == "failed":
@@ -70,7 +70,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             print_error(errors, f"{last.name}: ended without a last checkpoint", _how_to_go_on(last, again))
             return Answer(last, "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
-        view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
+        view: RenderableType = summary if errors.is_terminal else Group(job_view(last, tells_failures=False), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
 
 
