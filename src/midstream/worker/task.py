@@ -48,7 +48,7 @@ from midstream.graph.job_graph import Vertex
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
-from midstream.worker.chain import Chain, Edges
+from midstream.worker.chain import NOWHERE, Chain, Edges
 from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.failures import task_failed
 from midstream.worker.inputs import SLICE_S, TaskInput
@@ -233,9 +233,11 @@ class Task:
             )
             if not spec.operator.keeps_splits:
                 splits = None
+            self._chain.at = index, -1
             spec.operator.open(context, self._chain.links[index + 1])
             if spec.uid in restored:
                 spec.operator.restore(restored[spec.uid])
+            self._chain.at = NOWHERE
         self._chain.restore({i: watermarks[uid] for i, uid in enumerate(self._uids) if uid in watermarks})
         if not self._uids and vertex.source is not None and vertex.source.uid in watermarks:
             self._chain.offered_us[0] = watermarks[vertex.source.uid][1]
