@@ -34,10 +34,10 @@ KILL_WAIT_S: Final = 5.0
 ORPHAN_WAIT_S: Final = 5.0
 """How long a slot whose driver is gone may take to end in good order."""
 LAUNCH_BYTES_MAX: Final = 2**20
-LAST_LINES: Final = 20
+LAST_LINES: Final = 8
 LAST_WORD: Final = "\x1e"
 FATAL: Final = "Fatal Python error: "
-"""So begins what `faulthandler` says of a crash: where each thread was."""
+"""So begins what `faulthandler` says of a crash: where it was."""
 _ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals with which somebody else ends a process."""
 
@@ -130,9 +130,11 @@ class _Child(WatchedSlot):
             if line.startswith(LAST_WORD):
                 last_word = line.removeprefix(LAST_WORD).strip()
                 continue
-            sys.stderr.write(line)
-            if (fatal or line.startswith(FATAL)) and len(fatal) < LAST_LINES:
+            if fatal or line.startswith(FATAL):
                 fatal.append(line.rstrip())
+                del fatal[LAST_LINES:]
+            else:
+                sys.stderr.write(line)
         status = process.wait()
         process.stderr.close()
         with contextlib.suppress(BrokenPipeError):  # of what it never read
@@ -167,7 +169,7 @@ def main() -> int:
     """Be a slot. 0: released; 1: on an error, of which the parent is told."""
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
     sys.path[:] = launch.path
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot
 
