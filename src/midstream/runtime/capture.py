@@ -202,7 +202,7 @@ class _Stream:
             begun = rest
         else:
             begun += rest
-        self._open_line.text = begun[:LOG_LINE_CHARS_MAX]
+        self._open_line.text = begun[: 2 * LOG_LINE_CHARS_MAX]
         return count
 
     def writelines(self, lines: Any) -> None:

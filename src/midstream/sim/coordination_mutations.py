@@ -11,6 +11,7 @@ import msgspec
 from midstream.checkpoint import assign
 from midstream.coordinator import checkpoints, machine, sources
 from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.failures import Restarts
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import Slots
@@ -25,6 +26,14 @@ from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.task import Task, TaskState
 
 Replacements = list[tuple[Any, str, Any]]
+
+
+# ---- failures
+
+
+def checkpoints_do_not_count() -> Replacements:
+    """The same failure ends the job though checkpoints completed in between."""
+    return [(Restarts, "progressed", lambda self: None)]
 
 
 # ---- rescaling while the job runs

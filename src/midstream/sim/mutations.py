@@ -519,6 +519,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         coordination.checkpoint_while_draining,
         scenarios.draining,
     ),
+    "checkpoints_do_not_count": Mutation(
+        "failures are in a row in spite of checkpoints", coordination.checkpoints_do_not_count, scenarios.poisoned
+    ),
     "rescale_keeps_splits": Mutation(
         "a rescale goes on with the splits of now", coordination.rescale_keeps_splits, scenarios.rescaled
     ),
