@@ -1,4 +1,5 @@
-"""A row as an error shows it: its values, so that whoever reads the message can find it in the input."""
+"""A row as an error shows it: its values, so that whoever reads the message can find it in the input. And what of a job's
+text can be printed."""
 
 from __future__ import annotations
 
@@ -32,3 +33,8 @@ def _value(column: pa.Array) -> str:
     except Exception:  # noqa: BLE001 - a value that Python cannot represent may be what the error is about
         text = str(column[0])
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: a name or a value in a job must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

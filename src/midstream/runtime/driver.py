@@ -49,6 +49,7 @@ from midstream.coordinator.events import (
     TimerFired,
 )
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError
+from midstream.core.row_text import printable
 from midstream.core.seams import Done, Failed, Timer
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.protocol.messages import (
@@ -75,8 +76,9 @@ RELEASE_WAIT_S: Final = 10.0
 """How long the process of a slot that was released may take to end by itself."""
 EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
-EXIT_WAIT_S_MAX: Final = 0.5
-"""How long a slot whose connection is gone waits for word of how its process has ended, before it counts as lost."""
+EXIT_WAIT_S_MAX: Final = 0.8
+"""How long a slot whose connection is gone waits for word of how its process has ended, before it counts as lost. Shorter
+than the coordinator waits for the cause of what its peers see of it."""
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 _log = logging.getLogger(__name__)
@@ -240,7 +242,7 @@ class Driver:
             case ReplyTo(client, reply):
                 self._reply(client, reply)
             case Tell(text):
-                _told.warning("job %s: %s", self.plan.config.name, text)
+                _told.warning("job %s: %s", printable(self.plan.config.name), printable(text))
             case JobEnded():
                 self._conclude(instruction)
             case _:
@@ -356,7 +358,7 @@ class Driver:
             return
         self.outcome = outcome
         if outcome.error is not None and not self.awaited:
-            _told.warning("job %s failed: %s", self.plan.config.name, outcome.error)
+            _told.warning("job %s failed: %s", printable(self.plan.config.name), printable(str(outcome.error)))
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
