@@ -29,6 +29,7 @@ from midstream.coordinator.events import (
     SlotLost,
     SlotMessage,
     Started,
+    Tell,
     TimePassed,
     TimerFired,
 )
@@ -178,6 +179,7 @@ class Bench:
         self.replies: dict[int, m.Reply] = {}
         self.ended: JobEnded | None = None
         self.timers: dict[str, int] = {}
+        self.told: list[str] = []
         self.waiting: list[RunIo] = []
         """I/O that is held back."""
         self.answers: dict[type, bool] = {m.Deploy: True, m.Start: True, m.Cancel: True}
@@ -237,6 +239,8 @@ class Bench:
             case ReplyTo(client, reply):
                 assert client not in self.replies
                 self.replies[client] = reply
+            case Tell(text):
+                self.told.append(text)
             case JobEnded():
                 self.ended = instruction
 
@@ -319,8 +323,8 @@ class Bench:
         assert self.state == "running", (self.state, self.ended)
         return self
 
-    def lose(self, slot: int) -> None:
-        self.feed(SlotLost(slot, "connection reset"))
+    def lose(self, slot: int, crash: str = "", last_lines: str = "") -> None:
+        self.feed(SlotLost(slot, "connection reset", crash, last_lines))
 
     # ---- tasks ----
 
@@ -346,8 +350,8 @@ class Bench:
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
         self.feed(SlotMessage(self.slots[ref.subtask], message))
 
-    def fail(self, ref: TaskId, summary: str = "ValueError: row 7 is bad", fatal: bool = False) -> None:
-        self.say(ref, m.TaskFailed(self.attempt, ref, summary, f"Traceback …\n{summary}\n", fatal))
+    def fail(self, ref: TaskId, summary: str = "ValueError: row 7 is bad", fatal: bool = False, same: str = "") -> None:
+        self.say(ref, m.TaskFailed(self.attempt, ref, summary, f"Traceback …\n{summary}\n", fatal, same=same))
 
     def end_of_data(self, *refs: TaskId) -> None:
         for ref in refs:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
+from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
 from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed, SlotsGone
-from midstream.core.config import RestartStrategy
+from midstream.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
@@ -496,3 +496,92 @@ def test_a_lost_connection_that_nothing_explains_is_a_failure_itself() -> None:
     bench.advance(5)
     assert bench.status.restarts == 1
     assert bench.status.failures[0].summary == "the connection to slot 1 is lost"
+
+
+# ---- what people are told, and failures that are the same each time ----
+
+DIVIDE = "divide: ZeroDivisionError at job.py:7"
+
+
+def failing(bench: Bench, times: int, same: str = DIVIDE, summary: str = "divide: division by zero") -> None:
+    for _ in range(times):
+        bench.fail(READ0, summary, same=same)
+        if bench.ended is None:
+            bench.advance(100)
+            assert bench.state == "running", bench.status
+
+
+def test_each_failure_is_told_when_it_happens_with_what_follows() -> None:
+    bench = Bench(restart=DEFAULT_RESTART).run()
+    bench.answers[m.Cancel] = False
+    bench.fail(READ0, "divide (subtask 0): division by zero", same=DIVIDE)
+    bench.fail(READ1, "of the same attempt, which is over")
+    bench.answers[m.Cancel] = True
+    for slot in bench.slots:
+        bench.feed_cancelled(slot)
+    (told,) = bench.told
+    assert told.startswith("divide (subtask 0): division by zero\nTraceback …\n")
+    assert told.endswith("\nRestart 1 in 0.2 s, from the beginning.")
+    bench.advance(1)
+    number = bench.checkpoint()
+    bench.fail(READ0, "another", same="elsewhere")
+    assert bench.told[1].endswith(f"Restart 2 in 0.4 s, from {ROOT}/chk-{number}.")
+
+
+def test_the_same_failure_ten_times_without_a_checkpoint_ends_a_job_that_does_not_say_how_it_is_restarted() -> None:
+    assert JobConfig().restart is DEFAULT_RESTART
+    bench = Bench(restart=DEFAULT_RESTART, checkpoint_interval_s=None).run()
+    failing(bench, 9)
+    assert "The same failure 9 times in a row without a checkpoint in between; at 10 the job ends." in bench.told[-1]
+    assert "Traceback" not in bench.told[-1], "it was told the first time"
+    failing(bench, 1)
+    assert bench.ended is not None and bench.ended.state == "failed"
+    assert bench.error.startswith(
+        "the same failure 10 times in a row without a checkpoint in between: divide: division by zero"
+    )
+    assert len(bench.told) == 9, "the last one is what the job ends with"
+    assert bench.status.restarts == 9
+
+
+def test_a_completed_checkpoint_begins_the_row_anew() -> None:
+    bench = Bench(restart=DEFAULT_RESTART, checkpoint_interval_s=None).run()
+    failing(bench, 9)
+    bench.checkpoint()
+    failing(bench, 9)
+    assert bench.state == "running"
+    failing(bench, 1)
+    assert bench.ended is not None and bench.ended.state == "failed"
+
+
+def test_failures_elsewhere_begin_the_row_anew_and_those_of_the_world_outside_do_not_count() -> None:
+    bench = Bench(restart=DEFAULT_RESTART, checkpoint_interval_s=None).run()
+    failing(bench, 9)
+    failing(bench, 1, same="map: KeyError at job.py:9")
+    failing(bench, 9)
+    failing(bench, 20, same="", summary="the database is away")
+    assert bench.state == "running"
+    failing(bench, 1)
+    assert bench.ended is not None and bench.ended.state == "failed"
+
+
+def test_a_strategy_that_the_program_names_has_no_such_limit() -> None:
+    bench = Bench(restart=RestartStrategy(), checkpoint_interval_s=None).run()
+    failing(bench, 30)
+    assert bench.state == "running"
+
+
+def test_slots_that_crash_the_same_way_count_and_outages_do_not() -> None:
+    bench = Bench(restart=DEFAULT_RESTART, checkpoint_interval_s=None, slot_timeout_s=3600.0).run()
+
+    def lose(times: int, crash: str) -> None:
+        for _ in range(times):
+            bench.lose(bench.slots[0], crash, "about to divide")
+            bench.connect()
+            bench.advance(100)
+
+    lose(30, "")
+    assert bench.state == "running"
+    lose(10, "was killed by SIGSEGV")
+    assert bench.ended is not None and bench.ended.state == "failed"
+    assert "the same failure 10 times in a row" in bench.error
+    assert "Its last lines:\nabout to divide" in bench.error

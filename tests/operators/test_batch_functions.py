@@ -324,7 +324,7 @@ def test_an_error_keeps_the_users_traceback_and_says_that_it_was_on_watermark() 
 
 def test_a_null_key_is_refused_with_its_row() -> None:
     world = World(operator_of(Asks()))
-    with pytest.raises(JobError, match="operator 'held': key 'k' is null in row 1 of the batch"):
+    with pytest.raises(JobError, match=r"operator 'held': key 'k' is null in the row {'k': None, "):
         world.process(batch(("a", 0, 1), (None, 0, 1)))  # type: ignore[arg-type]
 
 
@@ -332,7 +332,9 @@ def test_a_row_without_its_event_time_is_refused() -> None:
     world = World(operator_of(Asks()))
     rows = batch(("a", 0, 1), ("b", 0, 1))
     times = pa.array([0, None], IN.field("t").type)
-    with pytest.raises(JobError, match="operator 'held': event-time column 't' is null in row 1 of the batch"):
+    with pytest.raises(
+        JobError, match=r"operator 'held': event-time column 't' is null in the row {'k': 'b', 't': None, 'v': 1}"
+    ):
         world.process(rows.set_column(1, "t", times))
 
 

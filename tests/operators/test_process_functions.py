@@ -504,7 +504,8 @@ class Fails(KeyedProcessFunction):
 def test_an_error_names_operator_method_key_and_row_and_keeps_the_users_traceback() -> None:
     world = World(operator_of(Fails()))
     with pytest.raises(
-        JobError, match=r"operator 'visits': process \(key 'b'\) raised ValueError on row 1.*unlucky"
+        JobError,
+        match=r"operator 'visits': process \(key 'b'\) raised ValueError for the row {'k': 'b', .*'v': 13}: unlucky",
     ) as e:
         world.process(batch(("a", 0, 1), ("b", 0, 13)))
     text = "".join(traceback.format_exception(e.value))
@@ -515,9 +516,9 @@ def test_an_error_names_operator_method_key_and_row_and_keeps_the_users_tracebac
 
 def test_null_keys_and_null_times_are_refused_with_their_row() -> None:
     world = World(operator_of(Everything()))
-    with pytest.raises(JobError, match=r"key 'k' is null in row 1"):
+    with pytest.raises(JobError, match=r"key 'k' is null in the row {'k': None, "):
         world.process(batch(("a", 0, 1), (None, 0, 1)))  # type: ignore[arg-type]
-    with pytest.raises(JobError, match=r"event-time column 't' is null in row 1"):
+    with pytest.raises(JobError, match=r"event-time column 't' is null in the row {'k': 'a', 't': None, 'v': 1}"):
         world.process(batch(("a", 0, 1), ("a", None, 1)))  # type: ignore[arg-type]
 
 
@@ -538,7 +539,7 @@ def test_a_value_that_does_not_fit_its_state_is_refused_where_it_is_given() -> N
             self.number.value = row["v"] * 1.5
 
     message = (
-        r"operator 'visits': process \(key 'a'\) raised JobError on row 0 of the batch: "
+        r"operator 'visits': process \(key 'a'\) raised JobError for the row {'k': 'a', 't': .*, 'v': 1}: "
         r"ValueState 'number': 1.5, declared as int64: a float is not an integer; round it, or declare a float"
     )
     with pytest.raises(JobError, match=message):

@@ -149,9 +149,9 @@ def test_a_function_may_go_on_with_a_dict_that_it_has_returned() -> None:
 def test_a_function_may_return_a_dict_of_another_class() -> None:
     batch = rows((1, "a"), (2, "b"))
     assert run(MapOperator("m", lambda row: OrderedDict(reversed(row.items())), SCHEMA), batch) == batch.to_pylist()
-    with pytest.raises(JobError, match="row 0 of the batch has column 'x', which is not declared"):
+    with pytest.raises(JobError, match=r"the row {'n': 1, 's': 'a'} has column 'x', which is not declared"):
         run(MapOperator("m", lambda row: Counter(x=1, **row), SCHEMA), batch)
-    with pytest.raises(JobError, match="row 0 of the batch has no column 's'"):
+    with pytest.raises(JobError, match=r"the row {'n': 1, 's': 'a'} has no column 's'"):
         run(MapOperator("m", lambda row: OrderedDict(n=1, x=2), SCHEMA), batch)
 
 
@@ -197,15 +197,18 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
     [
         (
             lambda row: {**row, "n": 1 // row["n"]},
-            r"operator 'm': the function raised ZeroDivisionError on row 1 of the batch",
+            r"operator 'm': the function raised ZeroDivisionError for the row {'n': 0, 's': 'b'}: ",
         ),
-        (lambda row: row if row["n"] else {}["x"], r"operator 'm': the function raised KeyError on row 1 of the batch"),
-        (lambda row: None, r"the result for row 0 of the batch is None; return a dict with the columns n, s"),
-        (lambda row: {"n": 1}, r"row 0 of the batch has no column 's'"),
-        (lambda row: {**row, "x": 1}, r"row 0 of the batch has column 'x', which is not declared \(n, s\)"),
-        (lambda row: {**row, b"n": 1} if row["n"] == 0 else row, r"row 1 of the batch has column b'n', which is not"),
-        (lambda row: {**row, (1,): 1}, r"row 0 of the batch has column \(1,\), which is not declared"),
-        (lambda row: {**row, "n": "one" if row["n"] == 0 else 1}, r"row 1 .* column 'n': 'one', declared as int64"),
+        (lambda row: row if row["n"] else {}["x"], r"the function raised KeyError for the row {'n': 0, 's': 'b'}: 'x'"),
+        (lambda row: None, r"the result for the row {'n': 1, 's': 'a'} is None; return a dict with the columns n, s"),
+        (lambda row: {"n": 1}, r"the row {'n': 1, 's': 'a'} has no column 's'"),
+        (lambda row: {**row, "x": 1}, r"the row {'n': 1, 's': 'a'} has column 'x', which is not declared \(n, s\)"),
+        (lambda row: {**row, b"n": 1} if row["n"] == 0 else row, r"the row {'n': 0, 's': 'b'} has column b'n', which"),
+        (lambda row: {**row, (1,): 1}, r"the row {'n': 1, 's': 'a'} has column \(1,\), which is not declared"),
+        (
+            lambda row: {**row, "n": "one" if row["n"] == 0 else 1},
+            r"the row {'n': 0, 's': 'b'}: column 'n': 'one', declared as int64",
+        ),
     ],
 )
 def test_a_function_that_fails_names_the_operator_and_the_row(function: Callable[[Any], Any], message: str) -> None:
@@ -224,13 +227,13 @@ def test_a_time_that_no_datetime_can_hold_is_an_error_that_names_the_operator() 
 
 def test_errors_of_other_functions_name_the_row_or_what_came_back() -> None:
     batch = rows((1, "a"), (0, "b"))
-    with pytest.raises(JobError, match=r"ZeroDivisionError on row 1") as e:
+    with pytest.raises(JobError, match=r"ZeroDivisionError for the row {'n': 0, 's': 'b'}") as e:
         run(FilterOperator("f", lambda row: 1 // row["n"], SCHEMA), batch)
     text = "".join(traceback.format_exception(e.value))
     assert text.index("ZeroDivisionError") < text.index("JobError")
-    with pytest.raises(JobError, match=r"returned a dict for row 0"):
+    with pytest.raises(JobError, match=r"returned a dict for the row {'n': 1, 's': 'a'}"):
         run(FlatMapOperator("f", lambda row: row, SCHEMA), batch)
-    with pytest.raises(JobError, match=r"ValueError on row 1"):
+    with pytest.raises(JobError, match=r"ValueError for the row {'n': 0, 's': 'b'}"):
 
         def generator(row: dict[str, Any]) -> Any:
             yield row
@@ -320,7 +323,7 @@ def test_setting_the_wall_clock_makes_no_stream_idle_and_keeps_none_from_it(set_
 def test_bad_event_times_are_refused() -> None:
     with pytest.raises(SchemaError, match="'n' is int64, not a timestamp"):
         TimestampsOperator("t", "n", WatermarkStrategy.monotonous(), SCHEMA)
-    with pytest.raises(JobError, match=r"operator 't': event-time column 't' is null in row 1"):
+    with pytest.raises(JobError, match=r"operator 't': event-time column 't' is null in the row {'t': None}"):
         run(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(), TIMED), timed(1, None))
     with pytest.raises(ConfigError, match="at least 1 ms"):
         WatermarkStrategy.monotonous(idle_after=0)
@@ -441,7 +444,7 @@ def test_a_row_that_would_make_up_columns_is_refused(row: dict[str, Any]) -> Non
     schema = pa.schema([("n", pa.int64()), ("x", pa.int64())])
     batch = pa.RecordBatch.from_pylist([{"n": 1}], schema=pa.schema([("n", pa.int64())]))
     for operator in (MapOperator("m", lambda _: row, schema), FlatMapOperator("m", lambda _: [row], schema)):
-        with pytest.raises(JobError, match="operator 'm': the result for row 0 of the batch has no column 'x'"):
+        with pytest.raises(JobError, match=r"operator 'm': the result for the row {'n': 1} has no column 'x'"):
             run(operator, batch)
 
 
@@ -477,3 +480,25 @@ def test_a_slice_of_lists_of_fixed_size_with_nulls_goes_through_expressions() ->
     for part in (batch, batch.slice(1, 2), batch.slice(0, 2)):
         expected = [row for row in part.to_pylist() if row["v"] is not None]
         assert run(FilterOperator("f", pl.col("v").is_not_null(), schema), part) == expected
+
+
+def test_an_expression_that_fails_names_the_row() -> None:
+    schema = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
+    batch = pa.RecordBatch.from_pylist([{"n": i, "s": "x" if i == 700 else str(i)} for i in range(1000)], schema=schema)
+    cast = pl.col("s").cast(pl.Int64)
+    for operator in (
+        ProjectOperator("p", [cast], schema, keep=True),
+        FilterOperator("p", cast > 3, schema),
+    ):
+        with pytest.raises(JobError, match=r"operator 'p': .* for the row {'n': 700, 's': 'x'}: conversion from") as e:
+            run(operator, batch)
+        assert e.value.row == 700
+
+
+def test_long_values_and_wide_rows_are_shortened() -> None:
+    schema = pa.schema([(f"c{i}", pa.large_string()) for i in range(100)])
+    batch = pa.RecordBatch.from_pylist([{f"c{i}": "y" * 10_000 for i in range(100)}], schema=schema)
+    with pytest.raises(JobError) as e:
+        run(MapOperator("m", lambda row: None, schema), batch)
+    assert len(str(e.value)) < 1500
+    assert "more columns}" in str(e.value)

@@ -31,7 +31,7 @@ from midstream.runtime.client import Client
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.slot import run_slot
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until
@@ -108,7 +108,7 @@ def test_a_process_that_cannot_be_a_slot_says_why(start: Start, monkeypatch: pyt
 class Ending(ProcessSlots):
     """Processes of something that can end."""
 
-    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
         if self.gone:
             raise ClusterError(self.gone)
         super().request(launch, on_failed)

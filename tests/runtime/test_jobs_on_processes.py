@@ -14,6 +14,7 @@ from midstream.core.config import RestartStrategy
 from midstream.core.errors import JobError
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.provider import SlotLaunch
 from waiting import alive, until
 
 
@@ -120,3 +121,19 @@ def test_the_last_counts_of_a_stopped_job_are_those_of_what_it_has_committed(
     counts = {operator.uid: operator for vertex in job.status().vertices for operator in vertex.operators}
     committed = len(numbers.numbers())
     assert counts["numbers"].rows_out == committed == counts["sink"].rows_in
+
+
+def test_a_slot_whose_driver_has_gone_tells_the_driver_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    """It may have been on its way when the job ended: nobody wants to read of it then."""
+    ended: list[tuple[str, str]] = []
+    slots = ProcessSlots()
+    slots.request(
+        SlotLaunch("127.0.0.1", 1, b"s" * 32, "job", "0"),
+        lambda reason, crash="", last_lines="": ended.append((reason, crash)),
+    )
+    until("the slot has ended", lambda: bool(ended), 60)
+    slots.close()
+    ((reason, crash),) = ended
+    assert "ended with status 1: ClusterError: a slot on " in reason and "cannot reach its driver" in reason
+    assert crash == "", "that is an outage"
+    assert capfd.readouterr().err == ""

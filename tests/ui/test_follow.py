@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import signal
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -82,14 +84,20 @@ def test_for_machines_nothing_is_printed(status):
     assert printed(screen) == ""
 
 
-def test_a_failure_is_told_once_when_it_happens(status):
-    quiet = msgspec.structs.replace(status, failures=())
+def test_what_is_logged_scrolls_by_above_the_tables_and_a_failure_is_not_told_a_second_time(status, monkeypatch):
     failure = FailureStatus(status.now_ms, 0, "slot 1 was lost", "")
-    failing = msgspec.structs.replace(later(status, 1, 0), state="restarting", failures=(failure,))
-    screen = console()
+    failing = msgspec.structs.replace(later(status, 1, 0), state="restarting", failures=(failure,), restarts=1)
+    screen = console(terminal=True)
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(sys, "__stderr__", handler.stream)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    before = handler.stream
     with display(screen, silent=False) as shown:
-        follow(ScriptedJob(quiet, failing, failing, ended(failing)), shown, Interrupts())
-    assert printed(screen).count("failure: slot 1 was lost") == 1
+        logging.getLogger("midstream").warning("job flights: slot 1 was lost")
+        follow(ScriptedJob(failing, failing, ended(failing)), shown, Interrupts())
+    assert printed(screen).count("slot 1 was lost") == 1
+    assert "last failure 21 s ago" in printed(screen)
+    assert handler.stream is before
 
 
 def test_the_first_interrupt_stops_the_job_at_a_checkpoint(status):

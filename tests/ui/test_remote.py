@@ -1,4 +1,4 @@
-"""`list`, `status`, `checkpoint`, `savepoint`, `rescale` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
+"""`list`, `status`, `logs`, `checkpoint`, `savepoint`, `rescale` and `stop`, asked of a real driver over its port; its coordinator is scripted."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from midstream.protocol.messages import (
     DoStop,
     GetStatus,
     JobStatus,
+    Logged,
+    LogLine,
     Reply,
     WaitStatus,
 )
@@ -46,6 +48,7 @@ class Answering:
         """For a stop that has not been answered: who asked."""
         self.is_slow = False
         self.asked: list[object] = []
+        self.driver: Driver
 
     def status(self, now_ms: int) -> JobStatus:
         return msgspec.structs.replace(sample(), job_id=self._plan.job_id, name=self._plan.config.name)
@@ -113,6 +116,7 @@ def start(tmp_path, monkeypatch) -> Iterator[Start]:
             return made[0]
 
         driver = Driver(JobPlan(job_id, graph, b"", JobConfig(name=name)), ProcessSlots(), make)
+        made[0].driver = driver
         driver.start()
         drivers.append(driver)
         return made[0]
@@ -260,3 +264,38 @@ def test_without_a_name_there_must_be_one_job(start, capsys):
     assert "2 jobs run on this machine; say which one: flights (aaaa1111), clicks (bbbb2222)" in said(
         ["status"], capsys, 2
     )
+
+
+def test_what_the_slots_print_and_log_is_shown(start, capsys):
+    job = start("abc", "flights")
+    lines = (
+        LogLine(0, "hello\x1b[2J", "stdout", operator="divide", uid="map-1", subtask=3),
+        LogLine(0, "from a thread", "app.rows", level=30),
+    )
+    job.driver.slot_logged(1, Logged(lines, dropped=5))
+    assert main(["logs", "flights"]) == 0
+    dropped, printed, logged = capsys.readouterr().out.splitlines()
+    assert "5 lines left out" in dropped
+    assert printed.endswith(" divide/3 stdout: hello�[2J")
+    assert logged.endswith(" slot 1 WARNING app.rows: from a thread")
+    assert main(["logs", "--operator", "map-1", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["number"], one["slot"], one["text"], one["subtask"]) for one in found] == [(1, 1, lines[0].text, 3)]
+
+
+def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):
+    job = start("abc", "flights")
+    job.driver.slot_logged(0, Logged((LogLine(0, "one", "stdout"),)))
+    later = iter([lambda: job.driver.slot_logged(0, Logged((LogLine(0, "two", "stdout"),)))])
+
+    def wait(_seconds):
+        then = next(later, None)
+        if then is None:
+            job.driver.cancel("the test ends it")
+            job.driver.ended.wait(30)
+        else:
+            then()
+
+    monkeypatch.setattr("midstream.ui.remote.time.sleep", wait)
+    assert main(["logs", "--follow"]) == 0
+    assert [line.rsplit(": ")[-1] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]

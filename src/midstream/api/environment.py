@@ -19,6 +19,7 @@ from midstream.connectors.collection import from_arrow, from_polars, from_rows
 from midstream.connectors.files import CsvOptions, FileSource, Format
 from midstream.connectors.generator import Generate, GeneratorSource
 from midstream.core.config import (
+    DEFAULT_RESTART,
     Duration,
     JobConfig,
     RestartStrategy,
@@ -107,7 +108,7 @@ class Environment:
             min_pause_s=duration_s(min_pause, "min_pause"),
             tolerable_failures=_whole(tolerable_failures, "tolerable_failures"),
             retained_checkpoints=_whole(retained_checkpoints, "retained_checkpoints"),
-            restart=restart or RestartStrategy(),
+            restart=restart or DEFAULT_RESTART,
             buffer_bytes=size_bytes(buffer_size, "buffer_size"),
             pool_bytes=size_bytes(pool_size, "pool_size"),
             batch_rows=_whole(batch_rows, "batch_rows"),

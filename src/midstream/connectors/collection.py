@@ -13,7 +13,16 @@ from midstream.connectors.generator import IndexRange, check_splits, index_split
 from midstream.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
 from midstream.core.values import ARROW_ERRORS, ValueMisfit, to_array
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+from midstream.operators.source import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+    rows_text,
+)
 
 
 class CollectionSource(Source):
@@ -41,6 +50,10 @@ class CollectionSource(Source):
         assert span.stop is not None, span
         rest = self._batch.slice(span.start + split.offset, span.stop - span.start - split.offset)
         return BatchCursor(iter([rest]), where=f"rows {span.start} to {span.stop}", offset_rows=split.offset)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        start = decoded(split.payload, IndexRange, "CollectionSource").start + split.offset
+        return f"{rows_text(start + first, start + last)} of the collection, counted from 0"
 
 
 def from_rows(

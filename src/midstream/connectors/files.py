@@ -25,11 +25,20 @@ from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.filesystem import file_info, find_files, glob_base, resolve
 from midstream.connectors.formats import Format, check_columns, compression_of, explained, format_of
 from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
-from midstream.connectors.text import CsvOptions, TextReader, check_types, infer_schema
+from midstream.connectors.text import CsvOptions, TextReader, block_and_rows, check_types, infer_schema
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+from midstream.operators.source import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+    rows_text,
+)
 
 __all__ = ["CsvOptions", "FileSource", "Format"]
 
@@ -202,6 +211,19 @@ class FileSource(Source):
             last=part.last if part.last >= 0 else None,
             offset=split.offset,
         )
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        part = decoded(split.payload, FileSplit, "FileSource")
+        if self._format == "parquet":
+            return row_group_place(part, split.offset, first, last)
+        start, done = block_and_rows(split.offset)
+        return f"{part.path}, {rows_text(done + first, done + last)} from byte {start or part.first} on, counted from 0"
+
+
+def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
+    """See `Source.place`; of a split of a Parquet file."""
+    since = f" from row group {part.first} on" if part.first else ""
+    return f"{part.path}, {rows_text(offset_rows + first, offset_rows + last)}{since}, counted from 0"
 
 
 def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: int = 0) -> None:

@@ -102,6 +102,11 @@ class GeneratorSource(Source):
             self._fn, self.schema, decoded(split.payload, IndexRange, "GeneratorSource"), split.offset
         )
 
+    def place(self, split: Split, first: int, last: int) -> str:
+        span = decoded(split.payload, IndexRange, "GeneratorSource")
+        start, end = (span.start + (split.offset + row) * span.step for row in (first, last))
+        return f"index {start}" if start == end else f"one of the indices {start} to {end}"
+
 
 class _GeneratorReader(SplitReader):
     def __init__(self, fn: Generate, schema: pa.Schema, span: IndexRange, done: int) -> None:

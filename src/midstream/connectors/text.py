@@ -54,6 +54,11 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
     timestamp_formats: tuple[str, ...] = ()
 
 
+def block_and_rows(offset: int) -> tuple[int, int]:
+    """At which byte the block of an offset begins, and how many of its rows are done."""
+    return offset >> _ROW_BITS, offset & _ROW_MASK
+
+
 class TextReader(SplitReader):
     """The rows of the lines of `path` that begin at bytes `first` up to, not including, `last` (None: the end).
 
@@ -81,7 +86,7 @@ class TextReader(SplitReader):
         self._names = schema.names
         self._quote = csv.quote.encode() if format == "csv" and csv.newlines_in_values else b""
         self._rest: pa.RecordBatch | None = None
-        self._block_start, self._skip_rows = offset >> _ROW_BITS, offset & _ROW_MASK
+        self._block_start, self._skip_rows = block_and_rows(offset)
         self._done_rows = 0
         """Rows of the block at `_block_start` that are emitted."""
         header_bytes = 0

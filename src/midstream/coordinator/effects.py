@@ -23,6 +23,7 @@ from midstream.coordinator.events import (
     Send,
     SetTimer,
     SlotMessage,
+    Tell,
 )
 from midstream.core.seams import Done, Failed
 from midstream.protocol.messages import Reply, ToSlot
@@ -68,6 +69,9 @@ class Effects:
 
     def reply(self, client: int, reply: Reply) -> None:
         self._out.append(ReplyTo(client, reply, cause=self.cause))
+
+    def tell(self, text: str) -> None:
+        self._out.append(Tell(text, cause=self.cause))
 
     def end(self, ended: JobEnded) -> None:
         self._out.append(ended)

@@ -72,6 +72,10 @@ class SlotLost:
 
     slot: int
     reason: str
+    crash: str = ""
+    """How its process has ended, if that was of its own doing: it may do so each time. Empty: an outage, or unknown."""
+    last_lines: str = ""
+    """What its tasks have printed and logged last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,14 @@ class ReplyTo:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """People are to hear of it now: a failure, and the restart that follows it."""
+
+    text: str
+    cause: int = field(default=0, compare=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class JobEnded:
     """The last instruction of all but answers to later questions: slots are released, I/O is over.
 
@@ -224,4 +236,4 @@ class JobEnded:
     cause: int = field(default=0, compare=False, kw_only=True)
 
 
-Instruction: TypeAlias = Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | JobEnded
+Instruction: TypeAlias = Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | Tell | JobEnded

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from midstream.coordinator.effects import Effects
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, MidstreamError, SchemaError
+from midstream.core.tracebacks import kind_and_line, users_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class Failure:
     error: MidstreamError
     """What the user gets to see if the job ends of it."""
     fatal: bool = False
+    same: str = ""
+    """Equal whenever the same code fails the same way; empty when the next time may be otherwise."""
 
 
-def failure_of_user_code(summary: str, details: str, fatal: bool) -> Failure:
+def failure_of_user_code(summary: str, details: str, fatal: bool, same: str) -> Failure:
     """As a slot reports it: `details` is the traceback."""
-    return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal)
+    return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal, same)
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
@@ -35,7 +38,9 @@ def failure_of(error: BaseException, where: str) -> Failure:
     else:
         shown = JobError(f"{summary}\n\n{details}")
     shown.__cause__ = error
-    return Failure(summary, details, shown, fatal=isinstance(error, (ConfigError, SchemaError, InvariantError)))
+    fatal = isinstance(error, (ConfigError, SchemaError, InvariantError))
+    what = kind_and_line(error)
+    return Failure(summary, details, shown, fatal, what and f"{where}: {what}")
 
 
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
@@ -57,6 +62,10 @@ class Restarts:
         self._recent = 0
         """Restarts since the job last ran for `reset_after_s` (exponential only)."""
         self._running_since_ms: int | None = None
+        self._same = ""
+        """How the job has failed last, of the failures that are the same each time."""
+        self._same_count = 0
+        """How often in a row, without a completed checkpoint in between."""
 
     @property
     def delayed(self) -> bool:
@@ -65,12 +74,39 @@ class Restarts:
     def running(self) -> None:
         self._running_since_ms = self._effects.now_ms
 
-    def try_again(self) -> bool:
-        """After a failure. False: no more, the job is to fail."""
+    def progressed(self) -> None:
+        """A checkpoint has completed: what fails from now on fails elsewhere, or later."""
+        self._same = ""
+        self._same_count = 0
+
+    def try_again(self, failure: Failure) -> float | None:
+        """After a failure: in how many seconds the job is started again. None: no more, the job is to fail."""
+        if failure.same:  # others do not interrupt the row: they say nothing about it
+            self._same_count = self._same_count + 1 if failure.same == self._same else 1
+            self._same = failure.same
+            if self._is_stuck(failure):
+                return None
         delay_s = self._after_failure(self._effects.now_ms)
         if delay_s is not None:
             self.delay(delay_s)
-        return delay_s is not None
+        return delay_s
+
+    def _is_stuck(self, failure: Failure) -> bool:
+        return 0 < self._strategy.same_failures <= self._same_count and failure.same == self._same
+
+    def told(self, failure: Failure, what_follows: str) -> str:
+        """A failure as people are told of it at once; a traceback that was told before is not repeated."""
+        times = self._same_count if failure.same and failure.same == self._same else 1
+        text = failure.summary
+        if times > 1:
+            text += f"\nThe same failure {times} times in a row without a checkpoint in between"
+            if self._strategy.same_failures:
+                text += f"; at {self._strategy.same_failures} the job ends"
+            text += "."
+        elif failure.details:
+            shown = users_part(failure.details)
+            text += f"\n{shown}" if shown else ""
+        return f"{text}\n{what_follows}"
 
     def delay(self, delay_s: float) -> None:
         self._effects.cancel_timer(self._delay)
@@ -103,7 +139,10 @@ class Restarts:
         """What the user gets to see of a job that is not restarted any more."""
         if not self.total:
             return failure.error
-        times = f"{self.total} restart{'s' if self.total > 1 else ''}"
-        error = type(failure.error)(f"the job failed after {times}: {failure.error}")
+        if failure.same and self._is_stuck(failure):
+            why = f"the same failure {self._same_count} times in a row without a checkpoint in between"
+        else:
+            why = f"the job failed after {self.total} restart{'s' if self.total > 1 else ''}"
+        error = type(failure.error)(f"{why}: {failure.error}")
         error.__cause__ = failure.error.__cause__
         return error

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -144,8 +145,8 @@ class Coordinator:
                 self._slot_connected(slot, register)
             case ev.SlotMessage(slot, message):
                 self._heard(slot, message)
-            case ev.SlotLost(slot, reason):
-                self._slot_lost(slot, reason)
+            case ev.SlotLost():
+                self._slot_lost(event)
             case ev.SlotRequestFailed(request, reason):
                 self.slots.request_failed(request, reason)
             case ev.SlotsGone(reason):
@@ -223,19 +224,22 @@ class Coordinator:
         elif register.python != PYTHON:
             self._slots_failed(other_python(slot, register))
 
-    def _slot_lost(self, slot: int, reason: str) -> None:
+    def _slot_lost(self, event: ev.SlotLost) -> None:
+        slot = event.slot
         lost = self.slots.lost(slot)
         if lost is None:
             return
         self.attempts.slot_lost(slot)
-        text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {reason}"
+        text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {event.reason}"
         spare = self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
         if self.phase is Phase.GATHERING or spare:
             self._warn(text)  # nothing ran on it: another one will do
         elif self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
             self._warn(text)  # what its tasks have made is being committed: to begin again would double it
         else:
-            self._fail_attempt(Failure(text, "", ClusterError(text)))
+            last = f"Its last lines:\n{event.last_lines}" if event.last_lines else ""
+            error = ClusterError(f"{text}\n\n{last}" if last else text)
+            self._fail_attempt(Failure(text, last, error, same=event.crash))
         if spare:
             self.rescaling.spare_slot_lost()
         elif self.phase in (Phase.GATHERING, Phase.CANCELLING):
@@ -281,11 +285,11 @@ class Coordinator:
                 attempt.awaited.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # what is left of them, above all that others have gone before
-            case m.TaskFailed(_, ref, summary, details, fatal, symptom):
+            case m.TaskFailed(_, ref, summary, details, fatal, symptom, same):
                 attempt.check_owner(slot, ref)
-                self._task_failed(failure_of_user_code(summary, details, fatal), symptom)
-            case m.DeployFailed(_, summary, details, fatal):
-                self._fail_to_start(failure_of_user_code(summary, details, fatal))
+                self._task_failed(failure_of_user_code(summary, details, fatal, same), symptom)
+            case m.DeployFailed(_, summary, details, fatal, same):
+                self._fail_to_start(failure_of_user_code(summary, details, fatal, same))
             case _ if cancelling:
                 return
             case m.Deployed():
@@ -454,6 +458,7 @@ class Coordinator:
             if pending.is_rescale:
                 self.rescaling.stored(completed.metadata, path)
         self.savepoints.completed(completed.metadata, pending.attempt)
+        self.restarts.progressed()
         self._committing.add(checkpoint_id, completed.committables)
         self._sources.completed(completed.metadata)
         for client in pending.clients:
@@ -519,7 +524,7 @@ class Coordinator:
     def _fail_to_start(self, failure: Failure) -> None:
         """A job that has never run is not started again: what it was given does not work."""
         if not self.slots.job_has_run:
-            failure = Failure(failure.summary, failure.details, failure.error, fatal=True)
+            failure = replace(failure, fatal=True)
         self._fail_attempt(failure)
 
     def _task_failed(self, failure: Failure, symptom: bool) -> None:
@@ -544,9 +549,14 @@ class Coordinator:
         final = failure.fatal or (self._committing.stalled and self.checkpoints.storage is None)
         if before is not None:  # not the job has failed, but what was to become of it
             self.restarts.delay(0.0)
-        elif final or not self.restarts.try_again():
+            follows = "The job goes on as it was before it was to be rescaled."
+        elif final or (after_s := self.restarts.try_again(failure)) is None:
             self._end("failed", self.restarts.last_word(failure), failure.summary)
             return
+        else:
+            start = self.checkpoints.newest_path or "the beginning"
+            follows = f"Restart {self.restarts.total} in {after_s:g} s, from {start}."
+        self._effects.tell(self.restarts.told(failure, follows))
         self._sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()

@@ -76,6 +76,8 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     `fixed`: at most `attempts` restarts, `delay_s` apart. `exponential`: the delay doubles from
     `delay_s` up to `max_delay_s`, and starts over once the job has run `reset_after_s` without
     failing; `attempts` counts restarts since then (0: no limit). `none`: the job fails.
+    `same_failures`: so often the same code may fail the same way, in a row and without a completed
+    checkpoint in between, until the job fails (0: no limit).
     """
 
     kind: Literal["fixed", "exponential", "none"] = "exponential"
@@ -83,6 +85,11 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 0.2
     max_delay_s: float = 60.0
     reset_after_s: float = 300.0
+    same_failures: int = 0
+
+
+DEFAULT_RESTART: Final = RestartStrategy(same_failures=10)
+"""Of a job that does not say what is to happen."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +110,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     retained_checkpoints: int = 2
     inline_bytes: int = 64 * 2**10
     """What a task stores for a checkpoint, if it is no more than this, is in the checkpoint's metadata and not in a file."""
-    restart: RestartStrategy = RestartStrategy()
+    restart: RestartStrategy = DEFAULT_RESTART
     buffer_bytes: int = 32 * 2**10
     pool_bytes: int = 128 * 2**20
     batch_rows: int = 131_072

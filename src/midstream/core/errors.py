@@ -8,7 +8,12 @@ class MidstreamError(Exception):
 
 
 class JobError(MidstreamError):
-    """The job as the user wrote it cannot be run, or its own function failed."""
+    """The job as the user wrote it cannot be run, or its own function failed.
+
+    `row`: of an error that is about one row, its position in the batch that the operator was given.
+    """
+
+    row: int | None = None
 
 
 class ConfigError(MidstreamError):

@@ -19,6 +19,7 @@ import xxhash
 
 from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
+from midstream.core.row_text import row_text
 
 UInt64s = npt.NDArray[np.uint64]
 
@@ -91,7 +92,7 @@ def hash_column(column: pa.Array) -> UInt64s:
         raise SchemaError(f"a column of type {kind} cannot be a key; {key_cast(kind)}")
     row = first_null(column)
     if row is not None:
-        raise JobError(f"null key at row {row} of the batch; filter out or fill null keys before key_by()")
+        raise JobError(f"a key is null, in row {row}; filter out or fill null keys before key_by()")
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
         is_integer = True
@@ -116,7 +117,15 @@ def hash_column(column: pa.Array) -> UInt64s:
 
 
 def hash_keys(batch: pa.RecordBatch, keys: tuple[str, ...]) -> UInt64s:
-    """Stable hash per row over one or more key columns."""
+    """Stable hash per row over one or more key columns. Raises JobError with the row that has none."""
+    for name in keys:
+        row = first_null(batch.column(name))
+        if row is not None:
+            error = JobError(
+                f"key {name!r} is null in the row {row_text(batch, row)}; filter out or fill null keys before key_by()"
+            )
+            error.row = row
+            raise error
     first, *rest = keys
     result = hash_column(batch.column(first))
     for name in rest:

@@ -135,6 +135,8 @@ class Operator(ABC):
     """True: what it emits for a batch, it emits while it processes that batch."""
     own: OwnCode = OwnCode()
     """The code that the job ships; set before it does. Untyped values can be of its classes."""
+    keeps_rows: bool = False
+    """True: what it emits for a batch is one batch of a row for each of its rows, in order, or for fewer of them."""
     timers_dropped: int = 0
     """Timers of users that were set when the last ones had their turn, and never fire."""
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from midstream.core.batches import first_null
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.errors import JobError, SchemaError
-from midstream.operators.rows import require_columns
+from midstream.core.errors import SchemaError
+from midstream.operators.rows import null_error, require_columns
 
 Int64s = npt.NDArray[np.int64]
 
@@ -38,10 +38,8 @@ class EventTime:
         column = batch.column(self.column)
         row = first_null(column)
         if row is not None:
-            raise JobError(
-                f"{self._where}: event-time column {self.column!r} is null in row {row} of the batch; "
-                "filter out or fill rows without a time first"
-            )
+            cure = "filter out or fill rows without a time first"
+            raise null_error(f"{self._where}: event-time column {self.column!r}", batch, row, cure)
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
         return times
 

@@ -115,8 +115,10 @@ class FunctionOperator(Operator):
             "does not declare; declare it as it was, or give the operator a new uid to start without state"
         )
 
-    def _user_error(self, what: str, error: BaseException, row: int | None = None) -> MidstreamError:
-        return user_error(self._where, what, error, row)
+    def _user_error(
+        self, what: str, error: BaseException, at: tuple[pa.RecordBatch, int] | None = None
+    ) -> MidstreamError:
+        return user_error(self._where, what, error, at)
 
 
 def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field, ...]:

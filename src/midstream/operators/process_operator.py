@@ -157,10 +157,10 @@ class ProcessOperator(FunctionOperator):
                 elif result is not None:
                     self._take(result, index, spec.method)
         except Exception as error:
-            raise self._user_error(spec.method, error, row=index) from error
+            raise self._user_error(spec.method, error, (batch, index)) from error
         finally:
             self._leave()
-        self._flush()
+        self._flush(batch)
 
     def _keys(self, batch: pa.RecordBatch, spec: Port) -> list[Any] | None:
         if not spec.keys:
@@ -192,11 +192,11 @@ class ProcessOperator(FunctionOperator):
             raise JobError(f"side output {tag!r} is not declared (declared: {declared})")
         self._side_rows.setdefault(tag, []).append(self._side_as_it_is_now[tag](row))
 
-    def _flush(self) -> None:
+    def _flush(self, given: pa.RecordBatch | None = None) -> None:
         rows, origin, sides = self._rows, self._origin, self._side_rows
         self._rows, self._origin, self._side_rows = [], [], {}
         if rows:
-            self._out.emit(to_batch(rows, self.schema, self._where, origin))
+            self._out.emit(to_batch(rows, self.schema, self._where, origin, given))
         for tag, side in sides.items():
             where = f"{self._where}: side output {tag!r}"
             self._out.emit(to_batch(side, self.side_outputs[tag], where, ()), tag)
@@ -305,6 +305,8 @@ class ProcessOperator(FunctionOperator):
 
     # ---- errors ----
 
-    def _user_error(self, what: str, error: BaseException, row: int | None = None) -> MidstreamError:
+    def _user_error(
+        self, what: str, error: BaseException, at: tuple[pa.RecordBatch, int] | None = None
+    ) -> MidstreamError:
         key = f" (key {self._context.key!r})" if self._scope.is_set else ""
-        return super()._user_error(f"{what}{key}", error, row)
+        return super()._user_error(f"{what}{key}", error, at)

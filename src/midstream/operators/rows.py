@@ -17,6 +17,7 @@ import pyarrow as pa
 from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_cast, key_type_supported
+from midstream.core.row_text import row_text
 from midstream.core.values import ValueMisfit, kind_of, to_array, to_python
 
 Row: TypeAlias = dict[str, Any]
@@ -71,10 +72,11 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
         names = tuple(batch.schema.names), tuple(schema.names)
         row = _mapper(*names, nested_columns(schema))(function, given, made)
     except Exception as error:
-        raise user_error(where, "the function", error, row=len(made[-1]) if made else None) from error
+        raise user_error(where, "the function", error, (batch, len(made[-1])) if made else None) from error
     if row is not _FITS:
-        at = f"{where}: the result for row {len(made[-1]) if made else 0} of the batch"
-        _check_row(row, schema, at)
+        index = len(made[-1]) if made else 0
+        at = f"{where}: the result for the row {row_text(batch, index)}"
+        _check_row(row, schema, at, index)
         raise AssertionError(f"{at} fits, but was taken for one that does not")
     arrays = []
     for field, values in zip(schema, made, strict=True):
@@ -82,7 +84,7 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
         if source >= 0 and _passed_on(values, given[source], field.type, batch.column(source).type):
             arrays.append(batch.column(source))
         else:
-            arrays.append(_column(values, field, where, None))
+            arrays.append(_column(values, field, where, None, batch))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -172,13 +174,17 @@ def copied(value: Any) -> Any:
 
 
 def to_batch(
-    rows: Sequence[Row], schema: pa.Schema, where: str, origin: Sequence[Origin] | None = None
+    rows: Sequence[Row],
+    schema: pa.Schema,
+    where: str,
+    origin: Sequence[Origin] | None = None,
+    given: pa.RecordBatch | None = None,
 ) -> pa.RecordBatch:
     """A batch of `schema` from rows that a user's function returned.
 
     `origin[i]` is the position of the input row that gave `rows[i]`, or the time of the timer that did. None: the same
-    position; empty: it is not known.
-    Raises JobError naming `where`, that position, and what does not fit.
+    position; empty: it is not known. `given`: the batch of the input rows.
+    Raises JobError naming `where`, the input row or that time, and what does not fit.
     """
     names = schema.names
     try:
@@ -190,39 +196,65 @@ def to_batch(
         columns, fits = [], False
     if not fits:
         for index, row in enumerate(rows):
-            _check_row(row, schema, _result_of(where, index, origin))
+            _check_row(row, schema, *_result_of(where, index, origin, given))
         raise AssertionError(f"{where}: rows fit one by one, but not together")
-    arrays = [_column(values, field, where, origin) for values, field in zip(columns, schema, strict=True)]
+    arrays = [_column(values, field, where, origin, given) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _column(values: Sequence[Any], field: pa.Field, where: str, origin: Sequence[Origin] | None) -> pa.Array:
+def _column(
+    values: Sequence[Any],
+    field: pa.Field,
+    where: str,
+    origin: Sequence[Origin] | None,
+    given: pa.RecordBatch | None,
+) -> pa.Array:
     try:
         return to_array(values, field.type)
     except ValueMisfit as misfit:
-        raise JobError(f"{_result_of(where, misfit.index, origin)}: column {field.name!r}: {misfit}") from misfit
+        at, row = _result_of(where, misfit.index, origin, given)
+        raise at_row(JobError(f"{at}: column {field.name!r}: {misfit}"), row) from misfit
     except SchemaError as error:
         raise SchemaError(f"{where}: column {field.name!r}: {error}") from error
 
 
-def _result_of(where: str, index: int, origin: Sequence[Origin] | None) -> str:
+def _result_of(
+    where: str, index: int, origin: Sequence[Origin] | None, given: pa.RecordBatch | None
+) -> tuple[str, int | None]:
+    """What to call row `index` of the results, and the position of the input row that it is for."""
     if origin is not None and not origin:
-        return f"{where}: row {index} of those emitted for this batch"
+        return f"{where}: row {index} of those emitted for this batch", None
     of = index if origin is None else origin[index]
-    return f"{where}: the result for {f'row {of} of the batch' if isinstance(of, int) else f'the timer of {of}'}"
+    if not isinstance(of, int):
+        return f"{where}: the result for the timer of {of}", None
+    return f"{where}: the result for {'a row' if given is None else f'the row {row_text(given, of)}'}", of
 
 
-def _check_row(row: Any, schema: pa.Schema, at: str) -> None:
-    """Raises JobError beginning with `at` for a row that does not fit."""
+def _check_row(row: Any, schema: pa.Schema, at: str, index: int | None) -> None:
+    """Raises JobError beginning with `at`, about the input row `index`, for a row that does not fit."""
+    misfit = _misfit(row, schema)
+    if misfit:
+        raise at_row(JobError(f"{at} {misfit}"), index)
+
+
+def _misfit(row: Any, schema: pa.Schema) -> str:
+    """What is wrong with the columns of a row; nothing when they are those of `schema`."""
     names = schema.names
     if not isinstance(row, dict):
-        raise JobError(f"{at} is {kind_of(row)}; return a dict with the columns {', '.join(names)}")
+        return f"is {kind_of(row)}; return a dict with the columns {', '.join(names)}"
     missing = [name for name in names if name not in row]
     if missing:
-        raise JobError(f"{at} has no column {missing[0]!r}; the declared columns are {', '.join(names)}")
+        return f"has no column {missing[0]!r}; the declared columns are {', '.join(names)}"
     extra = [name for name in row if name not in names]
     if extra:
-        raise JobError(f"{at} has column {extra[0]!r}, which is not declared ({', '.join(names)})")
+        return f"has column {extra[0]!r}, which is not declared ({', '.join(names)})"
+    return ""
+
+
+def at_row(error: JobError, row: int | None) -> JobError:
+    """`error`, which is about that row of the batch."""
+    error.row = row
+    return error
 
 
 def fields_text(fields: Iterable[pa.Field]) -> str:
@@ -230,11 +262,15 @@ def fields_text(fields: Iterable[pa.Field]) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in fields)
 
 
-def user_error(where: str, what: str, error: BaseException, row: int | None = None) -> JobError:
-    """The JobError for a user's function that raised; `raise user_error(…) from error` keeps the traceback."""
-    at = "" if row is None else f" on row {row} of the batch"
+def user_error(where: str, what: str, error: BaseException, at: tuple[pa.RecordBatch, int] | None = None) -> JobError:
+    """The JobError for a user's function that raised; `raise user_error(…) from error` keeps the traceback.
+
+    `at`: the batch that the operator was given, and the position of the row in it.
+    """
+    row = "" if at is None else f" for the row {row_text(*at)}"
     text = str(error)
-    return JobError(f"{where}: {what} raised {type(error).__name__}{at}{': ' + text if text else ''}")
+    made = JobError(f"{where}: {what} raised {type(error).__name__}{row}{': ' + text if text else ''}")
+    return at_row(made, None if at is None else at[1])
 
 
 def require_columns(schema: pa.Schema, names: Iterable[str], where: str, what: str) -> None:
@@ -260,6 +296,8 @@ def check_keys(batch: pa.RecordBatch, keys: Iterable[str], where: str) -> None:
     for key in keys:
         row = first_null(batch.column(key))
         if row is not None:
-            raise JobError(
-                f"{where}: key {key!r} is null in row {row} of the batch; filter out or fill null keys first"
-            )
+            raise null_error(f"{where}: key {key!r}", batch, row, "filter out or fill null keys first")
+
+
+def null_error(what: str, batch: pa.RecordBatch, row: int, cure: str) -> JobError:
+    return at_row(JobError(f"{what} is null in the row {row_text(batch, row)}; {cure}"), row)

@@ -103,6 +103,10 @@ class Source(ABC):
     def open_split(self, split: Split) -> SplitReader:
         """Open a split at `split.offset`. Raises StorageError when it is not there (any more)."""
 
+    def place(self, split: Split, first: int, last: int) -> str:
+        """Where the rows `first` to `last` behind the offset of `split` are, for people who look for them. May not block."""
+        return f"split {split.id}, {rows_text(first, last)} behind offset {split.offset}"
+
     def splits_per_reader(self, parallelism: int) -> int:
         """How many splits a subtask reads side by side, in turns; more than 1 for splits that never end.
 
@@ -121,6 +125,11 @@ class Source(ABC):
 
     def close(self) -> None:
         """On the driver, when the job has ended, however it ended: stop what `discover` has started."""
+
+
+def rows_text(first: int, last: int) -> str:
+    """Which rows, counted from 0: one is named, of several it is one."""
+    return f"row {first}" if first == last else f"one of the rows {first} to {last}"
 
 
 def decoded(data: bytes, kind: type[T], where: str) -> T:

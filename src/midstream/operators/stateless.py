@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, to_polars
 from midstream.core.errors import JobError, MidstreamError, SchemaError
+from midstream.core.row_text import row_text
 from midstream.core.values import kind_of
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.expressions import (
@@ -24,7 +25,7 @@ from midstream.operators.expressions import (
     infer_type,
     is_plain_column,
 )
-from midstream.operators.rows import Row, as_it_is_now, map_rows, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, as_it_is_now, at_row, map_rows, to_batch, to_rows, user_error
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -51,6 +52,8 @@ class FilterOperator(Stateless):
     Raises SchemaError at once for an unknown column or an expression that is not boolean.
     """
 
+    keeps_rows = True
+
     def __init__(self, name: str, predicate: pl.Expr | Callable[[Row], object], schema: pa.Schema) -> None:
         super().__init__(name, schema)
         self._predicate = predicate
@@ -75,7 +78,7 @@ class FilterOperator(Stateless):
             # with_columns, not select: it gives a literal as many rows as the batch has
             frame = to_polars(batch.select(self._reads)).with_columns(predicate.alias("__keep"))
         except EXPRESSION_ERRORS as error:
-            raise user_error(self._where, "the expression", error) from error
+            raise expression_error(self._where, "the expression", error, batch, self._reads, [predicate]) from error
         mask = frame.get_column("__keep")
         if mask.all(ignore_nulls=False):
             return batch
@@ -88,7 +91,7 @@ class FilterOperator(Stateless):
             for row in rows:
                 keep.append(bool(predicate(row)))
         except Exception as error:
-            raise user_error(self._where, "the function", error, row=len(keep)) from error
+            raise user_error(self._where, "the function", error, (batch, len(keep))) from error
         return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
 
 
@@ -97,6 +100,8 @@ class ProjectOperator(Stateless):
 
     Each expression works row by row. `input_schema` is that of the rows that come in; `schema` follows.
     """
+
+    keeps_rows = True
 
     def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema, *, keep: bool) -> None:
         where = f"operator {name!r}"
@@ -116,7 +121,7 @@ class ProjectOperator(Stateless):
                 # with_columns in any case: select alone would turn a batch of literals into one row
                 frame = to_polars(batch.select(self._reads)).with_columns(*self._exprs).select(self._made.names)
             except EXPRESSION_ERRORS as error:
-                raise user_error(self._where, "an expression", error) from error
+                raise expression_error(self._where, "an expression", error, batch, self._reads, self._exprs) from error
             made = from_polars(frame, self._made, self._where)
         columns = [(made if is_made else batch).column(name) for name, is_made in self._sources]
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
@@ -124,6 +129,8 @@ class ProjectOperator(Stateless):
 
 class MapOperator(Stateless):
     """`function(row) -> row` for each row; `schema` is that of the rows returned."""
+
+    keeps_rows = True
 
     def __init__(self, name: str, function: RowFunction, schema: pa.Schema) -> None:
         super().__init__(name, schema)
@@ -153,18 +160,21 @@ class FlatMapOperator(Stateless):
                 if result is None:
                     continue
                 if isinstance(result, (dict, str, bytes)):
-                    raise JobError(
-                        f"{self._where}: the function returned {kind_of(result)} for row {index} of the batch; "
-                        "return an iterable of dicts, or None (map() is for one row each)"
+                    raise at_row(
+                        JobError(
+                            f"{self._where}: the function returned {kind_of(result)} for the row "
+                            f"{row_text(batch, index)}; return an iterable of dicts, or None (map() is for one row each)"
+                        ),
+                        index,
                     )
                 made.extend(map(self._as_it_is_now, result))
                 origin.extend([index] * (len(made) - len(origin)))
         except MidstreamError:
             raise
         except Exception as error:
-            raise user_error(self._where, "the function", error, row=index) from error
+            raise user_error(self._where, "the function", error, (batch, index)) from error
         if made:
-            self._out.emit(to_batch(made, self.schema, self._where, origin))
+            self._out.emit(to_batch(made, self.schema, self._where, origin, batch))
 
 
 class MapBatchesOperator(Stateless):
@@ -190,6 +200,30 @@ class MapBatchesOperator(Stateless):
         result = made_batch(made, self.schema, self._where, "the function")
         if result.num_rows:
             self._out.emit(result)
+
+
+def expression_error(
+    where: str, what: str, error: BaseException, batch: pa.RecordBatch, reads: Sequence[str], exprs: Sequence[pl.Expr]
+) -> JobError:
+    """The JobError for expressions that raised: the row is looked for, by halves, as they work row by row."""
+    frame = to_polars(batch.select(reads))
+    first, rows = 0, batch.num_rows
+    while rows > 1:
+        half = rows // 2
+        if _raises(frame.slice(first, half), exprs):
+            rows = half
+        else:
+            first, rows = first + half, rows - half
+    found = rows == 1 and _raises(frame.slice(first, 1), exprs)  # else it is raised by no row alone
+    return user_error(where, what, error, (batch, first) if found else None)
+
+
+def _raises(frame: pl.DataFrame, exprs: Sequence[pl.Expr]) -> bool:
+    try:
+        frame.with_columns(*exprs)
+    except EXPRESSION_ERRORS:
+        return True
+    return False
 
 
 def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.RecordBatch:

@@ -75,6 +75,7 @@ class TimestampsOperator(Operator):
 
     makes_watermarks = True
     keeps_splits = True
+    keeps_rows = True
 
     def __init__(self, name: str, column: str, strategy: WatermarkStrategy, schema: pa.Schema) -> None:
         self.schema = schema

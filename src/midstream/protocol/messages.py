@@ -6,7 +6,7 @@ all) is in that checkpoint, and whatever it sends afterwards is not.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -343,7 +343,8 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     """`summary` is one line with the operator's name; `details` the traceback, user frames first.
 
     `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is
-    elsewhere, and most likely somebody is about to report it (the connection to a peer is gone).
+    elsewhere, and most likely somebody is about to report it (the connection to a peer is gone). `same`:
+    equal whenever the same code fails the same way; empty when the next time may be otherwise.
     """
 
     attempt: int
@@ -352,6 +353,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     details: str
     fatal: bool = False
     symptom: bool = False
+    same: str = ""
 
 
 class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):
@@ -359,6 +361,8 @@ class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):
     summary: str
     details: str
     fatal: bool = False
+    same: str = ""
+    """See `TaskFailed`."""
 
 
 class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
@@ -411,6 +415,38 @@ FromSlot: TypeAlias = (
     | RequestSplit
 )
 
+# ---- slot to driver, and not to its coordinator ----
+
+LOG_LINE_CHARS_MAX: Final = 4096
+LOG_NAME_CHARS_MAX: Final = 256
+LOG_LINES_MAX: Final = 1024
+"""In one message."""
+
+_LogName: TypeAlias = Annotated[str, msgspec.Meta(max_length=LOG_NAME_CHARS_MAX)]
+
+
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What user code in a slot has printed or logged."""
+
+    at_ms: int
+    text: Annotated[str, msgspec.Meta(max_length=LOG_LINE_CHARS_MAX)]
+    logger: _LogName
+    """Its name; `stdout` or `stderr` of what was printed."""
+    level: int = 0
+    """As `logging` counts; 0 of what was printed."""
+    operator: _LogName = ""
+    """Name of the operator that was at work; empty where that is not known, as on threads of user code."""
+    uid: _LogName = ""
+    subtask: int = -1
+
+
+class Logged(msgspec.Struct, frozen=True, tag="logged"):
+    """`dropped`: lines before these that there were too many of."""
+
+    lines: Annotated[tuple[LogLine, ...], msgspec.Meta(max_length=LOG_LINES_MAX)]
+    dropped: int = 0
+
+
 # ---- command line to coordinator -------------------------------------------
 
 
@@ -445,6 +481,19 @@ class DoRescale(msgspec.Struct, frozen=True, tag="do_rescale"):
 
 
 ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoSavepoint | DoStop | DoRescale
+
+
+class GetLogs(msgspec.Struct, frozen=True, tag="get_logs"):
+    """What the slots have printed and logged behind entry `after`: as many as fit into an answer. For the driver."""
+
+    after: int = -1
+
+
+class LogEntry(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    """From 0, of all slots together. Where some are missing, there were too many to keep."""
+    slot: int
+    line: LogLine
 
 
 class OperatorStatus(msgspec.Struct, frozen=True):
@@ -571,3 +620,4 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     checkpoint: str | None = None
     """Path of the checkpoint or savepoint made, for DoCheckpoint, DoSavepoint, DoStop and DoRescale (None when it
     was at that parallelism)."""
+    logs: tuple[LogEntry, ...] = ()

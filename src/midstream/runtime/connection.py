@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import Enum, auto
 from typing import Final
 
@@ -125,6 +126,25 @@ class Connection:
         if not self._flush_posted and not self._blocked:
             self._flush_posted = True
             self._loop.post_first(self._flush)  # an acknowledgement must not wait for the next step of a slow function
+
+    def send_inside(self) -> None:
+        """Send what the kernel takes now, from inside a step of the loop; that it fails is left for the loop to find."""
+        with self._guard or nullcontext():
+            self._send_some()
+
+    def _send_some(self) -> None:
+        if self._state is not State.OPEN or self._blocked or self._end is None:
+            return
+        for _ in range(PULLS_PER_TURN_MAX):
+            self._out = self._out or self._end.pull(PULL_BYTES_MAX)
+            if not self._out:
+                return
+            try:
+                sent = self._sock.sendmsg(self._out[:PIECES_PER_CALL_MAX])
+            except OSError:  # no room, or broken: `wake` has been called, and then it is found again
+                return
+            if not self._taken(sent):
+                return
 
     def finish(self, finished: Callable[[], None] | None = None) -> None:
         """Send what the end still has, then close; `finished` is called when that is done or has failed."""
@@ -327,6 +347,11 @@ class Connection:
         except OSError as error:
             self._give_up(f"the connection broke: {error.strerror or error}")
             return False
+        return self._taken(sent)
+
+    def _taken(self, sent: int) -> bool:
+        """The kernel has taken so many bytes of `_out`; whether that is all of it."""
+        out = self._out
         whole = 0
         for piece in out:
             if sent < len(piece):

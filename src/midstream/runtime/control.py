@@ -80,6 +80,18 @@ class MessageChannel(Generic[In]):
         """A small message that need not arrive, from that other thread, ahead of what is queued."""
         self._connection.send_aside(frame(MESSAGE, msgspec.msgpack.encode(message)))
 
+    @property
+    def waiting_bytes(self) -> int:
+        return self._queue_bytes
+
+    def send_inside(self, message: msgspec.Struct) -> None:
+        """Like `send`, from inside a step of the loop: it goes at once, if there is room, and nothing is reported lost."""
+        body = _encode(message)
+        self._queue.append(frame(MESSAGE, body))
+        self._queue_bytes += len(body)
+        self._connection.wake()
+        self._connection.send_inside()
+
     def finish(self, finished: Callable[[], None] | None = None) -> None:
         """Send what is queued, then close; `finished` is called at the end of it, good or bad."""
         self._connection.finish(finished)

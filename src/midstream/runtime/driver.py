@@ -45,15 +45,28 @@ from midstream.coordinator.events import (
     SlotRequestFailed,
     SlotsGone,
     Started,
+    Tell,
     TimePassed,
     TimerFired,
 )
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError
+from midstream.core.row_text import printable
 from midstream.core.seams import Done, Failed, Timer
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
-from midstream.protocol.messages import ClientRequest, FailureStatus, FromSlot, JobStatus, Register, Reply
+from midstream.protocol.messages import (
+    ClientRequest,
+    FailureStatus,
+    FromSlot,
+    GetLogs,
+    JobStatus,
+    Logged,
+    Register,
+    Reply,
+)
 from midstream.runtime import registry
+from midstream.runtime.capture import levels_set
 from midstream.runtime.lines import ClientLine, Lines
+from midstream.runtime.logs import JobLogs
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.provider import SlotLaunch, SlotProvider
 from midstream.runtime.storage import FileStorage
@@ -65,9 +78,14 @@ RELEASE_WAIT_S: Final = 10.0
 EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
 TELL_TIME_S: Final = 1.0
+EXIT_WAIT_S_MAX: Final = 0.8
+"""How long a slot whose connection is gone waits for word of how its process has ended, before it counts as lost. Shorter
+than the coordinator waits for the cause of what its peers see of it."""
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 _log = logging.getLogger(__name__)
+_told = logging.getLogger("midstream")
+"""What the users of a job are to hear."""
 
 
 class CoordinatorMachine(Protocol):
@@ -94,10 +112,13 @@ class Driver:
         self.plan = plan
         self.ended = threading.Event()
         """Set once all is over and closed; `outcome` is there then."""
+        self.awaited = 0
+        """How many wait for the end, and hear of a failure from there."""
         self.outcome: JobEnded | None = None
         self._slots = slots
         self._loop = EventLoop("driver", fatal=self._fatal)
         self._coordinator = make_coordinator(plan, self._loop.now_ms())
+        self._log_levels = levels_set()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._lines = Lines(self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self)
         self._events: deque[CoordinatorEvent] = deque()
@@ -105,6 +126,9 @@ class Driver:
         self._timers: dict[str, Timer] = {}
         self._requests: dict[str, int | None] = {}
         """Requests that are open (None) or that a connected slot answers."""
+        self._lost: dict[int, str] = {}
+        """Slots whose connection is gone, and how; see `EXIT_WAIT_S_MAX`."""
+        self._logs = JobLogs()
         self._client_count = 0
         self._clients: dict[int, ClientLine | Future[Reply]] = {}
         """Who waits for the answer to which question."""
@@ -228,6 +252,8 @@ class Driver:
                 self._loop.submit(work, partial(self._io_done, token))
             case ReplyTo(client, reply):
                 self._reply(client, reply)
+            case Tell(text):
+                _told.warning("job %s: %s", printable(self.plan.config.name), printable(text))
             case JobEnded():
                 self._conclude(instruction)
             case _:
@@ -245,17 +271,19 @@ class Driver:
     def _request_slot(self, request: str) -> None:
         assert request not in self._requests, request
         self._requests[request] = None
-        launch = SlotLaunch(self._slots.driver_host, self._lines.port, self._secret, self.plan.job_id, request)
+        launch = SlotLaunch(
+            self._slots.driver_host, self._lines.port, self._secret, self.plan.job_id, request, self._log_levels
+        )
 
-        def failed(reason: str) -> None:
-            self._loop.post(partial(self._slot_failed, request, reason))
+        def failed(reason: str, crash: str = "", last_lines: str = "") -> None:
+            self._loop.post(partial(self._slot_failed, request, reason, crash, last_lines))
 
         try:
             self._slots.request(launch, failed)
         except ClusterError as error:
             self._feed(SlotsGone(str(error)))
 
-    def _slot_failed(self, request: str, reason: str) -> None:
+    def _slot_failed(self, request: str, reason: str, crash: str, last_lines: str) -> None:
         """The provider says that the process of this request is no more, or never was."""
         if self._slots.gone:
             self._feed(SlotsGone(self._slots.gone))
@@ -264,8 +292,9 @@ class Driver:
         slot = self._requests.pop(request)
         if slot is None:
             self._feed(SlotRequestFailed(request, reason))
-        elif self._lines.drop(slot):
-            self._feed(SlotLost(slot, reason))
+        elif self._lines.drop(slot) or self._lost.pop(slot, None) is not None:
+            said = "\n".join(filter(None, (self._logs.last_of(slot), last_lines)))
+            self._feed(SlotLost(slot, reason, crash, said))
 
     def _abandon(self, slot: int) -> None:
         """The slot is lost or does not end although released: its process may live on and hold a core."""
@@ -296,14 +325,26 @@ class Driver:
     def slot_said(self, slot: int, message: FromSlot) -> None:
         self._feed(SlotMessage(slot, message))
 
-    def slot_lost(self, slot: int, reason: str) -> None:
-        self._abandon(slot)
-        self._feed(SlotLost(slot, reason))
+    def slot_logged(self, slot: int, logged: Logged) -> None:
+        self._logs.add(slot, logged)
 
-    def client_asked(self, client: ClientLine | Future[Reply], request: ClientRequest) -> None:
+    def slot_lost(self, slot: int, reason: str) -> None:
+        """How its process has ended, if it has, says more than that its connection has."""
+        self._lost[slot] = reason
+        self._loop.call_later(EXIT_WAIT_S_MAX, partial(self._lost_without_a_word, slot))
+
+    def _lost_without_a_word(self, slot: int) -> None:
+        reason = self._lost.pop(slot, None)
+        if reason is not None:
+            self._abandon(slot)
+            self._feed(SlotLost(slot, reason, last_lines=self._logs.last_of(slot)))
+
+    def client_asked(self, client: ClientLine | Future[Reply], request: ClientRequest | GetLogs) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
-        if self.outcome is not None:
+        if isinstance(request, GetLogs):
+            self._reply(self._client_count, Reply(logs=self._logs.since(request.after)))
+        elif self.outcome is not None:
             self._reply(self._client_count, self._ended_reply())
         else:
             self._feed(ClientAsked(self._client_count, request))
@@ -327,6 +368,8 @@ class Driver:
         if self.outcome is not None:
             return
         self.outcome = outcome
+        if outcome.error is not None and not self.awaited:
+            _told.warning("job %s failed: %s", printable(self.plan.config.name), printable(str(outcome.error)))
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

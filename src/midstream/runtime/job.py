@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Final
 
 from midstream.coordinator.events import JobPlan
@@ -128,13 +129,23 @@ class Job:
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
         """Wait for the end. Raises what the job failed with (JobError carries the user's traceback), TimeoutError if it goes on."""
-        if not _wait(self._driver.ended.wait, timeout_s):
-            raise TimeoutError(f"job {self.name} is still running after {timeout_s} s")
+        with self.awaited():
+            if not _wait(self._driver.ended.wait, timeout_s):
+                raise TimeoutError(f"job {self.name} is still running after {timeout_s} s")
         outcome = self._driver.outcome
         assert outcome is not None
         if outcome.error is not None:
             raise outcome.error
         return outcome.status
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """While somebody waits who says why the job has failed, if it does: then it is not logged."""
+        self._driver.awaited += 1
+        try:
+            yield
+        finally:
+            self._driver.awaited -= 1
 
     def _ask(self, request: ClientRequest, timeout_s: float | None) -> Reply:
         future: Future[Reply] = self._driver.ask(request)

@@ -18,7 +18,9 @@ from midstream.protocol.handshake import Identity, Role
 from midstream.protocol.messages import (
     ClientRequest,
     FromSlot,
+    GetLogs,
     Heartbeat,
+    Logged,
     Register,
     Release,
     Reply,
@@ -39,8 +41,8 @@ REGISTER_TIMEOUT_S: Final = 30.0
 QUESTIONS_PER_CLIENT_MAX: Final = 64
 
 _log = logging.getLogger(__name__)
-_slot_decoder: msgspec.msgpack.Decoder[FromSlot] = msgspec.msgpack.Decoder(FromSlot)
-_client_decoder: msgspec.msgpack.Decoder[ClientRequest] = msgspec.msgpack.Decoder(ClientRequest)
+_slot_decoder: msgspec.msgpack.Decoder[FromSlot | Logged] = msgspec.msgpack.Decoder(FromSlot | Logged)
+_client_decoder: msgspec.msgpack.Decoder[ClientRequest | GetLogs] = msgspec.msgpack.Decoder(ClientRequest | GetLogs)
 
 
 class LinesOwner(Protocol):
@@ -60,9 +62,11 @@ class LinesOwner(Protocol):
         """Never a `Register`."""
         ...
 
+    def slot_logged(self, slot: int, logged: Logged) -> None: ...
+
     def slot_lost(self, slot: int, reason: str) -> None: ...
 
-    def client_asked(self, client: ClientLine, request: ClientRequest) -> None: ...
+    def client_asked(self, client: ClientLine, request: ClientRequest | GetLogs) -> None: ...
 
 
 class Lines:
@@ -209,16 +213,21 @@ class SlotLine:
     def __init__(self, lines: Lines, connection: Connection) -> None:
         self.slot: int | None = None
         self._lines = lines
-        self.channel: MessageChannel[FromSlot] = MessageChannel(connection, _slot_decoder, self._received, self._lost)
+        self.channel: MessageChannel[FromSlot | Logged] = MessageChannel(
+            connection, _slot_decoder, self._received, self._lost
+        )
         self._timer = lines.loop.call_later(lines.register_timeout_s, lambda: self._lost("it does not register"))
 
-    def _received(self, message: FromSlot) -> None:
+    def _received(self, message: FromSlot | Logged) -> None:
         lines = self._lines
         if isinstance(message, Register) != (self.slot is None):
             raise ProtocolViolation(f"{type(message).__name__} out of turn")
         if not isinstance(message, Register):
             assert self.slot is not None
-            lines.owner.slot_said(self.slot, message)
+            if isinstance(message, Logged):
+                lines.owner.slot_logged(self.slot, message)
+            else:
+                lines.owner.slot_said(self.slot, message)
             return
         self._timer.cancel()
         reason = lines.owner.unwanted(message)
@@ -240,7 +249,7 @@ class ClientLine:
     def __init__(self, lines: Lines, connection: Connection) -> None:
         self._lines = lines
         self._open_questions = 0
-        self.channel: MessageChannel[ClientRequest] = MessageChannel(
+        self.channel: MessageChannel[ClientRequest | GetLogs] = MessageChannel(
             connection, _client_decoder, self._received, self._lost
         )
 
@@ -248,7 +257,7 @@ class ClientLine:
         self._open_questions -= 1
         self.channel.send(reply)
 
-    def _received(self, request: ClientRequest) -> None:
+    def _received(self, request: ClientRequest | GetLogs) -> None:
         if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
             raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} questions at once")
         self._open_questions += 1

@@ -6,36 +6,40 @@
     copies stderr, keeps its last lines  ←   stderr (stdout is inherited)
 
 The job's secret is never on a command line or in the environment. A slot's exit status is 0 when it
-was released, else its last lines say why.
+was released; a line that begins with `LAST_WORD` says why it ends otherwise, to the driver alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from midstream.core.errors import ClusterError, MidstreamError
 from midstream.protocol.framing import LENGTH, LENGTH_BYTES
-from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.capture import Capture
+from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
-from midstream.runtime.watched import WatchedSlot, end_all
+from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
 
 KILL_WAIT_S: Final = 5.0
 ORPHAN_WAIT_S: Final = 5.0
 """How long a slot whose driver is gone may take to end in good order."""
 LAUNCH_BYTES_MAX: Final = 2**20
-LAST_LINES: Final = 20
+LAST_LINES: Final = 8
+LAST_WORD: Final = "\x1e"
+FATAL: Final = "Fatal Python error: "
+"""So begins what `faulthandler` says of a crash: where it was."""
+_ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals with which somebody else ends a process."""
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -46,6 +50,7 @@ class _Launch(msgspec.Struct, frozen=True):
     request: str
     path: list[str]
     """Where the driver imports from: functions that are shipped by name are found there."""
+    log_levels: dict[str, int]
 
 
 class ProcessSlots:
@@ -69,7 +74,7 @@ class ProcessSlots:
         """The process of each request that has not ended."""
         return {request: child.pid for request, child in self._children.items() if child.lives}
 
-    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
         assert not self._closed and launch.request not in self._children
         self._children[launch.request] = _Child(launch, on_failed)
 
@@ -86,7 +91,7 @@ class ProcessSlots:
 
 
 class _Child(WatchedSlot):
-    def __init__(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+    def __init__(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
         super().__init__(f"midstream-slot-{launch.request}", on_failed)
         try:
             # a session of its own: Ctrl-C in the terminal is for the driver, which ends its slots itself
@@ -101,7 +106,7 @@ class _Child(WatchedSlot):
             raise ClusterError(f"cannot start a slot process with {sys.executable}: {error.strerror}") from error
         self.pid = self._process.pid
         body = msgspec.msgpack.encode(
-            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, sys.path)
+            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, sys.path, launch.log_levels)
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
@@ -115,20 +120,32 @@ class _Child(WatchedSlot):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def wait(self) -> str:
+    def wait(self) -> SlotEnd:
         process = self._process
         assert process.stderr is not None and process.stdin is not None
-        last: deque[str] = deque(maxlen=LAST_LINES)
+        last_word = ""
+        fatal: list[str] = []
         for raw in process.stderr:
             line = raw.decode(errors="replace")
-            sys.stderr.write(line)
-            if line.strip():
-                last.append(line.strip())
+            if line.startswith(LAST_WORD):
+                last_word = line.removeprefix(LAST_WORD).strip()
+                continue
+            if fatal or line.startswith(FATAL):
+                fatal.append(line.rstrip())
+                del fatal[LAST_LINES:]
+            else:
+                sys.stderr.write(line)
         status = process.wait()
         process.stderr.close()
         with contextlib.suppress(BrokenPipeError):  # of what it never read
             process.stdin.close()
-        return f"process {self.pid} {how_it_ended(status)}{': ' + last[-1] if last and status > 0 else ''}"
+        how = how_it_ended(status)
+        is_own_doing = status and -status not in _ASKED_TO_END and not last_word
+        return SlotEnd(
+            f"process {self.pid} {how}{': ' + last_word if last_word else ''}",
+            f"a slot's process {how}" if is_own_doing else "",
+            "\n".join(fatal),
+        )
 
 
 def how_it_ended(status: int) -> str:
@@ -149,17 +166,21 @@ def _signal(number: int) -> str:
 
 
 def main() -> int:
-    """Be a slot. 0: released; 1: on an error, whose message is the last line on stderr."""
+    """Be a slot. 0: released; 1: on an error, of which the parent is told."""
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
     sys.path[:] = launch.path
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    faulthandler.enable(all_threads=False)
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot
 
     try:
-        run_slot(SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request))
+        with Capture(launch.log_levels, keeps_records=False) as capture:
+            run_slot(
+                SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request), capture=capture
+            )
     except MidstreamError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - what the parent reads
+        text = " ".join(str(error).splitlines())
+        print(f"{LAST_WORD}{type(error).__name__}: {text}", file=sys.stderr)  # noqa: T201 - what the parent reads
         return 1
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +16,15 @@ class SlotLaunch:
     job_id: str
     request: str
     """Which of the driver's requests this slot answers."""
+    log_levels: dict[str, int] = field(default_factory=dict)
+    """Of the loggers whose level the program has set, "" for the root: see `runtime.capture`."""
+
+
+class OnFailed(Protocol):
+    """`reason`: why there is no slot, or none any more. `crash`: how its process has ended, equal each time, if that was
+    of its own doing and not of what it runs on. `last_lines`: what else its process has left."""
+
+    def __call__(self, reason: str, crash: str = "", last_lines: str = "") -> None: ...
 
 
 class SlotProvider(Protocol):
@@ -41,8 +49,8 @@ class SlotProvider(Protocol):
         """Raises ClusterError, saying what to do, when it is known that `slots` slots can never run at once."""
         ...
 
-    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
-        """Start one more slot; returns at once. `on_failed(reason)` is called from any thread, at most
+    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
+        """Start one more slot; returns at once. `on_failed` is called from any thread, at most
         once, when the slot's process could not be started or has ended other than by being released.
         Raises ClusterError when no slot can be had any more."""
         ...

@@ -29,6 +29,7 @@ from midstream.protocol.messages import (
     Cancel,
     FromSlot,
     Heartbeat,
+    Logged,
     Register,
     Release,
     SlotStatus,
@@ -36,6 +37,7 @@ from midstream.protocol.messages import (
     ToSlot,
     Welcome,
 )
+from midstream.runtime.capture import Capture
 from midstream.runtime.connection import Connection, dial
 from midstream.runtime.control import RECEIVE_BUFFER_BYTES, MessageChannel
 from midstream.runtime.ids import RandomIds
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from midstream.runtime.beating import Beating
 
 WELCOME_TIMEOUT_S: Final = 30.0
+LOG_BYTES_MAX: Final = 2**20
+"""No line is sent while as much as this waits for the driver to read it."""
 
 _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
@@ -61,6 +65,8 @@ class Machine(Protocol):
     def handle(self, message: ToSlot) -> None: ...
 
     def status(self) -> SlotStatus: ...
+
+    def operator_at_work(self) -> tuple[str, str, int]: ...
 
     def close(self) -> None: ...
 
@@ -79,9 +85,10 @@ class MakeMachine(Protocol):
     ) -> Machine: ...
 
 
-def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None) -> None:
+def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None, capture: Capture | None = None) -> None:
     """Be a slot until released. Call it on the main thread of a process of its own.
 
+    `capture`: what takes note of what user code prints and logs.
     Raises ClusterError when the driver cannot be reached, and whatever bug ended the machine.
     """
     limit_threads()
@@ -90,13 +97,14 @@ def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None) -> Non
         from midstream.worker.slot import SlotMachine
 
         make_machine = SlotMachine
-    _SlotProcess(launch, make_machine).run()
+    _SlotProcess(launch, make_machine, capture).run()
 
 
 class _SlotProcess:
-    def __init__(self, launch: SlotLaunch, make_machine: MakeMachine) -> None:
+    def __init__(self, launch: SlotLaunch, make_machine: MakeMachine, capture: Capture | None) -> None:
         import psutil
 
+        self._capture = capture
         self._launch = launch
         self._make_machine = make_machine
         self._loop = EventLoop("slot", fatal=self._fatal)
@@ -199,6 +207,8 @@ class _SlotProcess:
         from midstream.runtime.beating import Beating  # not before the threads of what it imports are limited
 
         self._beating = Beating(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
+        if self._capture is not None:
+            self._capture.begin(self._send_log, self._loop.post, self._machine.operator_at_work)
         self._beat()
 
     def _beat(self) -> None:
@@ -224,6 +234,11 @@ class _SlotProcess:
             self._report()
         self._channel.send(message)
 
+    def _send_log(self, logged: Logged) -> None:
+        """From inside whatever prints and logs. A driver that does not read gets no more of it."""
+        if self._channel is not None and self._channel.waiting_bytes < LOG_BYTES_MAX:
+            self._channel.send_inside(logged)
+
     # ---- ending
 
     def _lost(self, reason: str) -> None:
@@ -246,6 +261,8 @@ class _SlotProcess:
             if self._machine is not None:
                 self._machine.close()
         finally:
+            if self._capture is not None:
+                self._capture.end()
             if released and self._channel is not None:
                 self._channel.finish(self._loop.stop)
             else:

@@ -5,22 +5,34 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final, TypeVar
+
+from midstream.runtime.provider import OnFailed
 
 RELEASE_WAIT_S: Final = 3.0
 """How long released slots may take to end by themselves."""
 
 
-class WatchedSlot(ABC):
-    """`on_failed` is called with the reason when the slot ends, unless it has been let go before."""
+@dataclass(frozen=True, slots=True)
+class SlotEnd:
+    """See `provider.OnFailed`."""
 
-    def __init__(self, name: str, on_failed: Callable[[str], None]) -> None:
-        self._on_failed: Callable[[str], None] | None = on_failed
+    reason: str
+    crash: str = ""
+    last_lines: str = ""
+
+
+class WatchedSlot(ABC):
+    """`on_failed` is called with why and how when the slot ends, unless it has been let go before."""
+
+    def __init__(self, name: str, on_failed: OnFailed) -> None:
+        self._on_failed: OnFailed | None = on_failed
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
 
     @abstractmethod
-    def wait(self) -> str:
+    def wait(self) -> SlotEnd:
         """Until the slot has ended; why it did."""
 
     @abstractmethod
@@ -43,10 +55,10 @@ class WatchedSlot(ABC):
         return not self.lives
 
     def _watch(self) -> None:
-        reason = self.wait()
+        end = self.wait()
         on_failed = self._on_failed
         if on_failed is not None:
-            on_failed(reason)
+            on_failed(end.reason, end.crash, end.last_lines)
 
 
 Slot = TypeVar("Slot", bound=WatchedSlot)

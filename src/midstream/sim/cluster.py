@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -38,6 +39,7 @@ from midstream.coordinator.events import (
     SlotMessage,
     SlotRequestFailed,
     Started,
+    Tell,
     TimePassed,
     TimerFired,
 )
@@ -58,6 +60,9 @@ CLAIM: Final = "savepoint-place"
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
+
+
+_IN_A_ROW: Final = re.compile(r"the same failure (\d+) times in a row without a checkpoint in between")
 
 
 class CoordinatorMachine(Protocol):
@@ -174,6 +179,8 @@ class Driver:
         self.process = Process(world, name)
         self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage)
         self.outcome: JobEnded | None = None
+        self._told = 0
+        """How many failures people were told of since a checkpoint completed."""
         self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
@@ -262,6 +269,8 @@ class Driver:
                         self._note_finished(message)
                     elif isinstance(message, m.TriggerCheckpoint):
                         self.triggered.append(message.checkpoint_id)
+                    elif isinstance(message, m.CheckpointCompleted):
+                        self._told = 0
                     connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
             case RequestSlot(request):
                 self._request_slot(request)
@@ -288,7 +297,11 @@ class Driver:
                 if self.cluster.answered is not None:
                     self.cluster.answered(self, client, asked, reply)
                 world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
+            case Tell(text):
+                self._told += 1
+                world.note(("told", text))
             case JobEnded(state, error):
+                self._check_row(str(error))
                 if self.outcome is not None:
                     world.bug("the job ends twice")
                 if self._unanswered:
@@ -314,6 +327,12 @@ class Driver:
                 self.cluster.world.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
             if reply.checkpoint is not None and status.restored_from != reply.checkpoint:
                 self.cluster.world.bug(f"rescaled from {reply.checkpoint}, but restored from {status.restored_from}")
+
+    def _check_row(self, why: str) -> None:
+        """A job that ends of the same failure so many times in a row has failed so often since its last checkpoint."""
+        row = _IN_A_ROW.match(why)
+        if row is not None and self._told < int(row[1]) - 1:
+            self.cluster.world.bug(f"the job ends of {row[1]} failures in a row, {self._told + 1} since a checkpoint")
 
     def _use(self, token: str) -> None:
         if token in self._tokens_used:

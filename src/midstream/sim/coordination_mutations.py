@@ -11,6 +11,7 @@ import msgspec
 from midstream.checkpoint import assign
 from midstream.coordinator import checkpoints, machine, sources
 from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.failures import Restarts
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.slots import Slots
@@ -50,6 +51,14 @@ def late_metadata_completes() -> Replacements:
         original(self, pending, metadata, own, outcome)
 
     return [(Checkpoints, "_published", published)]
+
+
+# ---- failures
+
+
+def checkpoints_do_not_count() -> Replacements:
+    """The same failure ends the job though checkpoints completed in between."""
+    return [(Restarts, "progressed", lambda self: None)]
 
 
 # ---- rescaling while the job runs

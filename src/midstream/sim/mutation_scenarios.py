@@ -46,6 +46,13 @@ def hanging(seed: int) -> Scenario:
     )
 
 
+def poisoned(seed: int) -> Scenario:
+    """One row after the other fails in a function, and checkpoints complete in between."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    faults = tuple(Fault(100 + 150 * n, "user_error", seed * 7919 + 104_729 * n) for n in range(8))
+    return replace(drawn, interval_s=0.001, faults=faults)
+
+
 def on_time(seed: int) -> Scenario:
     """Sources of one split each, so that no row is ever late, and much in flight when slots die."""
     kinds = ("kill_slot", "cut_link", "user_error")

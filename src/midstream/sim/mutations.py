@@ -527,6 +527,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "late_metadata_completes": Mutation(
         "a checkpoint that was given up becomes complete", coordination.late_metadata_completes, scenarios.hanging
     ),
+    "checkpoints_do_not_count": Mutation(
+        "failures are in a row in spite of checkpoints", coordination.checkpoints_do_not_count, scenarios.poisoned
+    ),
     "rescale_keeps_splits": Mutation(
         "a rescale goes on with the splits of now", coordination.rescale_keeps_splits, scenarios.rescaled
     ),

@@ -37,6 +37,8 @@ STILL_MAX: Final = 10
 KEEPER_US: Final = 20_000
 """How long it takes until somebody starts a job again."""
 LAUNCHES_MAX: Final = 50
+SAME_FAILURES: Final = 3
+"""So often in a row the same failure is met by a restart; then the keeper starts the job again."""
 NEVER: Final = 1 << 62
 """A step that no run comes to."""
 FORKED: Final = 0.4
@@ -213,7 +215,13 @@ class Run:
             tolerable_failures=1000,
             retained_checkpoints=s.retained,
             inline_bytes=INLINE_BYTES[s.seed % len(INLINE_BYTES)],
-            restart=RestartStrategy(kind="exponential", attempts=0, delay_s=0.001, max_delay_s=0.01),
+            restart=RestartStrategy(
+                kind="exponential",
+                attempts=0,
+                delay_s=0.001,
+                max_delay_s=0.01,
+                same_failures=SAME_FAILURES if s.has_checkpoints else 0,
+            ),
             buffer_bytes=s.buffer_bytes,
             pool_bytes=s.buffer_bytes * (least_buffers(graph) + s.pool_buffers),
             batch_rows=s.batch_rows,

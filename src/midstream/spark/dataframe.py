@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_runs
+from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_place, row_group_runs
 from midstream.connectors.filesystem import find_files, names_in, resolve
 from midstream.connectors.formats import explained
 from midstream.connectors.parquet import open_parquet
@@ -132,6 +132,9 @@ class DataFrameSource(Source):
         stored = pa.schema([(field.name, _stored(field.type, _field(found, field.name))) for field in self.schema])
         reader = open_row_groups(filesystem, staged.part, stored, split.offset)
         return reader if stored == self.schema else _StagedReader(reader, self.schema)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        return row_group_place(decoded(split.payload, StagedSplit, _WHERE).part, split.offset, first, last)
 
     def close(self) -> None:
         temporary, self._temporary = self._temporary, None

@@ -28,7 +28,16 @@ from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.seams import Storage
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+from midstream.operators.source import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+    rows_text,
+)
 from midstream.spark.rows import arrow_schema, make_data_source, struct_of
 from midstream.spark.tuples import batches_of
 from midstream.state.pickles import OwnCode, Pickles
@@ -99,6 +108,10 @@ class _DataSourceSource(Source):
         where = f"{self._where}, partition {split.id}"
         batches = batches_of(rows, self._struct, self.schema, where)
         return BatchCursor(batches, where=where, offset_rows=split.offset, skip_rows=split.offset)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        rows = rows_text(split.offset + first, split.offset + last)
+        return f"{self._where}, partition {split.id}, {rows}, counted from 0"
 
 
 class DataSourceBatchSource(_DataSourceSource):

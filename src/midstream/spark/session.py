@@ -96,6 +96,7 @@ def _create(master: str | None, name: str) -> SparkSession:
         "spark.app.name": name,
         "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",
+        "spark.python.worker.faulthandler.enabled": "true",
         **{f"spark.executorEnv.{variable}": value for variable, value in ENVIRONMENT.items()},
     }
     if not is_submitted:

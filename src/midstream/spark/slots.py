@@ -27,9 +27,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError
-from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.capture import Capture
+from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.slot import run_slot
-from midstream.runtime.watched import WatchedSlot, end_all
+from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
 from midstream.spark.session import (
     LOCAL,
     LOCAL_CLUSTER,
@@ -40,6 +41,8 @@ from midstream.spark.session import (
     text_of,
 )
 
+CRASHED: Final = "its Python worker process was killed or crashed"
+LAST_LINES: Final = 20
 CANCEL_WAIT_S: Final = 8.0
 """How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
 
@@ -62,6 +65,8 @@ class SparkSlots:
         conf = self._context.getConf()
         if conf.get("spark.speculation", "false") == "true":
             _log.warning("spark.speculation is on: copies of slots will start and be turned away; turn it off")
+        self._is_local = LOCAL.fullmatch(self._master) is not None
+        """Slots write to the terminal of this program."""
         if is_local_master(self._master):
             self.bind_host = self.driver_host = LOOPBACK
         else:
@@ -84,11 +89,11 @@ class SparkSlots:
                 f"lower the parallelism to {slots_max}{_more_cores(self._master, slots)}"
             )
 
-    def request(self, launch: SlotLaunch, on_failed: Callable[[str], None]) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
         assert launch.request not in self._jobs, launch.request
         if self.gone:
             raise ClusterError(self.gone)
-        self._jobs[launch.request] = _SlotJob(self._context, launch, on_failed, self._look)
+        self._jobs[launch.request] = _SlotJob(self._context, launch, on_failed, self._look, self._is_local)
 
     def abandon(self, request: str) -> None:
         job = self._jobs[request]
@@ -110,8 +115,14 @@ class SparkSlots:
 
 class _SlotJob(WatchedSlot):
     def __init__(
-        self, context: SparkContext, launch: SlotLaunch, on_failed: Callable[[str], None], look: Callable[[], str]
+        self,
+        context: SparkContext,
+        launch: SlotLaunch,
+        on_failed: OnFailed,
+        look: Callable[[], str],
+        is_local: bool,
     ) -> None:
+        self._is_local = is_local
         self.group = f"midstream-{launch.job_id}-{launch.request}"
         self._context = context
         self._launch = launch
@@ -129,34 +140,47 @@ class _SlotJob(WatchedSlot):
         with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has ended, and the slot with it
             self._context.cancelJobGroup(self.group)
 
-    def wait(self) -> str:
+    def wait(self) -> SlotEnd:
         try:
-            return self._run_in_spark()
+            return SlotEnd(self._run_in_spark())
         except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all end the slot
-            return self._look() or explain(error)
+            reason = self._look() or explain(error)
+            return SlotEnd(
+                reason, CRASHED if reason == CRASHED else "", fatal_lines(error) if reason == CRASHED else ""
+            )
 
     def _run_in_spark(self) -> str:
         context = self._context
         context.setJobGroup(self.group, f"midstream slot of job {self._launch.job_id}", interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", "midstream")
-        context.parallelize(range(1), 1).mapPartitions(partial(_be_a_slot, self._launch)).count()
-        return "its task ended"
+        last_words = context.parallelize(range(1), 1).mapPartitions(partial(_be_a_slot, self._launch, self._is_local))
+        return "; ".join(last_words.collect()) or "its task ended"
 
 
-def _be_a_slot(launch: SlotLaunch, _nothing: Iterable[int]) -> Iterator[int]:
-    """The task, in a Python worker of Spark."""
+def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> Iterator[str]:
+    """The task, in a Python worker of Spark. A driver that is gone is no failure of Spark's, which would print it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
-    run_slot(launch)
+    try:
+        with Capture(launch.log_levels, keeps_records=not is_local) as capture:
+            run_slot(launch, capture=capture)
+    except ClusterError as error:
+        return iter([f"ClusterError: {error}"])
     return iter(())
+
+
+def fatal_lines(error: BaseException) -> str:
+    """Where a Python worker was when it crashed, if it runs with a fault handler."""
+    _, fatal, rest = text_of(error).partition("Fatal Python error: ")
+    return "\n".join((fatal + rest).splitlines()[:LAST_LINES])
 
 
 def explain(error: BaseException) -> str:
     """Why a slot's Spark job failed, in one line: what Python said, if it got to say anything."""
     text = text_of(error)
     if "Python worker exited unexpectedly" in text:
-        return "its Python worker process was killed or crashed"
+        return CRASHED
     if "ExecutorLostFailure" in text or "Remote RPC client disassociated" in text:
         return f"its executor was lost: {first_line(error)}"
     found = _PYTHON_ERROR.findall(text.split("Driver stacktrace", 1)[0])

@@ -36,6 +36,20 @@ class Answer:
     """The view is lines for other tools to read: they are not broken at the width of a terminal."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer that comes piece by piece: `(data, line)`, of which machines get the one and people the other."""
+
+    pieces: Iterator[tuple[object, str]]
+
+
+def print_stream(stream: Stream, json: bool, out: TextIO) -> None:
+    """A line for each piece; for machines one JSON object on each."""
+    for data, line in stream.pieces:
+        out.write((msgspec.json.encode(data).decode() if json else line) + "\n")
+        out.flush()
+
+
 def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
     if json:
         stream.write(msgspec.json.encode(answer.data).decode() + "\n")

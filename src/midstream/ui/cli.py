@@ -19,7 +19,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from midstream.core.errors import ConfigError, MidstreamError
-from midstream.ui.answer import Answer, Exit, print_answer, stdout_kept_for_the_answer
+from midstream.ui.answer import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
 from midstream.ui.failures import print_error, print_midstream_error
 
 
@@ -115,6 +115,31 @@ def status(job: str | None = None, /, *, json: Json = False) -> Answer:
     from midstream.ui.remote import show_status
 
     return show_status(job)
+
+
+@app.command
+def logs(
+    job: str | None = None,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(negative=())] = False,
+    operator: str | None = None,
+    json: Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object per line.")] = False,
+) -> Stream:
+    """Print what the job's functions have printed and logged in its slots, as far back as the driver keeps it.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name; not needed when only one job runs.
+    follow
+        Go on until the job ends.
+    operator
+        Only of this operator, by its name or uid.
+    """
+    from midstream.ui.remote import show_logs
+
+    return show_logs(job, follow, operator)
 
 
 @app.command
@@ -359,7 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     json = "--json" in arguments
     errors = Console(stderr=True, highlight=False)
-    _log_to_stderr()
+    log_to_stderr()
     try:
         if not json:
             return _answer(arguments, json, sys.stdout, errors)
@@ -373,8 +398,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _log_to_stderr() -> None:
-    """Warnings of ours, and nothing of what py4j has to say when a Ctrl-C interrupts it."""
+def log_to_stderr() -> None:
+    """Warnings, and nothing of what py4j has to say when a Ctrl-C interrupts it. Nothing if logging is set up."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)))
@@ -392,6 +417,12 @@ def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -
         exit_status = print_midstream_error(errors, error)
         _refused(str(error), json, stdout)
         return exit_status
+    if isinstance(answer, Stream):
+        try:
+            print_stream(answer, json, stdout)
+        except MidstreamError as error:
+            return print_midstream_error(errors, error)
+        return Exit.OK
     if isinstance(answer, Answer):  # else it was --help or --version, already printed
         print_answer(answer, json, stdout)
         return answer.exit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 import midstream
 from midstream.core.errors import InvariantError, MidstreamError
+from midstream.core.tracebacks import users_part
 from midstream.protocol.messages import JobStatus
 from midstream.ui import text
 from midstream.ui.answer import Exit
@@ -62,48 +62,6 @@ def user_traceback(error: BaseException | None) -> str:
     report.stack = traceback.StackSummary.from_list(users)
     report.__cause__ = report.__context__ = None
     return "".join(report.format())
-
-
-def users_part(details: str) -> str:
-    """Of a traceback's text, as a slot sends it: the frames of the user's code, in each exception that has some.
-
-    One that never was in the user's code is shown whole when it is unexpected, and not at all
-    when its message, which is in the failure's summary, says everything.
-    """
-    blocks = _CHAINED.split(details.rstrip())
-    shown = [filtered for block in blocks if (filtered := _without_our_frames(block))]
-    if shown:
-        return "\n\n".join(shown)
-    ours = _ERROR_OF_OURS.findall(blocks[-1])
-    return "" if ours and ours[-1] != InvariantError.__name__ else details.rstrip()
-
-
-_CHAINED = re.compile(
-    r"\n\n(?:The above exception was the direct cause of the following exception"
-    r"|During handling of the above exception, another exception occurred):\n\n"
-)
-_FRAME = re.compile(r'  File "(.+)", line \d+')
-_ERROR_OF_OURS = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
-_OUR_ROOMS = re.compile(
-    r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim)[/\\]"
-)
-
-
-def _without_our_frames(block: str) -> str:
-    """Nothing when no frame is left."""
-    kept: list[str] = []
-    users_frames = 0
-    keeping = True
-    for line in block.splitlines():
-        frame = _FRAME.match(line)
-        if frame is not None:
-            keeping = not _OUR_ROOMS.search(frame[1])
-            users_frames += keeping
-        elif not line.startswith("    "):  # the headline or the exception itself, not a line of source
-            keeping = True
-        if keeping:
-            kept.append(line)
-    return "\n".join(kept) if users_frames else ""
 
 
 def print_job_failure(console: Console, status: JobStatus, hint: str = "") -> None:

@@ -5,8 +5,10 @@ The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves a
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,14 +16,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from midstream.core.errors import MidstreamError
-from midstream.protocol.messages import FailureStatus, JobStatus
+from midstream.protocol.messages import JobStatus
 from midstream.runtime.job import Job
-from midstream.ui import text
 from midstream.ui.rates import Rates
 from midstream.ui.tables import job_view, progress_line
 
@@ -70,15 +70,12 @@ class Tables:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._rates = Rates()
-        self._notice = ""
 
     def show(self, status: JobStatus) -> None:
         self._rates.add(status)
-        footer = [Text(self._notice, style="yellow")] if self._notice else []
-        self._live.update(Group(job_view(status, self._rates), *footer), refresh=True)
+        self._live.update(job_view(status, self._rates, tells_failures=False), refresh=True)
 
     def say(self, message: str) -> None:
-        self._notice = message
         self._live.console.print(message, markup=False, highlight=False, style="yellow")
 
 
@@ -87,10 +84,24 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
     if silent:
         yield Silence()
     elif console.is_terminal and not console.is_dumb_terminal:
-        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live, _logging_above_it():
             yield Tables(live)
     else:
         yield Lines(console)
+
+
+@contextmanager
+def _logging_above_it() -> Iterator[None]:
+    """What is logged to the terminal scrolls by above the tables, too, as what is printed does: it would be drawn over."""
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+    streams = [(handler, handler.stream) for handler in handlers if handler.stream in (sys.__stderr__, sys.__stdout__)]
+    for handler, _ in streams:
+        handler.setStream(sys.stderr)  # that of the live display, as long as it is there
+    try:
+        yield
+    finally:
+        for handler, stream in streams:
+            handler.setStream(stream)
 
 
 class Interrupts:
@@ -135,10 +146,12 @@ class _Stop(threading.Thread):
 
 
 def follow(job: Job, screen: Display, interrupts: Interrupts) -> JobStatus:
-    """Show the job until it has ended, or until stopping it failed; its last status."""
+    """Show the job until it has ended, or until stopping it failed; its last status.
+
+    Its failures are not said here: they are logged when they happen.
+    """
     stop: _Stop | None = None
     next_look_s = 0.0
-    told: FailureStatus | None = None
     while True:
         if interrupts.count and stop is None:
             screen.say("stopping at a checkpoint; Ctrl-C again to leave at once")
@@ -148,9 +161,6 @@ def follow(job: Job, screen: Display, interrupts: Interrupts) -> JobStatus:
             next_look_s = time.monotonic() + REFRESH_S
             status = job.status()
             screen.show(status)
-            if status.failures and status.failures[0] != told and status.state != "failed":
-                told = status.failures[0]
-                screen.say(f"{text.clock(told.at_ms)} failure: {text.printable(told.summary)}")
             if status.has_ended:
                 return status
             if stop is not None and stop.error:

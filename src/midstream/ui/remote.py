@@ -1,24 +1,29 @@
-"""Commands that ask a running job: list, status, checkpoint, savepoint, rescale, stop."""
+"""Commands that ask a running job: list, status, logs, checkpoint, savepoint, rescale, stop."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
+from midstream.core.tracebacks import users_part
 from midstream.protocol.messages import (
     ClientRequest,
     DoCheckpoint,
     DoRescale,
     DoSavepoint,
     DoStop,
+    GetLogs,
     GetStatus,
     JobStatus,
+    LogEntry,
     Reply,
 )
 from midstream.runtime import registry
@@ -26,14 +31,15 @@ from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.runtime.storage import absolute
 from midstream.ui import text
-from midstream.ui.answer import Answer, busy_with
-from midstream.ui.failures import RequestFailed, users_part
+from midstream.ui.answer import Answer, Stream, busy_with
+from midstream.ui.failures import RequestFailed
 from midstream.ui.tables import job_view, jobs_table
 
 STATUS_TIMEOUT_S = 10.0
 LOOK_S = 2.0
 """How often a command that waits looks what the job waits for."""
 SAY_AGAIN_S = 30.0
+FOLLOW_S = 0.3
 
 
 def list_jobs() -> Answer:
@@ -65,6 +71,41 @@ def show_status(job: str | None) -> Answer:
     """Everything that can be seen of one job. Raises JobError when there is no such job."""
     status = _status_of(_named(job))
     return Answer(status, Group(job_view(status), *_last_failure(status)))
+
+
+def show_logs(job: str | None, follow: bool, operator: str | None) -> Stream:
+    """What the slots of a job have printed and logged. Raises JobError when there is no such job."""
+    return Stream(_log_pieces(_named(job), follow, operator))
+
+
+def _log_pieces(entry: JobEntry, follow: bool, operator: str | None) -> Iterator[tuple[object, str]]:
+    after = -1
+    with Client(entry) as line:
+        while True:
+            try:
+                found = line.ask(GetLogs(after), STATUS_TIMEOUT_S).logs
+            except ClusterError:
+                if follow and entry.job_id not in {running.job_id for running in registry.list_jobs()}:
+                    return  # it has ended
+                raise
+            for logged in found:
+                if after >= 0 and logged.number > after + 1:
+                    yield {"dropped": logged.number - after - 1}, f"({logged.number - after - 1} lines left out)"
+                after = logged.number
+                if operator is None or operator in (logged.line.operator, logged.line.uid):
+                    data = {"number": logged.number, "slot": logged.slot, **msgspec.structs.asdict(logged.line)}
+                    yield data, _log_line(logged)
+            if not found:
+                if not follow:
+                    return
+                time.sleep(FOLLOW_S)
+
+
+def _log_line(logged: LogEntry) -> str:
+    line = logged.line
+    level = f"{logging.getLevelName(line.level)} " if line.level else ""
+    at = f"{line.operator}/{line.subtask}" if line.operator else f"slot {logged.slot}"
+    return text.printable(f"{text.clock(line.at_ms)} {at} {level}{line.logger}: {line.text}")
 
 
 def make_checkpoint(job: str | None, silent: bool) -> Answer:

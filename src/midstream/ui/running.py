@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -15,6 +17,9 @@ from midstream.ui.answer import Answer, Exit, busy_with
 from midstream.ui.failures import print_error, print_job_failure
 from midstream.ui.follow import Interrupts, display, follow
 from midstream.ui.tables import job_view, rows_read
+
+if TYPE_CHECKING:
+    from midstream.api.environment import Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,8 @@ class Overrides:
 
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
-    from midstream.api.loading import load_job
-
     errors = Console(stderr=True, highlight=False)
-    environment = load_job(path)
+    environment = _load_with_its_own_logging(path)
     with busy_with("starting Spark and the job's slots", silent=json):
         job = environment.start(
             parallelism=overrides.parallelism,
@@ -57,7 +60,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         )
     interrupts = Interrupts()
     with interrupts.installed():
-        with display(errors, silent=json) as screen:
+        with display(errors, silent=json) as screen, job.awaited():
             last = follow(job, screen, interrupts)
         again = shlex.join(["midstream", "run", str(path), *overrides.arguments, "--from", "latest"])
         if last.state == "failed":
@@ -70,8 +73,23 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             print_error(errors, f"{last.name}: ended without a last checkpoint", _how_to_go_on(last, again))
             return Answer(last, "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
-        view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
+        view: RenderableType = summary if errors.is_terminal else Group(job_view(last, tells_failures=False), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
+
+
+def _load_with_its_own_logging(path: Path) -> Environment:
+    """What the job file sets up of logging holds, as it does when Python runs it; else warnings go to stderr."""
+    from midstream.api.loading import load_job
+    from midstream.ui.cli import log_to_stderr
+
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, []
+    try:
+        return load_job(path)
+    finally:
+        if not root.handlers:
+            root.handlers = before
+            log_to_stderr()
 
 
 def _summary(status: JobStatus, again: str) -> Text:

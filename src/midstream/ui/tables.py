@@ -33,12 +33,15 @@ ALIGNMENT_MS = 100
 WARNINGS_MAX = 3
 
 
-def job_view(status: JobStatus, rates: Rates | None = None) -> RenderableType:
-    """Everything worth seeing of one job; `rates` adds rows per second."""
+def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: bool = True) -> RenderableType:
+    """Everything worth seeing of one job; `rates` adds rows per second.
+
+    `tells_failures`: what the last failure was, where people have not been told of it as it happened.
+    """
     return Group(
         Rule(_headline(status), align="left", style="dim"),
         OperatorTable(status, rates),
-        *_facts(status),
+        *_facts(status, tells_failures),
     )
 
 
@@ -167,7 +170,7 @@ def bar(part: float, color: str) -> Text:
     return line
 
 
-def _facts(status: JobStatus) -> list[RenderableType]:
+def _facts(status: JobStatus, tells_failures: bool) -> list[RenderableType]:
     facts: list[RenderableType] = [_checkpoints(status)]
     if status.restored_from:
         facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim", overflow="fold"))
@@ -178,8 +181,10 @@ def _facts(status: JobStatus) -> list[RenderableType]:
         if status.failures:
             last = status.failures[0]
             ago = text.span(max(0, status.now_ms - last.at_ms) / 1e3)
-            line.append(f"  last failure {ago} ago: ", style="yellow")
-            line.append(text.printable(last.summary), style="red")
+            line.append(f"  last failure {ago} ago", style="yellow")
+            if tells_failures:
+                line.append(": ", style="yellow")
+                line.append(text.printable(last.summary), style="red")
         facts.append(line)
     facts += [Text(text.printable(wait.sentence), style="yellow") for wait in status.waiting]
     facts += [

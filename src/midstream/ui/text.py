@@ -5,14 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.row_text import printable as _printable
 
 NOTHING = "–"
+printable = _printable
 _SPANS_S = ((365 * 86400, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
-def printable(text: str) -> str:
-    """`text` without control characters: a name in a job must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
 
 def rows(count: int) -> str:

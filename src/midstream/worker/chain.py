@@ -8,13 +8,15 @@ rows while a watermark that came before them is still pending for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.operators.base import Operator
 from midstream.operators.window_specs import LATE
+
+NOWHERE: Final = (-1, -1)
 
 
 class Edges(Protocol):
@@ -54,7 +56,10 @@ class Link:
             return
         self.rows_out += rows
         if self._is_last or tag is not None:
+            chain = self._chain
+            before, chain.at = chain.at, (self._index, rows)
             self._edges.emit(batch, tag)
+            chain.at = before
         else:
             self._chain.process_at(self._index, batch, 0)
 
@@ -80,6 +85,9 @@ class Chain:
         """Operator index: the watermark that it has not finished firing for."""
         self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
         """The last watermark offered to each operator; the last entry is the one that left the chain."""
+        self.at: tuple[int, int] = NOWHERE
+        """The operator at work, and how many rows it was given (-1: a watermark, or nothing); behind the last one are
+        the edges. Not put back after a failure: then it is the one that has failed."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if self.operators:
@@ -90,8 +98,11 @@ class Chain:
     def process_at(self, index: int, batch: pa.RecordBatch, port: int) -> None:
         if self._pending:
             self._finish_pending(index)
-        self.rows_in[index] += batch.num_rows
+        rows = batch.num_rows
+        self.rows_in[index] += rows
+        before, self.at = self.at, (index, rows)
         self.operators[index].process(batch, port)
+        self.at = before
 
     def offer(self, index: int, watermark_us: int) -> None:
         """A watermark for the operator at `index` and, once that has fired, for those behind it."""
@@ -105,7 +116,7 @@ class Chain:
             if index in self._pending:
                 self._pending[index] = watermark_us
                 return
-            if not operator.advance_watermark(watermark_us):
+            if not self._fire(index, watermark_us):
                 self._pending[index] = watermark_us
                 return
             index += 1
@@ -140,9 +151,31 @@ class Chain:
         """One more slice of what is due, for the operator closest to the edges."""
         index = max(self._pending)
         watermark_us = self._pending[index]
-        if self.operators[index].advance_watermark(watermark_us):
+        if self._fire(index, watermark_us):
             del self._pending[index]
             self.offer(index + 1, watermark_us)
+
+    def _fire(self, index: int, watermark_us: int) -> bool:
+        before, self.at = self.at, (index, -1)
+        all_fired = self.operators[index].advance_watermark(watermark_us)
+        self.at = before
+        return all_fired
+
+    def row_of_the_batch(self, rows: int, row: int | None) -> int | None:
+        """Which of the `rows` that came into the chain is row `row` of those that the operator at work was given.
+
+        None: that cannot be told.
+        """
+        index, given = self.at
+        if row is None or given != rows or not all(operator.keeps_rows for operator in self.operators[:index]):
+            return None
+        return row
+
+    @property
+    def is_at_the_batch(self) -> bool:
+        """Whether what the operator at work was given is of the batch that came into the chain last."""
+        index, given = self.at
+        return given >= 0 and all(operator.keeps_splits for operator in self.operators[:index])
 
     def end_input(self, port: int) -> None:
         if self.operators:
@@ -154,13 +187,15 @@ class Chain:
         for index, operator in enumerate(self.operators):
             if index:
                 operator.end_input(0)
+            before, self.at = self.at, (index, -1)
             operator.finish()
+            self.at = before
             self._finish_pending(index + 1)
 
     def _finish_pending(self, index: int) -> None:
         """Rows are about to reach the operator at `index`: let it finish firing first."""
         while index in self._pending:
             watermark_us = self._pending[index]
-            if self.operators[index].advance_watermark(watermark_us):
+            if self._fire(index, watermark_us):
                 del self._pending[index]
                 self.offer(index + 1, watermark_us)

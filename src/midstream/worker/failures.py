@@ -6,19 +6,29 @@ import traceback
 
 from midstream.core.errors import ConfigError, SchemaError
 from midstream.core.ids import TaskId
+from midstream.core.tracebacks import kind_and_line
 from midstream.protocol import messages as m
 
 SUMMARY_CHARS_MAX = 10_000
 DETAILS_CHARS_MAX = 100_000
 
 
-def task_failed(attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool) -> m.TaskFailed:
+def task_failed(
+    attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool, operator: str = "", place: str = ""
+) -> m.TaskFailed:
+    """`operator`: the uid of the one that was at work. `place`: where the row is in the input."""
     summary, details = _texts(error)
-    return m.TaskFailed(attempt, ref, f"{name} (subtask {ref.subtask}): {summary}", details, _is_fatal(error), symptom)
+    summary = f"{name} (subtask {ref.subtask}): {summary}{f' ({place})' if place else ''}"
+    return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
 
 
 def deploy_failed(attempt: int, error: BaseException) -> m.DeployFailed:
-    return m.DeployFailed(attempt, *_texts(error), _is_fatal(error))
+    return m.DeployFailed(attempt, *_texts(error), _is_fatal(error), _same("", error))
+
+
+def _same(operator: str, error: BaseException) -> str:
+    what = kind_and_line(error)
+    return what and f"{operator}: {what}"
 
 
 def _is_fatal(error: BaseException) -> bool:

@@ -110,6 +110,8 @@ class SlotMachine:
         self.state = SlotState.IDLE
         self.tasks: dict[TaskId, Task] = {}
         """All that run; see `_finished`."""
+        self._at_work: Task | None = None
+        """The one whose step it is, or that is being opened."""
         self._finished: dict[TaskId, FinishedTask] = {}
         """Those of this slot that had finished in the checkpoint."""
         self.pool: BufferPool | None = None
@@ -188,6 +190,11 @@ class SlotMachine:
         """For the heartbeat. Memory is for the process to fill in."""
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in self._all_tasks()))
 
+    def operator_at_work(self) -> tuple[str, str, int]:
+        """Name, uid and subtask of the operator that runs now; nothing between two steps."""
+        task = self._at_work
+        return ("", "", -1) if task is None else (*task.operator_at_work, task.ref.subtask)
+
     def check(self) -> None:
         """Every invariant that must hold between two mails."""
         if self.pool is not None:
@@ -263,10 +270,12 @@ class SlotMachine:
                 graphs = {ref: of.graph for ref, of in loaded.items()}
                 self._build(deploy, config, graphs, storage, in_flight, read_ahead)
                 for ref, task in self.tasks.items():
+                    self._at_work = task
                     task.open(loaded[ref].parts, loaded[ref].known, loaded[ref].watermarks)
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._deploy_failed(deploy.attempt, error)
                 return
+            self._at_work = None
             self.state = SlotState.DEPLOYED
             self._send(m.Deployed(deploy.attempt))
 
@@ -492,8 +501,10 @@ class SlotMachine:
             had_mail = bool(task.mails)
             ready.remove(task)
             self._scheduled.discard(task)
+            self._at_work = task
             if task.step(now_s):
                 self._schedule(task)
+            self._at_work = None
             before_s, now_s = now_s, clock.monotonic_s()
             task.busy_s += now_s - before_s
             if now_s >= deadline_s:

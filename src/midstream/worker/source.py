@@ -61,6 +61,8 @@ class _Open:
 
     split: Split
     number: int
+    before: Split
+    """As it was before the rows that were emitted last."""
     turn_s: float = float("-inf")
     """When rows of it were emitted last."""
     reader: SplitReader | None = None
@@ -112,6 +114,8 @@ class SourceDriver(Splits):
         self._current = -1
         self._all_assigned = False
         """Until told otherwise: at first nobody knows which splits there are."""
+        self._emitting: tuple[_Open, int] | None = None
+        """The split whose rows the chain has, and how many; still so when the chain has failed on them."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """The listeners are to be told, before anything else is emitted."""
@@ -220,10 +224,21 @@ class SourceDriver(Splits):
             changed()
         return bool(self._listeners)
 
+    @property
+    def emitting_rows(self) -> int:
+        """How many rows the chain has in hand, or has failed on; 0 when it is not at work on rows from here."""
+        return 0 if self._emitting is None else self._emitting[1]
+
+    def place(self, row: int | None) -> str:
+        """Where the input has this one of those rows, or (None) all of them."""
+        assert self._emitting is not None
+        current, rows = self._emitting
+        return self._source.place(current.before, *((0, rows - 1) if row is None else (row, row)))
+
     # ---- emitting ----
 
     def _add(self, split: Split) -> None:
-        self._open.append(_Open(split, self._opened))
+        self._open.append(_Open(split, self._opened, split))
         self._opened += 1
         self._changed = True
 
@@ -231,7 +246,9 @@ class SourceDriver(Splits):
         """Emit, and size the batches to come by how long that took, and by how fast they are taken."""
         started_s = self._clock.monotonic_s()
         current.turn_s, self._current = started_s, current.number
+        self._emitting = current, batch.num_rows
         self._emit(batch)
+        self._emitting = None
         self._chain_pace.took(batch.num_rows, self._clock.monotonic_s() - started_s)
         if self._last is not None:
             self._taken_pace.took(self._last[0], started_s - self._last[1])
@@ -258,6 +275,7 @@ class SourceDriver(Splits):
         if ahead is None:
             return None
         batch, offset = ahead
+        current.before = current.split
         current.split = msgspec.structs.replace(current.split, offset=offset)
         return batch
 

@@ -39,7 +39,7 @@ from midstream.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, JobError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
@@ -49,7 +49,7 @@ from midstream.graph.job_graph import Vertex
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
-from midstream.worker.chain import Chain, Edges
+from midstream.worker.chain import NOWHERE, Chain, Edges
 from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.failures import task_failed
 from midstream.worker.inputs import SLICE_S, TaskInput
@@ -234,9 +234,11 @@ class Task:
             )
             if not spec.operator.keeps_splits:
                 splits = None
+            self._chain.at = index, -1
             spec.operator.open(context, self._chain.links[index + 1])
             if spec.uid in restored:
                 spec.operator.restore(restored[spec.uid])
+            self._chain.at = NOWHERE
         self._chain.restore({i: watermarks[uid] for i, uid in enumerate(self._uids) if uid in watermarks})
         if not self._uids and vertex.source is not None and vertex.source.uid in watermarks:
             self._chain.offered_us[0] = watermarks[vertex.source.uid][1]
@@ -276,7 +278,39 @@ class Task:
             return
         self.state = TaskState.CLOSED
         self._let_go()
-        self._seams.send(task_failed(self._attempt, self.ref, self.vertex.name, error, symptom))
+        self._seams.send(
+            task_failed(
+                self._attempt,
+                self.ref,
+                self.vertex.name,
+                error,
+                symptom,
+                self.operator_at_work[1],
+                self._place_of_failure(error),
+            )
+        )
+
+    @property
+    def operator_at_work(self) -> tuple[str, str]:
+        """Name and uid of the operator that runs now, or has failed; nothing between two steps."""
+        index = min(self._chain.at[0], len(self.vertex.operators) - 1)
+        if index >= 0:
+            spec = self.vertex.operators[index]
+            return spec.name, spec.uid
+        source = self.vertex.source
+        return ("", "") if source is None else (source.name, source.uid)
+
+    def _place_of_failure(self, error: BaseException) -> str:
+        """Where in the input the rows are that an operator has failed on, as far as that is known in this task."""
+        source = self._source
+        if source is None or not source.emitting_rows or not self._chain.is_at_the_batch:
+            return ""
+        row = error.row if isinstance(error, JobError) else None
+        try:
+            return source.place(self._chain.row_of_the_batch(source.emitting_rows, row))
+        except Exception:  # noqa: BLE001 - what is to be told is the failure itself
+            _log.warning("%s: where its rows are cannot be told", self.vertex.name, exc_info=True)
+            return ""
 
     def _stop_timers(self) -> None:
         for timer in self._timers:

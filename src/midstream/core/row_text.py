@@ -1,0 +1,40 @@
+"""A row as an error shows it: its values, so that whoever reads the message can find it in the input. And what of a job's
+text can be printed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from midstream.core.values import to_python
+
+VALUE_CHARS_MAX: Final = 80
+ROW_CHARS_MAX: Final = 600
+
+
+def row_text(batch: pa.RecordBatch, row: int) -> str:
+    """`{'n': 4, 's': 'abc'}`; long values and long rows are shortened."""
+    shown: list[str] = []
+    left = ROW_CHARS_MAX
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        text = f"{field.name!r}: {_value(column.slice(row, 1))}"
+        left -= len(text)
+        if left < 0 and shown:
+            shown.append(f"… {batch.num_columns - len(shown)} more columns")
+            break
+        shown.append(text)
+    return f"{{{', '.join(shown)}}}"
+
+
+def _value(column: pa.Array) -> str:
+    try:
+        text = repr(to_python(column)[0])
+    except Exception:  # noqa: BLE001 - a value that Python cannot represent may be what the error is about
+        text = str(column[0])
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: a name or a value in a job must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

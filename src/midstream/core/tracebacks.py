@@ -1,0 +1,82 @@
+"""Which frames of a traceback are of the user's own code: those are what people look for."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
+
+_CHAINED: Final = re.compile(
+    r"\n\n(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):\n\n"
+)
+_FRAME: Final = re.compile(r'  File "(.+)", line \d+')
+_ERROR_OF_OURS: Final = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
+_OUR_ROOMS: Final = re.compile(
+    r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint)[/\\]"
+)
+_LIBRARIES: Final = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3\.\d+[/\\]|^<(?!stdin>|ipython)"
+)
+
+
+def users_part(details: str) -> str:
+    """Of a traceback's text, as a slot sends it: the frames of the user's code, in each exception that has some.
+
+    Frames of libraries are left out where there are others. An exception that never was in the user's code is
+    shown whole when it is unexpected, and not at all when its message, which is in the failure's summary, says
+    everything.
+    """
+    blocks = _CHAINED.split(details.rstrip())
+    shown = [filtered for block in blocks if (filtered := _users_frames(block))]
+    if shown:
+        return "\n\n".join(shown)
+    ours = _ERROR_OF_OURS.findall(blocks[-1])
+    return "" if ours and ours[-1] != InvariantError.__name__ else details.rstrip()
+
+
+def _users_frames(block: str) -> str:
+    return _with_frames(block, _is_users) or _with_frames(block, _is_not_ours)
+
+
+def _with_frames(block: str, wanted: Callable[[str], bool]) -> str:
+    """Nothing when no frame is left."""
+    kept: list[str] = []
+    frames = 0
+    keeping = True
+    for line in block.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None:
+            keeping = wanted(frame[1])
+            frames += keeping
+        elif not line.startswith("    "):  # the headline or the exception itself, not a line of source
+            keeping = True
+        if keeping:
+            kept.append(line)
+    return "\n".join(kept) if frames else ""
+
+
+def _is_not_ours(file: str) -> bool:
+    return not _OUR_ROOMS.search(file) and file != "<string>"
+
+
+def _is_users(file: str) -> bool:
+    return _is_not_ours(file) and not _LIBRARIES.search(file)
+
+
+def kind_and_line(error: BaseException) -> str:
+    """What was raised, and the innermost line of the user's code: the same whenever the same code fails the same way.
+
+    Empty of what the world outside has done (files, networks, Spark): that may be otherwise the next time.
+    """
+    while isinstance(error, MidstreamError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, (OSError, StorageError, ClusterError)):
+        return ""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    users = [place for place in frames if _is_users(place[0])] or frames
+    at = f" at {users[-1][0]}:{users[-1][1]}" if users else ""
+    return f"{type(error).__name__}{at}"
