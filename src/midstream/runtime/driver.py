@@ -97,7 +97,9 @@ class Driver:
         self._loop = EventLoop("driver", fatal=self._fatal)
         self._coordinator = make_coordinator(plan, self._loop.now_ms())
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._lines = Lines(self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self)
+        self._lines = Lines(
+            self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self, modules=plan.modules
+        )
         self._events: deque[CoordinatorEvent] = deque()
         self._stepping = False
         self._timers: dict[str, Timer] = {}

@@ -44,8 +44,6 @@ class _Launch(msgspec.Struct, frozen=True):
     secret: bytes
     job_id: str
     request: str
-    path: list[str]
-    """Where the driver imports from: functions that are shipped by name are found there."""
 
 
 class ProcessSlots:
@@ -100,9 +98,7 @@ class _Child(WatchedSlot):
         except OSError as error:
             raise ClusterError(f"cannot start a slot process with {sys.executable}: {error.strerror}") from error
         self.pid = self._process.pid
-        body = msgspec.msgpack.encode(
-            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, sys.path)
-        )
+        body = msgspec.msgpack.encode(_Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request))
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
@@ -150,8 +146,9 @@ def _signal(number: int) -> str:
 
 def main() -> int:
     """Be a slot. 0: released; 1: on an error, whose message is the last line on stderr."""
+    if sys.path[0] == os.getcwd():
+        del sys.path[0]  # by `-m`; on a cluster slots do not run where the job's modules are
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
-    sys.path[:] = launch.path
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot
