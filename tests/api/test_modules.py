@@ -227,7 +227,7 @@ def test_packages_that_unpickling_needs_are_named_with_their_version(
     sys.path[:0] = [str(tmp_path), str(site)]
     monkeypatch.setattr(modules, "_distributions", modules._distributions.__wrapped__)
     f = importlib.import_module("mods_user").f
-    shipped = collect(JobFile(str(tmp_path / "job.py"), ""), (), cloudpickle.dumps({"function": lambda row: f(row)}))
+    shipped = collect(JobFile(str(tmp_path / "job.py"), ""), (), cloudpickle.dumps({"function": f}))
     assert shipped.packages == (("mods_installed", "Mods-Dist 1.2"),)
     assert names(shipped) == ["mods_user.py"]
 
@@ -284,7 +284,7 @@ def test_what_a_killed_slot_leaves_is_removed_by_the_next_one_and_nothing_else(
     assert left._lock is not None
     os.close(left._lock)
     other = UnpackedModules(zipped(mods_x=""))
-    assert {path for path in tmp_path.iterdir()} == {living._directory, other._directory}
+    assert set(tmp_path.iterdir()) == {living._directory, other._directory}
     left._lock = None
     for each in (other, left, living):
         each.close()

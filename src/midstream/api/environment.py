@@ -120,7 +120,7 @@ class Environment:
         self._modules = check_extra(modules)
         note_modules()
 
-    def add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+    def _add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """As `modules=` of the Environment. Raises ConfigError for what cannot be imported."""
         self._modules += check_extra(paths)
 

@@ -80,6 +80,10 @@ def note_modules() -> None:
             _is_as_loaded(name, module, file)
 
 
+def is_zip(path: str) -> bool:
+    return path.endswith(_ZIPS)
+
+
 def check_extra(paths: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
     """Absolute paths of Python files, zips and directories. Raises ConfigError for what is none of these."""
     if isinstance(paths, (str, bytes, os.PathLike)):
@@ -342,7 +346,10 @@ class _Recorder(pickle.Unpickler):
 
 def _references(pickled: bytes) -> list[str]:
     recorder = _Recorder(pickled)
-    recorder.load()
+    try:
+        recorder.load()
+    except Exception as error:  # any __setstate__ may raise anything
+        raise JobError(f"slots cannot unpickle the job: {type(error).__name__}: {error}") from error
     return sorted(recorder.names)
 
 

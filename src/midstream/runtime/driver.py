@@ -355,8 +355,8 @@ _running: set[Driver] = set()
 
 
 @atexit.register
-def _end_with_the_program() -> None:
-    """Daemon threads are still running when this is called."""
+def end_jobs() -> None:
+    """All of this process, with the program. Daemon threads are still running when this is called."""
     drivers = list(_running)
     for driver in drivers:
         driver.cancel("the program that runs the job ends")

@@ -27,6 +27,7 @@ class Overrides:
     allow_dropped_state: bool = False
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
+    py_files: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -36,6 +37,7 @@ class Overrides:
             ("--master", self.master),
             ("--checkpoint-dir", self.checkpoint_dir),
             ("--aligned-timeout", self.aligned_timeout),
+            ("--py-files", self.py_files),
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
@@ -45,7 +47,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     from midstream.api.loading import load_job
 
     errors = Console(stderr=True, highlight=False)
-    environment = load_job(path)
+    environment = load_job(path, [each for each in (overrides.py_files or "").split(",") if each])
     with busy_with("starting Spark and the job's slots", silent=json):
         job = environment.start(
             parallelism=overrides.parallelism,
