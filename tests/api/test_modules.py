@@ -135,10 +135,11 @@ def test_what_the_jobs_file_imports_anywhere_goes_along_and_what_that_imports(tm
     (tmp_path / "mods_package" / "table.csv").write_text("1")
     (tmp_path / "mods_package" / ".hidden").mkdir()
     write(tmp_path, **{"mods_package___.hidden___x": ""})
+    write(tmp_path, mods_space___unused="")
     (tmp_path / "mods_space" / "rows.csv").write_text("1")
-    (tmp_path / "mods_space" / "env" / "lib").mkdir(parents=True)
-    (tmp_path / "mods_space" / "env" / "pyvenv.cfg").write_text("")
-    write(tmp_path, mods_space___env___lib___x="")
+    (tmp_path / "mods_package" / "env" / "lib").mkdir(parents=True)
+    (tmp_path / "mods_package" / "env" / "pyvenv.cfg").write_text("")
+    write(tmp_path, mods_package___env___lib___x="")
     sys.path.insert(0, str(tmp_path))
     shipped = mentioned(tmp_path / "job.py")
     assert names(shipped) == [
@@ -238,6 +239,17 @@ def test_a_slot_that_lacks_a_package_names_it_and_its_interpreter() -> None:
         lacking.unpickle(b"")
     with pytest.raises(ConfigError, match="has no module 'mods_lacking', which the job's code imports"):
         UnpackedModules(JobModules()).unpickle(b"cmods_lacking\nf\n.")
+
+
+def test_a_module_that_cannot_be_imported_in_a_slot_says_why() -> None:
+    unpacked = UnpackedModules(
+        zipped(mods_session="raise RuntimeError('no driver')", mods_binary="from json import nope")
+    )
+    with pytest.raises(JobError, match=r"RuntimeError in a slot on .*: no driver; slots import the modules"):
+        unpacked.unpickle(b"cmods_session\nf\n.")
+    with pytest.raises(ConfigError, match="cannot import what the job's code imports: cannot import name 'nope'"):
+        unpacked.unpickle(b"cmods_binary\nf\n.")
+    unpacked.close()
 
 
 def test_a_module_that_changed_since_it_was_imported_must_be_loaded_again(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.registry import list_jobs
 from waiting import alive, until
 
@@ -84,3 +86,13 @@ def test_the_secret_is_neither_on_a_command_line_nor_in_the_environment(started:
     for pid in pids:
         shown = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
         assert entry.secret not in shown and entry.secret.hex().encode() not in shown
+
+
+def test_a_slot_that_comes_when_its_job_has_ended_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    slots = ProcessSlots()
+    slots.request(SlotLaunch("127.0.0.1", 1, bytes(32), "job", "request"), lambda reason: None)
+    (child,) = slots._children.values()
+    child.let_go()
+    assert child.join(60)
+    slots.close()
+    assert capfd.readouterr().err == ""

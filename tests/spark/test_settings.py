@@ -30,13 +30,17 @@ COPIES = {"speculation": "true", "speculation__task__duration__threshold": "1h"}
     [
         (
             IDLE,
-            r"^spark.python.worker.idleTimeoutSeconds=30s together with spark.python.worker.killOnIdleTimeout=true has "
-            r"Spark kill every slot .*; leave spark.python.worker.killOnIdleTimeout out, or set it to false$",
+            (
+                r"^spark.python.worker.idleTimeoutSeconds=30s together with spark.python.worker.killOnIdleTimeout=true has "
+                r"Spark kill every slot .*; leave spark.python.worker.killOnIdleTimeout out, or set it to false$"
+            ),
         ),
         (
             COPIES,
-            r"^spark.speculation=true together with spark.speculation.task.duration.threshold=1h has .* kill one of the "
-            r"two; leave spark.speculation.task.duration.threshold out, or set spark.speculation to false$",
+            (
+                r"^spark.speculation=true together with spark.speculation.task.duration.threshold=1h has .* kill one of the "
+                r"two; leave spark.speculation.task.duration.threshold out, or set spark.speculation to false$"
+            ),
         ),
     ],
 )
@@ -85,7 +89,7 @@ SAYS = "uses Spark Connect, whose client cannot start slots: midstream needs a c
 def test_a_session_of_spark_connect_is_refused_with_the_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", object())
     monkeypatch.setattr(sessions, "how_spark_ended", lambda context: "")
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: Connected())
+    monkeypatch.setattr(SparkSession, "getActiveSession", Connected)
     with pytest.raises(ConfigError, match=SAYS):
         active_session()
     with pytest.raises(ConfigError, match=f"^DataFrameSource: .*{SAYS}"):

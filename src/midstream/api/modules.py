@@ -3,8 +3,9 @@
 A slot imports them, as Spark's workers would: an archive of their files goes to every slot and is
 unpacked there (`runtime.modules`). It holds what the job's file imports anywhere in its text, what the
 pickled job refers to, what these import in turn, and what `modules=` names. Of a package all files go
-along, data and compiled ones too; of a directory without `__init__.py` only Python's. What is
-installed (the standard library, site-packages) is expected to be there, and slots say if it is not.
+along, data and compiled ones too; of a directory without `__init__.py`, which may be anything, only the
+modules that are imported. What is installed (the standard library, site-packages) is expected to be there,
+and slots say if it is not.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ class _Search:
     _seen: dict[str, bool] = field(default_factory=dict)
     _tops: dict[str, bool | None] = field(default_factory=dict)
     """Whether each top-level name is local; None: it needs nothing."""
+    _trees: set[str] = field(default_factory=set)
+    """Packages of which all files are taken along."""
 
     def add_path(self, path: str) -> None:
         name = os.path.basename(path)
@@ -142,7 +145,7 @@ class _Search:
             self._add_zip(path)
             return
         if os.path.isdir(path):
-            self._add_tree(path, name, sources_only=False)
+            self._add_tree(path, name)
         else:
             self.files[name] = path
         for file in [file for file in self.files.values() if isinstance(file, str) and file.endswith(".py")]:
@@ -175,8 +178,9 @@ class _Search:
             if self._tops[top] is False and needed:
                 self.packages.add(top)
             spec = _spec(name) if self._tops[top] else None
-            if spec is None:  # not a local module: an attribute of one, or installed
+            if spec is None or (spec.origin and is_installed(spec.origin)):  # an attribute of a module, or installed
                 continue
+            waiting.extend((member, False) for member in self._add(name, spec))
             module = sys.modules.get(name)
             if module is not None and spec.origin and not _is_as_loaded(name, module, spec.origin):
                 raise JobError(
@@ -190,7 +194,7 @@ class _Search:
             waiting.extend((imported, needed and always) for imported, always in _imports_of(_source(spec), package))
 
     def _take(self, top: str) -> bool | None:
-        """Whether that top-level module is local; its files are taken along then."""
+        """Whether that top-level module is local. A zip is taken along as a whole."""
         spec = None if top in _EVERYWHERE else _spec(top)
         if spec is None or spec.origin in ("built-in", "frozen"):
             return None
@@ -198,23 +202,32 @@ class _Search:
             if is_installed(spec.loader.archive):
                 return False
             self._add_zip(spec.loader.archive)
+            self._trees.add(top)
             return True
-        if spec.origin is not None:
-            if is_own_file(spec.origin):
-                return None
-            if is_installed(spec.origin):
-                return None if top in sys.stdlib_module_names else False
-            if spec.submodule_search_locations is None:
-                base = os.path.basename(spec.origin)
-                suffix = base[base.index(".") :] if "." in base else ""
-                self.files[top + suffix] = spec.origin
-            else:
-                self._add_tree(os.path.dirname(spec.origin), top, sources_only=False)
-            return True
-        portions = [place for place in spec.submodule_search_locations or () if not is_installed(place)]
-        for place in portions:
-            self._add_tree(place, top, sources_only=True)
-        return bool(portions)
+        if spec.origin is None:
+            return not all(map(is_installed, spec.submodule_search_locations or ()))
+        if is_own_file(spec.origin):
+            return None
+        if is_installed(spec.origin):
+            return None if top in sys.stdlib_module_names else False
+        above = os.path.dirname(os.path.abspath(spec.origin))
+        return not _is_target(above if spec.submodule_search_locations is None else os.path.dirname(above))
+
+    def _add(self, name: str, spec: ModuleSpec) -> Iterable[str]:
+        """The files of a local module; which others belong to it."""
+        parts = name.split(".")
+        if any(".".join(parts[:end]) in self._trees for end in range(1, len(parts) + 1)):
+            return ()
+        path = os.path.join(*parts)
+        if spec.origin is None:
+            return [loaded for loaded in sys.modules if loaded.startswith(f"{name}.")]
+        if spec.submodule_search_locations is None:
+            base = os.path.basename(spec.origin)
+            self.files[path + base[base.index(".") :]] = spec.origin
+        else:
+            self._trees.add(name)
+            self._add_tree(os.path.dirname(spec.origin), path)
+        return ()
 
     def _add_zip(self, path: str) -> None:
         with zipfile.ZipFile(path) as opened:
@@ -222,7 +235,7 @@ class _Search:
                 if not entry.is_dir():
                     self.files[entry.filename] = (path, entry.filename)
 
-    def _add_tree(self, root: str, name: str, sources_only: bool) -> None:
+    def _add_tree(self, root: str, name: str) -> None:
         """What is hidden, cached or an environment of its own stays."""
         entered = set()
         for above, directories, files in os.walk(root, followlinks=True):
@@ -234,8 +247,6 @@ class _Search:
             directories[:] = sorted(each for each in directories if each[0] != "." and each != "__pycache__")
             below = os.path.relpath(above, root)
             for file in sorted(files):
-                if sources_only and not file.endswith((".py", *EXTENSION_SUFFIXES)):
-                    continue
                 self.files[os.path.normpath(os.path.join(name, below, file))] = os.path.join(above, file)
             if len(self.files) > _FILES_MAX:
                 raise JobError(
@@ -291,11 +302,15 @@ def _standard() -> tuple[str, ...]:
 
 
 def is_installed(path: str) -> bool:
-    """Whether a module's file lies where an installer has put it."""
-    parts = os.path.abspath(path).split(os.sep)
-    if "site-packages" in parts or "dist-packages" in parts or os.path.realpath(path).startswith(_standard()):
+    """Whether a module's file, or its directory, lies where an installer has put it."""
+    return _is_of_installers(os.path.dirname(os.path.abspath(path)))
+
+
+@lru_cache(4096)
+def _is_of_installers(directory: str) -> bool:
+    if not {"site-packages", "dist-packages"}.isdisjoint(directory.split(os.sep)):
         return True
-    return any(_is_target(os.sep.join(parts[:end])) for end in range(len(parts) - 1, max(1, len(parts) - 4), -1))
+    return os.path.join(os.path.realpath(directory), "").startswith(_standard())
 
 
 @lru_cache(1024)

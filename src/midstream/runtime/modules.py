@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from midstream.core.errors import ClusterError, ConfigError
+from midstream.core.errors import ClusterError, ConfigError, JobError
 from midstream.protocol.messages import JobModules
 
 _PREFIX: Final = "midstream-modules-"
@@ -67,6 +67,16 @@ class UnpackedModules:
             raise ConfigError(
                 f"{sys.executable} on {socket.gethostname()}, which runs the slots, has no module {error.name!r}, which "
                 "the job's code imports: install it there, or name its file in Environment(modules=…) or --py-files"
+            ) from error
+        except ImportError as error:
+            raise ConfigError(
+                f"{sys.executable} on {socket.gethostname()}, which runs the slots, cannot import what the job's code "
+                f"imports: {error}"
+            ) from error
+        except Exception as error:  # a module's code may raise anything
+            raise JobError(
+                f"{type(error).__name__} in a slot on {socket.gethostname()} that unpickles the job: {error}; slots import "
+                "the modules that its functions use, so the code of these must run there too (without a Spark session)"
             ) from error
 
     def close(self) -> None:

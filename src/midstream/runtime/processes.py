@@ -105,6 +105,12 @@ class _Child(WatchedSlot):
             self._process.stdin.flush()
         self.watch()
 
+    def let_go(self) -> None:
+        super().let_go()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.close()
+
     def kill(self) -> None:
         """With whatever processes its functions have started."""
         if self.lives:
@@ -143,6 +149,9 @@ def _signal(number: int) -> str:
 
 # ---- in the child ------------------------------------------------------------
 
+_let_go = threading.Event()
+"""The driver has closed our standard input: it wants us no more, or has ended."""
+
 
 def main() -> int:
     """Be a slot. 0: released; 1: on an error, whose message is the last line on stderr."""
@@ -156,6 +165,8 @@ def main() -> int:
     try:
         run_slot(SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request))
     except MidstreamError as error:
+        if _let_go.is_set():  # of a slot that came too late for its job nobody needs to hear
+            return 1
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - what the parent reads
         return 1
     return 0
@@ -183,6 +194,7 @@ def _end_with_the_driver() -> None:
     """The connection is gone too then, so the slot ends by itself, unless a user's function keeps it."""
     while os.read(0, 4096):
         pass
+    _let_go.set()
     time.sleep(ORPHAN_WAIT_S)
     os._exit(1)
 
