@@ -1,18 +1,15 @@
-"""From a file to its Environment: what is refused and how it is said, and what travels to the slots."""
+"""From a file to its Environment: what is refused and how it is said."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import cloudpickle
 import pytest
 
 from midstream import ConfigError, Environment, JobError, SchemaError
 from midstream.api.loading import load_job
-from midstream.api.shipping import register_modules_below
 from midstream.ui.failures import user_traceback
 
 GOOD = """
@@ -112,37 +109,3 @@ def test_a_file_that_starts_its_job_when_loaded_is_refused(tmp_path, call):
     path = write(tmp_path, GOOD.replace('if __name__ == "__main__":\n    env.execute()', f"env.{call}()"))
     with pytest.raises(JobError, match=r"job.py:\d+: starts the job while its file is being loaded.*__main__"):
         load_job(path)
-
-
-def test_code_of_the_file_and_of_modules_beside_it_travels_by_value(tmp_path):
-    write(tmp_path, "def double(v):\n    return 2 * v\n", "job_helpers.py")
-    path = write(
-        tmp_path,
-        """
-        from midstream import Environment
-        import job_helpers
-
-        def step(row):
-            return {"v": job_helpers.double(row["v"])}
-
-        env = Environment("ships")
-        env.from_collection([{"v": 1}]).map(step).print()
-        """,
-    )
-    env = load_job(path)
-    function = env._program.graph.nodes[1].operator._function
-    data = tmp_path / "function"
-    register_modules_below(str(tmp_path))
-    data.write_bytes(cloudpickle.dumps(function))
-    code = f"import pickle; print(pickle.load(open({str(data)!r}, 'rb'))({{'v': 21}}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd="/"
-    )
-    assert done.stdout.strip() == "{'v': 42}", done.stderr
-
-
-def test_installed_modules_travel_by_name():
-    import polars
-
-    register_modules_below(sys.prefix)
-    assert len(cloudpickle.dumps(polars.DataFrame)) < 200

@@ -190,8 +190,7 @@ def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
     until("the slot", lambda: coordinator.slots)
     (entry,) = registry.list_jobs()
     again = SlotLaunch(entry.host, entry.port, entry.secret, entry.job_id, "job-0001-request-1")
-    with pytest.raises(ClusterError, match="the driver did not take the slot"):
-        run_slot(again)
+    run_slot(again)  # ends in good order: Spark would run a failed task a third time
     assert list(coordinator.slots) == [0] and not coordinator.lost
 
 
@@ -206,7 +205,8 @@ def test_a_message_before_registering_or_a_second_registration_ends_the_line(sta
             sock.sendall(dialer.receive(memoryview(sock.recv(4096))[4:]))
             dialer.receive(memoryview(sock.recv(4096))[4:])
             sock.sendall(b"".join(frame(MESSAGE, msgspec.msgpack.encode(said))))
-            assert sock.recv(4096) == b""
+            while sock.recv(4096):
+                pass
     assert list(coordinator.slots) == [0] and not coordinator.lost
 
 

@@ -138,7 +138,7 @@ def test_an_empty_frame_has_no_splits(spark, tmp_path):
 def test_what_cannot_be_a_source_is_refused(spark, tmp_path):
     with pytest.raises(ConfigError, match="int is not a Spark DataFrame"):
         DataFrameSource(3)
-    with pytest.raises(ConfigError, match="a streaming DataFrame has no end"):
+    with pytest.raises(ConfigError, match=r"read by Spark itself, .* read_files\(…, watch=True\)"):
         DataFrameSource(spark.readStream.format("rate").load())
     with pytest.raises(SchemaError, match="column 'i' has no Arrow form: i is interval; cast it"):
         DataFrameSource(spark.sql("select make_interval(1) as i"))

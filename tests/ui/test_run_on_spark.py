@@ -43,11 +43,13 @@ def start(tmp_path: Path):
     """Start `midstream run` on the job above; killed at the end should it still run."""
     processes: list[subprocess.Popen[str]] = []
 
-    def begin(*arguments: str, count: int = 2000, rate: float = 4000, bad: int = -1) -> subprocess.Popen[str]:
-        (tmp_path / "job.py").write_text(JOB.format(count=count, rate=rate, bad=bad))
+    def begin(
+        *arguments: str, count: int = 2000, rate: float = 4000, bad: int = -1, master: str = "local[2]", job: str = JOB
+    ) -> subprocess.Popen[str]:
+        (tmp_path / "job.py").write_text(job.format(count=count, rate=rate, bad=bad))
         processes.append(
             subprocess.Popen(
-                command("run", "job.py", "--master", "local[2]", *arguments),
+                command("run", "job.py", "--master", master, *arguments),
                 cwd=tmp_path,
                 env={**os.environ, "COLUMNS": "160"},
                 stdout=subprocess.PIPE,
@@ -104,8 +106,15 @@ def test_ctrl_c_stops_at_a_checkpoint_from_which_the_job_goes_on_without_loss(st
     assert rows_in(tmp_path / "out") == list(range(6000))
 
 
-def test_a_slot_that_is_killed_is_told_as_it_happens_and_nothing_is_lost(start, tmp_path):
-    process = start(count=6000, rate=1500)
+def test_a_slot_that_is_killed_on_an_executor_is_told_as_it_happens_and_spark_adds_nothing(start, tmp_path):
+    """The executors know none of the directories that the job imports from."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "mods_listed.py").write_text("def same(row): return row")
+    (tmp_path / "mods_beside.py").write_text("def listed(): return __import__('mods_listed')")
+    job = JOB.replace("    return row\n", "    import mods_beside\n\n    return mods_beside.listed().same(row)\n")
+    process = start(
+        "--py-files", "lib/mods_listed.py", count=6000, rate=1500, master="local-cluster[2,1,1024]", job=job
+    )
     for line in process.stderr:
         if "counting running" in line:
             break
@@ -117,4 +126,5 @@ def test_a_slot_that_is_killed_is_told_as_it_happens_and_nothing_is_lost(start, 
     assert process.returncode == 0, err
     assert "failure: " in err
     assert re.search(r"finished: .*1 restart,", out)
+    assert not re.search(r"spark (ERROR|WARN)|java|\tat |did not register", err.partition("\n")[2]), err
     assert rows_in(tmp_path / "out") == list(range(6000))

@@ -51,7 +51,7 @@ def run(monkeypatch, capsys):
                 go.overrides = overrides
                 return job
 
-        monkeypatch.setattr(loading, "load_job", lambda path: Environment())
+        monkeypatch.setattr(loading, "load_job", lambda path, modules: Environment())
         status = main(["run", "job.py", *arguments])
         out, err = capsys.readouterr()
         return status, " ".join(out.split()), " ".join(err.split())

@@ -28,6 +28,12 @@ def calling_file() -> str | None:
     return frame.f_code.co_filename if frame is not None and os.path.exists(frame.f_code.co_filename) else None
 
 
+def calling_module() -> dict[str, Any]:
+    """The global variables of the nearest caller outside midstream."""
+    frame = _user_frame()
+    return {} if frame is None else frame.f_globals
+
+
 def calling_place() -> str:
     """`job.py:12`: where the user's code called midstream; "" when that is unknown."""
     frame = _user_frame()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -11,7 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.arguments import calling_file, calling_place, require_callable
+from midstream.api.arguments import calling_file, calling_module, calling_place, require_callable
+from midstream.api.modules import check_extra, collect, job_file, note_modules
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import DataStream, Origin
@@ -58,7 +60,8 @@ class Environment:
     for never. `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size
     allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
     None for as many as the buffers hold. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
-    `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots.
+    `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots. `modules`:
+    Python files, directories of packages, and zips that slots need besides what the program's text imports.
     `trusted_packages`: untyped state holds plain values and objects of the job's own classes; these packages' objects too,
     such as models of a library, for which anything in them may be called when a checkpoint is read.
 
@@ -87,6 +90,7 @@ class Environment:
         slot_timeout: Duration = "60 s",
         heartbeat_timeout: Duration = "30 s",
         trusted_packages: Iterable[str] = (),
+        modules: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"name: {name!r} is not a text")
@@ -117,8 +121,13 @@ class Environment:
             trusted_packages=_packages(trusted_packages),
         ).check()
         self._program = Program()
-        self._directory = _directory_of(calling_file())
-        """Where the program lies: modules beside it travel with the job."""
+        self._file = job_file(calling_file(), calling_module())
+        self._modules = check_extra(modules)
+        note_modules()
+
+    def _add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """As `modules=` of the Environment. Raises ConfigError for what cannot be imported."""
+        self._modules += check_extra(paths)
 
     def __repr__(self) -> str:
         return f"Environment({self.name!r}, {len(self._program.graph.nodes)} operators)"
@@ -332,7 +341,8 @@ class Environment:
         if aligned_timeout is not None:
             config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(aligned_timeout))
         restore = None if restore_from is None else str(restore_from)
-        return submit(self._program.graph, config.check(), self._directory, restore, allow_dropped_state, master, slots)
+        code = partial(collect, self._file, self._modules)
+        return submit(self._program.graph, config.check(), code, restore, allow_dropped_state, master, slots)
 
 
 def _directory(path: str | os.PathLike[str] | None) -> str | None:
@@ -347,10 +357,6 @@ def _directory(path: str | os.PathLike[str] | None) -> str | None:
 
 def _aligned_timeout_s(timeout: Duration | None) -> float | None:
     return None if timeout is None else duration_s(timeout, "aligned_timeout")
-
-
-def _directory_of(file: str | None) -> str | None:
-    return None if file is None else os.path.dirname(os.path.abspath(file))
 
 
 def _whole(value: int, name: str) -> int:

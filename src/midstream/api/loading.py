@@ -5,29 +5,32 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from types import CodeType, ModuleType
 
 from midstream.api.arguments import raised_at
 from midstream.api.environment import FILES_BEING_LOADED, Environment
+from midstream.api.modules import check_extra, is_zip
 from midstream.core.errors import JobError, MidstreamError
 
 RUN_NAME = "__midstream__"
 """What `__name__` is in a job's file that is loaded, so that `if __name__ == "__main__":` does not run."""
 
 
-def load_job(path: str | os.PathLike[str]) -> Environment:
+def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Environment:
     """Run the file and answer the one Environment among its global variables.
 
-    Modules beside the file can be imported, now and later. Raises JobError when there is no such
-    file, when it cannot be compiled or raises (its exception is the cause), when it starts the job
+    Modules beside the file can be imported, now and later, and so can `modules`, which the Environment then
+    sends to the slots. Raises ConfigError when one of these cannot be imported, JobError when there is no such file, when it cannot be compiled or raises (its exception is the cause), when it starts the job
     itself, and when it has no Environment or several.
     """
     shown = os.fspath(path)
     file = os.path.abspath(shown)
     code = _compiled(_source_of(file, shown), file, shown)
-    directory = os.path.dirname(file)
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
+    extra = check_extra(modules)
+    for place in (os.path.dirname(file), *(each if is_zip(each) else os.path.dirname(each) for each in extra)):
+        if place not in sys.path:
+            sys.path.insert(0, place)
     module = ModuleType(RUN_NAME)
     module.__file__ = file
     FILES_BEING_LOADED.append(file)
@@ -44,7 +47,9 @@ def load_job(path: str | os.PathLike[str]) -> Environment:
         raise JobError(f"{shown}: raised {type(error).__name__}: {error}") from error
     finally:
         FILES_BEING_LOADED.pop()
-    return _only_environment(module, shown)
+    environment = _only_environment(module, shown)
+    environment._add_modules(extra)
+    return environment
 
 
 def _source_of(file: str, shown: str) -> bytes:

@@ -1,22 +1,18 @@
-"""How the user's code reaches the slots: by value, so that executors need no copy of it.
+"""What cannot be sent to the slots, found and named where it is given.
 
-cloudpickle takes functions of `__main__` along, but refers to those of other modules by name.
-Modules that lie beside the job's file are taken along too; what is installed (site-packages, the
-standard library, midstream itself) is expected to be there.
+cloudpickle takes functions and classes of the job's own file along by value, wherever that is imported from: slots do
+not run the file, which makes an Environment. What other modules have is referred to by name, and these
+modules travel as files (`api.modules`).
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
-from midstream.api.arguments import is_own_file
 from midstream.core.errors import JobError
 
 _ADVICE = (
@@ -27,29 +23,6 @@ _SPARK_ADVICE = (
     "a Spark session and its DataFrames live on the driver only: make a stream of the frame with "
     "env.from_dataframe(), or collect() the few rows a function needs before it"
 )
-
-
-def register_modules_below(directory: str) -> None:
-    """Have cloudpickle take along the modules loaded from files below `directory` that are not installed."""
-    root = os.path.join(os.path.abspath(directory), "")
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and _is_users(module, root):
-            cloudpickle.register_pickle_by_value(module)
-
-
-def _is_users(module: ModuleType, root: str) -> bool:
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or module.__name__ == "__main__":
-        return False
-    path = os.path.abspath(file)
-    if sys.modules.get(module.__name__) is not module or is_own_file(path):
-        return False
-    return path.startswith(root) and not any(path.startswith(installed) for installed in _installed())
-
-
-def _installed() -> Iterator[str]:
-    for kind in ("stdlib", "platstdlib", "purelib", "platlib"):
-        yield os.path.join(os.path.abspath(sysconfig.get_path(kind)), "")
 
 
 def check_shippable(thing: object, where: str) -> None:

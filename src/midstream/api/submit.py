@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
 import cloudpickle
 import msgspec
 
-from midstream.api.shipping import register_modules_below
 from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.opening import check_restorable
@@ -19,6 +19,7 @@ from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import LogicalGraph
 from midstream.operators.sink import Sink
+from midstream.protocol.messages import JobModules
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
@@ -29,13 +30,13 @@ from midstream.state.own_code import own_code
 def submit(
     logical: LogicalGraph,
     config: JobConfig,
-    directory: str | None,
+    modules: Callable[[bytes], JobModules],
     restore_from: str | None,
     allow_dropped_state: bool,
     master: str | None,
     slots: SlotProvider | None,
 ) -> Job:
-    """`directory`: modules loaded from below it are shipped with the job. For the rest see `Environment.start`."""
+    """`modules`: those that the pickled graph needs in the slots. For the rest see `Environment.start`."""
     if slots is not None and master is not None:
         raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
     if restore_from is not None and config.checkpoint_dir is None:
@@ -45,14 +46,14 @@ def submit(
         )
     if restore_from is not None and split_restore(restore_from, "")[0] is not None:
         restore_from = absolute(restore_from)
-    if directory is not None:
-        register_modules_below(directory)  # sinks pickle what they make in validate()
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
     _check_sinks(graph, restoring=restore_from is not None)
     nodes = list(logical.nodes)
     plan = JobPlan(RandomIds().new_id(), graph, b"", config, restore_from, allow_dropped_state)
     check_restorable(plan, FileStorage)
+    # what is wrong with them is said before Spark starts
+    plan = replace(plan, modules=modules(cloudpickle.dumps(graph)))
     with ExitStack() as undo:
         if slots is None:
             slots = _spark_slots(master)

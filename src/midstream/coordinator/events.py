@@ -15,7 +15,7 @@ from midstream.core.config import JobConfig
 from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import ClientRequest, FromSlot, JobStatus, Register, Reply, ToSlot
+from midstream.protocol.messages import ClientRequest, FromSlot, JobModules, JobStatus, Register, Reply, ToSlot
 
 EndState: TypeAlias = Literal["finished", "stopped", "failed"]
 
@@ -34,6 +34,8 @@ class JobPlan:
     """None: from the beginning. "latest", a checkpoint's id ("17") or its path: from there."""
     allow_dropped_state: bool = False
     """Whether state of operators that the graph no longer has may be left behind."""
+    modules: JobModules = field(default=JobModules(), repr=False)
+    """Imported by slots; those of the program's start, for as long as the job runs."""
     rescaled: Callable[[int], JobPlan] | None = field(default=None, compare=False, repr=False)
     """The same job at another parallelism; runs on the I/O pool. Raises MidstreamError when that cannot be."""
 

@@ -223,12 +223,22 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     """The slot is no longer needed: cancel what runs and end."""
 
 
+class JobModules(msgspec.Struct, frozen=True):
+    """What a slot needs besides its midstream to unpickle the job and to run its functions."""
+
+    archive: bytes = b""
+    """A zip whose root belongs on the import path; empty: nothing."""
+    packages: tuple[tuple[str, str], ...] = ()
+    """Installed modules that unpickling imports: name, and what the driver has, such as "pillow 11.0"."""
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The answer to `Register`: who you are."""
 
     slot: int
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
+    modules: JobModules = JobModules()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

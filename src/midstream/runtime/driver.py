@@ -120,7 +120,9 @@ class Driver:
         self._coordinator = make_coordinator(plan, self._loop.now_ms())
         self._log_levels = levels_set()
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._lines = Lines(self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self)
+        self._lines = Lines(
+            self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self, modules=plan.modules
+        )
         self._events: deque[CoordinatorEvent] = deque()
         self._stepping = False
         self._timers: dict[str, Timer] = {}
@@ -407,8 +409,8 @@ _running: set[Driver] = set()
 
 
 @atexit.register
-def _end_with_the_program() -> None:
-    """Daemon threads are still running when this is called."""
+def end_jobs() -> None:
+    """All of this process, with the program. Daemon threads are still running when this is called."""
     drivers = list(_running)
     for driver in drivers:
         driver.cancel("the program that runs the job ends")

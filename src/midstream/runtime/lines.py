@@ -20,6 +20,7 @@ from midstream.protocol.messages import (
     FromSlot,
     GetLogs,
     Heartbeat,
+    JobModules,
     Logged,
     Register,
     Release,
@@ -80,9 +81,11 @@ class Lines:
         heartbeat_timeout_s: float,
         owner: LinesOwner,
         *,
+        modules: JobModules | None = None,
         register_timeout_s: float = REGISTER_TIMEOUT_S,
     ) -> None:
         self.loop = loop
+        self.modules = modules or JobModules()
         self.owner = owner
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
@@ -163,6 +166,12 @@ class Lines:
         self._slots[slot] = line
         return slot
 
+    def turn_away(self, line: SlotLine, reason: str) -> None:
+        """It ends in good order, so that Spark does not run its task yet again."""
+        _log.info("%s", reason)
+        line.channel.send(Release())
+        self._finish(line)
+
     def ended(self, line: SlotLine | ClientLine, reason: str) -> None:
         """The peer is gone, and nobody had asked for it."""
         self._open.discard(line)
@@ -232,10 +241,11 @@ class SlotLine:
         self._timer.cancel()
         reason = lines.owner.unwanted(message)
         if reason:
-            raise ProtocolViolation(f"slot of process {message.pid} is not wanted: {reason}")
+            lines.turn_away(self, f"slot of process {message.pid} is not wanted: {reason}")
+            return
         self.slot = lines.add(self)
         # before the owner hears of the slot: whatever it sends comes after the welcome
-        self.channel.send(Welcome(self.slot, lines.heartbeat_interval_s, lines.heartbeat_timeout_s))
+        self.channel.send(Welcome(self.slot, lines.heartbeat_interval_s, lines.heartbeat_timeout_s, lines.modules))
         lines.owner.slot_registered(self.slot, message)
 
     def _lost(self, reason: str) -> None:

@@ -48,8 +48,6 @@ class _Launch(msgspec.Struct, frozen=True):
     secret: bytes
     job_id: str
     request: str
-    path: list[str]
-    """Where the driver imports from: functions that are shipped by name are found there."""
     log_levels: dict[str, int]
 
 
@@ -106,13 +104,19 @@ class _Child(WatchedSlot):
             raise ClusterError(f"cannot start a slot process with {sys.executable}: {error.strerror}") from error
         self.pid = self._process.pid
         body = msgspec.msgpack.encode(
-            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, sys.path, launch.log_levels)
+            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, launch.log_levels)
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
             self._process.stdin.flush()
         self.watch()
+
+    def let_go(self) -> None:
+        super().let_go()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.close()
 
     def kill(self) -> None:
         """With whatever processes its functions have started."""
@@ -167,8 +171,9 @@ def _signal(number: int) -> str:
 
 def main() -> int:
     """Be a slot. 0: released; 1: on an error, of which the parent is told."""
+    if sys.path[0] == os.getcwd():
+        del sys.path[0]  # by `-m`; on a cluster slots do not run where the job's modules are
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
-    sys.path[:] = launch.path
     faulthandler.enable(all_threads=False)
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import secrets
 import socket
 import sys
@@ -43,6 +42,7 @@ from midstream.runtime.control import RECEIVE_BUFFER_BYTES, MessageChannel
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.memory import keep_freed_memory
+from midstream.runtime.modules import UnpackedModules
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
@@ -114,6 +114,7 @@ class _SlotProcess:
         self._machine: Machine | None = None
         self._welcome: Welcome | None = None
         self._beating: Beating | None = None
+        self._modules: UnpackedModules | None = None
         self._ending = False
         self._error: BaseException | None = None
         """Why the slot ends, if that is not as it should be."""
@@ -193,6 +194,7 @@ class _SlotProcess:
         assert self._transport is not None and self._channel is not None
         self._welcome = welcome
         self._transport.slot = welcome.slot
+        self._modules = UnpackedModules(welcome.modules)
         self._machine = self._make_machine(
             clock=self._loop,
             executor=self._loop,
@@ -200,7 +202,7 @@ class _SlotProcess:
             transport=self._transport,
             open_storage=FileStorage,
             send=self._send,
-            unpickle=pickle.loads,
+            unpickle=self._modules.unpickle,
         )
         self._machine.handle(welcome)
         self._channel.share()
@@ -276,3 +278,5 @@ class _SlotProcess:
         if self._transport is not None:
             self._transport.close()
         self._loop.close()
+        if self._modules is not None:
+            self._modules.close()

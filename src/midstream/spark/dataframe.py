@@ -32,7 +32,7 @@ from midstream.core.batches import canonical_schema
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, SchemaError, StorageError
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema
-from midstream.spark.session import is_local_master
+from midstream.spark.session import NEEDS_CLASSIC, is_local_master, is_of_connect
 
 _WHERE: Final = "DataFrameSource"
 _SPOILING: Final = {
@@ -62,8 +62,14 @@ class DataFrameSource(Source):
     def __init__(self, frame: DataFrame, *, rows_per_s: float | None = None) -> None:
         if not hasattr(frame, "isStreaming"):
             raise ConfigError(f"{_WHERE}: {type(frame).__name__} is not a Spark DataFrame")
+        if is_of_connect(frame):
+            raise ConfigError(f"{_WHERE}: {NEEDS_CLASSIC}")
         if frame.isStreaming:
-            raise ConfigError(f"{_WHERE}: a streaming DataFrame has no end; use its data source as a stream source")
+            raise ConfigError(
+                f"{_WHERE}: a streaming DataFrame is read by Spark itself, which slots cannot do; for files use "
+                "read_files(…, watch=True), for a Python Data Source from_datasource(…, streaming=True), and for any "
+                "other source (Kafka, Delta, rate, …) a Python Data Source of your own, or spark.read for what it has now"
+            )
         check_rate(rows_per_s, _WHERE)
         self.rows_per_s = rows_per_s
         self.schema = canonical_schema(arrow_schema(_schema_of(frame), _WHERE))

@@ -24,7 +24,10 @@ def make_data_source(data_source: type[DataSource] | DataSource, options: Mappin
             raise ConfigError(f"{data_source.name()}: give options to the data source itself, or its class and options")
         return data_source
     if not (isinstance(data_source, type) and issubclass(data_source, DataSource)):
-        raise ConfigError(f"{data_source!r} is not a PySpark DataSource: give a subclass of DataSource, or an instance")
+        raise ConfigError(
+            f"{data_source!r} is not a PySpark DataSource: give a subclass of DataSource, or an instance; what Spark has "
+            "by name (kafka, rate, delta, …) runs in its JVM, where slots cannot read"
+        )
     return data_source(options=CaseInsensitiveDict({key: str(value) for key, value in (options or {}).items()}))
 
 

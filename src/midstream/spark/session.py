@@ -5,6 +5,7 @@ A session that was found is never changed and never stopped.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from midstream.core.errors import ClusterError, ConfigError
+from midstream.core.errors import ClusterError, ConfigError, MidstreamError
 from midstream.runtime.processes import how_it_ended
 from midstream.runtime.threads import ENVIRONMENT
 
@@ -44,6 +45,12 @@ LOCAL: Final = re.compile(r"local(?:\[\s*(\*|[1-9]\d*)\s*(?:,\s*\d+\s*)?\])?")
 LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 """With the number of workers and the cores of each."""
 _REMOTE: Final = re.compile(r"yarn|spark://.+|k8s://.+")
+
+NEEDS_CLASSIC: Final = (
+    "this program uses Spark Connect, whose client cannot start slots: midstream needs a classic Spark session in this "
+    "process, so unset SPARK_REMOTE and spark.remote, leave builder.remote(…) out, and let SparkSession.builder.master(…) "
+    "or midstream itself make the session"
+)
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _STOPPED: Final = "the Spark session was stopped"
@@ -87,10 +94,24 @@ def active_session() -> SparkSession | None:
     if ended:
         raise ClusterError(f"this program's Spark cannot be used any more, {ended}; start the program again")
     session = SparkSession.getActiveSession()
-    return session if session is not None else SparkSession.builder.getOrCreate()
+    return _classic(session if session is not None else SparkSession.builder.getOrCreate())
+
+
+def _classic(session: SparkSession) -> SparkSession:
+    """Raises ConfigError for a session of Spark Connect."""
+    if is_of_connect(session):
+        raise ConfigError(NEEDS_CLASSIC)
+    return session
+
+
+def is_of_connect(thing: object) -> bool:
+    """Whether a session or a DataFrame is a Spark Connect client's."""
+    return type(thing).__module__.startswith("pyspark.sql.connect.")
 
 
 def _create(master: str | None, name: str) -> SparkSession:
+    if "SPARK_REMOTE" in os.environ or "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        raise ConfigError(NEEDS_CLASSIC)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has its own master and JVM
     settings = {
         "spark.app.name": name,
@@ -112,6 +133,7 @@ def _create(master: str | None, name: str) -> SparkSession:
         # executors of local-cluster bind the machine's outside address otherwise, and may not reach it
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]
+    if not is_submitted:
         # "default": options of the user come after it
         settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_log_settings()}"
     builder = SparkSession.builder.config(map=settings)
@@ -122,11 +144,31 @@ def _create(master: str | None, name: str) -> SparkSession:
             with _interrupts_waiting():
                 if not is_submitted:
                     _launch_jvm(settings)
-                return builder.getOrCreate()
+                session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
+    except MidstreamError:
+        raise
     except Exception as error:
         raise ClusterError(f"Spark does not start{on}: {first_line(error)}") from error
+    atexit.register(_stop_with_the_program, session.sparkContext)
+    return session
+
+
+def _stop_with_the_program(context: SparkContext) -> None:
+    """A JVM that only ends because the program has fails to wind up its executors, and says so at length."""
+    from midstream.runtime.driver import end_jobs  # slots import this module, and must not import polars so early
+
+    end_jobs()
+    if context._jsc is not None:
+        stopping = threading.Thread(target=_stop, args=(context,), daemon=True)
+        stopping.start()
+        stopping.join(STOPPING_WAIT_S)
+
+
+def _stop(context: SparkContext) -> None:
+    with suppress(Py4JError, OSError, AttributeError):  # its JVM has ended
+        context.stop()
 
 
 def check_master(master: str) -> None:

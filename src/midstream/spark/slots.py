@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
 import sys
 import threading
@@ -23,10 +22,10 @@ from functools import partial
 from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from midstream.core.errors import ClusterError
+from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.capture import Capture
 from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.slot import run_slot
@@ -46,8 +45,36 @@ LAST_LINES: Final = 20
 CANCEL_WAIT_S: Final = 8.0
 """How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
 
-_log = logging.getLogger(__name__)
+_IDLE_TIMEOUT: Final = "spark.python.worker.idleTimeoutSeconds"
+_IDLE_KILLS: Final = "spark.python.worker.killOnIdleTimeout"
+_SPECULATION: Final = "spark.speculation"
+_SPECULATION_THRESHOLD: Final = "spark.speculation.task.duration.threshold"
+"""Without it Spark makes no copies of the only task of a stage."""
+
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)$", re.MULTILINE)
+
+
+def check_settings(conf: SparkConf) -> None:
+    """Raises ConfigError for settings with which Spark ends slots again and again, for what they are.
+
+    A slot is a single task that runs for as long as the job does and returns no row to Spark.
+    """
+    idle = conf.get(_IDLE_TIMEOUT, "0") or "0"
+    if _is_on(conf, _IDLE_KILLS) and not re.fullmatch(r"\s*-?0+\s*[a-z]*\s*", idle):
+        raise ConfigError(
+            f"{_IDLE_TIMEOUT}={idle} together with {_IDLE_KILLS}=true has Spark kill every slot after that time, since "
+            f"a slot gives Spark no rows; leave {_IDLE_KILLS} out, or set it to false"
+        )
+    threshold = conf.get(_SPECULATION_THRESHOLD, "")
+    if _is_on(conf, _SPECULATION) and threshold:
+        raise ConfigError(
+            f"{_SPECULATION}=true together with {_SPECULATION_THRESHOLD}={threshold} has Spark start a copy of every "
+            f"slot after that time and kill one of the two; leave {_SPECULATION_THRESHOLD} out, or set {_SPECULATION} to false"
+        )
+
+
+def _is_on(conf: SparkConf, name: str) -> bool:
+    return (conf.get(name, "false") or "").strip().lower() == "true"
 
 
 class SparkSlots:
@@ -63,8 +90,7 @@ class SparkSlots:
         self._jobs: dict[str, _SlotJob] = {}
         self.gone = ""
         conf = self._context.getConf()
-        if conf.get("spark.speculation", "false") == "true":
-            _log.warning("spark.speculation is on: copies of slots will start and be turned away; turn it off")
+        check_settings(conf)
         self._is_local = LOCAL.fullmatch(self._master) is not None
         """Slots write to the terminal of this program."""
         if is_local_master(self._master):

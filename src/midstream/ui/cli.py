@@ -64,6 +64,7 @@ def run(
     allow_dropped_state: bool = False,
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
+    py_files: str | None = None,
     json: Json = False,
 ) -> Answer:
     """Run the job in a Python file until it ends, and show it live.
@@ -88,10 +89,13 @@ def run(
     aligned_timeout
         How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
         "1 s"; 0 for at once.
+    py_files
+        Python files, packages' directories and zips that the job imports, separated by commas: for the job's
+        file, and for the slots besides what they are sent in any case.
     """
     from midstream.ui.running import Overrides, run_job
 
-    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout)
+    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout, py_files)
     return run_job(job, overrides, json)
 
 

@@ -32,6 +32,7 @@ class Overrides:
     allow_dropped_state: bool = False
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
+    py_files: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -41,6 +42,7 @@ class Overrides:
             ("--master", self.master),
             ("--checkpoint-dir", self.checkpoint_dir),
             ("--aligned-timeout", self.aligned_timeout),
+            ("--py-files", self.py_files),
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
@@ -48,7 +50,8 @@ class Overrides:
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
     errors = Console(stderr=True, highlight=False)
-    environment = _load_with_its_own_logging(path)
+    py_files = [each for each in (overrides.py_files or "").split(",") if each]
+    environment = _load_with_its_own_logging(path, py_files)
     with busy_with("starting Spark and the job's slots", silent=json):
         job = environment.start(
             parallelism=overrides.parallelism,
@@ -77,7 +80,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
 
 
-def _load_with_its_own_logging(path: Path) -> Environment:
+def _load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
     """What the job file sets up of logging holds, as it does when Python runs it; else warnings go to stderr."""
     from midstream.api.loading import load_job
     from midstream.ui.cli import log_to_stderr
@@ -85,7 +88,7 @@ def _load_with_its_own_logging(path: Path) -> Environment:
     root = logging.getLogger()
     before, root.handlers = root.handlers, []
     try:
-        return load_job(path)
+        return load_job(path, py_files)
     finally:
         if not root.handlers:
             root.handlers = before

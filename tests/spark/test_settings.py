@@ -1,0 +1,106 @@
+"""What of Spark's settings and sessions a job cannot run with, said before a slot is asked for; no JVM."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from midstream.core.errors import ConfigError
+from midstream.spark import session as sessions
+from midstream.spark.dataframe import DataFrameSource
+from midstream.spark.session import active_session, get_session
+from midstream.spark.slots import SparkSlots, check_settings
+
+
+def conf(**settings: str) -> SparkConf:
+    made = SparkConf(loadDefaults=False, _jvm=None)
+    return made.setAll([(f"spark.{name.replace('__', '.')}", value) for name, value in settings.items()])
+
+
+IDLE = {"python__worker__idleTimeoutSeconds": "30s", "python__worker__killOnIdleTimeout": "true"}
+COPIES = {"speculation": "true", "speculation__task__duration__threshold": "1h"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            IDLE,
+            (
+                r"^spark.python.worker.idleTimeoutSeconds=30s together with spark.python.worker.killOnIdleTimeout=true has "
+                r"Spark kill every slot .*; leave spark.python.worker.killOnIdleTimeout out, or set it to false$"
+            ),
+        ),
+        (
+            COPIES,
+            (
+                r"^spark.speculation=true together with spark.speculation.task.duration.threshold=1h has .* kill one of the "
+                r"two; leave spark.speculation.task.duration.threshold out, or set spark.speculation to false$"
+            ),
+        ),
+    ],
+)
+def test_settings_with_which_spark_ends_slots_are_refused_with_the_way_out(
+    settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_settings(conf(**settings))
+
+    class Context:
+        master = "local[2]"
+        getConf = staticmethod(lambda: conf(**settings))
+
+    class Session:
+        sparkContext = Context
+
+    with pytest.raises(ConfigError, match=message):
+        SparkSlots(Session)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("left_out", [*IDLE, *COPIES])
+def test_one_of_them_alone_does_no_harm(left_out: str) -> None:
+    both = IDLE if left_out in IDLE else COPIES
+    check_settings(conf(**{name: value for name, value in both.items() if name != left_out}))
+
+
+@pytest.mark.parametrize("off", ["0", "0s", "", " 0 "])
+def test_no_idle_timeout_kills_nothing(off: str) -> None:
+    check_settings(conf(**{**IDLE, "python__worker__idleTimeoutSeconds": off}))
+
+
+class Connected:
+    """Stands for a session, and for a DataFrame, of a Spark Connect client, which needs grpc."""
+
+    isStreaming = False
+
+    @property
+    def sparkContext(self) -> Any:
+        raise AttributeError("[JVM_ATTRIBUTE_NOT_SUPPORTED]")
+
+
+Connected.__module__ = "pyspark.sql.connect.session"
+SAYS = "uses Spark Connect, whose client cannot start slots: midstream needs a classic Spark session .* SPARK_REMOTE"
+
+
+def test_a_session_of_spark_connect_is_refused_with_the_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", object())
+    monkeypatch.setattr(sessions, "how_spark_ended", lambda context: "")
+    monkeypatch.setattr(SparkSession, "getActiveSession", Connected)
+    with pytest.raises(ConfigError, match=SAYS):
+        active_session()
+    with pytest.raises(ConfigError, match=f"^DataFrameSource: .*{SAYS}"):
+        DataFrameSource(Connected())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variable", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
+def test_no_session_is_made_where_spark_would_make_a_connected_one(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setitem(os.environ, variable, "sc://localhost")
+    with pytest.raises(ConfigError, match=SAYS):
+        get_session("local[2]")
