@@ -79,6 +79,12 @@ class Sink(ABC):
     def check_parallelism(self, subtasks: int) -> None:
         """On the driver, once validated: raise if the target cannot serve so many writers at once."""
 
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """On the driver, before a job goes on from a checkpoint that holds these: raise if they cannot be committed.
+
+        They may have been committed already, and the sink may be another one by now. Changes nothing.
+        """
+
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...
 
