@@ -81,7 +81,9 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
 def test_after_a_plain_stop_the_output_may_go_to_another_directory(tmp_path):
     def writing_to(name: str) -> Environment:
         env = Environment("moved", checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval=None)
-        env.generate(lambda i: {"n": i}, count=20_000, rows_per_s=10_000).uid("in").write_parquet(tmp_path / name).uid("out")
+        env.generate(lambda i: {"n": i}, count=20_000, rows_per_s=10_000).uid("in").write_parquet(tmp_path / name).uid(
+            "out"
+        )
         return env
 
     job = writing_to("v1").start(slots=ProcessSlots())

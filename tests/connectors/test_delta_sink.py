@@ -207,7 +207,7 @@ def test_a_symbolic_link_does_not_lead_out_of_the_table(table, tmp_path):
     (table / "p=0").symlink_to(tmp_path / "outside")
     committer = sink.committer("job-b")
     for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
-        with pytest.raises(StorageError, match="leads out of .* through a symbolic link"):
+        with pytest.raises(StorageError, match=r"leads out of .* through a symbolic link"):
             act(1, committables)
     assert len(list((tmp_path / "outside").iterdir())) == 1
 

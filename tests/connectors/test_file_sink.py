@@ -345,7 +345,7 @@ def test_directories_between_which_no_file_can_be_moved_are_refused_before_anyth
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
 
     monkeypatch.setattr(os, "rename", refused)
-    with pytest.raises(StorageError, match="must be writable and on one filesystem: .*Invalid cross-device link"):
+    with pytest.raises(StorageError, match=r"must be writable and on one filesystem: .*Invalid cross-device link"):
         FileSink(out).validate(SCHEMA, restoring=False)
     assert list((out.parent / ".out.midstream").iterdir()) == []
 
@@ -415,7 +415,9 @@ def test_what_is_on_another_filesystem_is_refused_before_anything_runs(out, tmp_
     writer.write(batch(1))
     committables = prepared(writer, 3)
     elsewhere = FileSink(tmp_path / "elsewhere", filesystem=pyarrow.fs.PyFileSystem(CopyingFiles()))
-    with pytest.raises(ConfigError, match=r"1 rows .* checkpoint 3 to local:/.*/out, and the sink writes to py::copying:/"):
+    with pytest.raises(
+        ConfigError, match=r"1 rows .* checkpoint 3 to local:/.*/out, and the sink writes to py::copying:/"
+    ):
         elsewhere.check_committables(3, committables)
 
 

@@ -447,9 +447,13 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
         try:
             file = msgspec.msgpack.decode(committable, type=WrittenFile)
         except msgspec.DecodeError as error:
-            raise StorageError(f"DeltaSink: what the checkpoint has to commit is not of a Delta sink: {error}") from error
+            raise StorageError(
+                f"DeltaSink: what the checkpoint has to commit is not of a Delta sink: {error}"
+            ) from error
         if not _NAME.fullmatch(file.name.removeprefix(partition_folder(file.partition))):
-            raise StorageError(f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint cannot be believed")
+            raise StorageError(
+                f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint cannot be believed"
+            )
         groups[file.job_id, file.uid, file.place].append(file)
     return groups
 

@@ -163,8 +163,10 @@ def directory_of(place: str, filesystem: pyarrow.fs.FileSystem, where: str) -> s
     if kind != filesystem.type_name:
         return None
     root = "/" if directory.startswith("/") else ""
-    if is_local(filesystem) and not root or not _is_plain(directory.removeprefix(root)):
-        raise StorageError(f"{where}: {directory!r} is not the plain path of a directory; the checkpoint cannot be believed")
+    if (is_local(filesystem) and not root) or not _is_plain(directory.removeprefix(root)):
+        raise StorageError(
+            f"{where}: {directory!r} is not the plain path of a directory; the checkpoint cannot be believed"
+        )
     return directory
 
 
