@@ -8,7 +8,6 @@ import math
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -31,16 +30,6 @@ from permissions import unprivileged
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
-
-
-@pytest.fixture
-def open_path() -> Iterator[Path]:
-    """A directory that everybody may enter and write to, as all above it."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o777)
-    yield path
-    path.chmod(0o777)
-    shutil.rmtree(path)
 
 
 def visible(out: Path) -> list[int]:
@@ -329,7 +318,9 @@ def test_a_job_without_rows_leaves_an_empty_directory(out):
 @pytest.mark.parametrize("closed", [".", "out"])
 def test_a_directory_that_cannot_be_written_beside_or_into_is_refused_before_anything_runs(open_path, closed):
     out = open_path / "out"
-    out.mkdir(mode=0o777)
+    out.mkdir()
+    for path in (open_path, out):
+        path.chmod(0o777)
     (open_path / closed).chmod(0o555)
     with (
         unprivileged(),

@@ -630,6 +630,10 @@ def test_fewer_connections_than_the_subtasks_need_are_refused_before_anything_ru
     rows.write_postgres(intern, "numbers").uid("out")
     with pytest.raises(ConfigError, match="3 subtasks need up to 7 connections"):
         env.start(slots=ProcessSlots())
+    with pytest.raises(
+        ConfigError, match=r"1 subtasks and 2 of other sinks need up to 7 connections.*parallelism\(1\)"
+    ):
+        sink.check_parallelism(1, [(PostgresSink(intern, "other"), 2), (PostgresSink(database, "third"), 9)])
     PostgresSink(database, "numbers").check_parallelism(3)  # limits do not hold for superusers
 
 

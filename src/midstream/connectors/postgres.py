@@ -194,16 +194,19 @@ class PostgresSink(Sink):
                 connection.execute(table.move_sql(staged, schema.names, self.key))
                 _last(connection, place, "", "", alone=True)
 
-    def check_parallelism(self, subtasks: int) -> None:
-        """Raises ConfigError when the server lets this user have fewer connections than this sink may need at once."""
-        needed = 2 * subtasks + 1
+    def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
+        """Raises ConfigError when the server lets this user have fewer connections than the job may need at once."""
+        sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
+        needed = 2 * (subtasks + sum(sharing)) + 1
+        others = f" and {sum(sharing)} of other sinks" if sharing else ""
         with self._connected(self._where) as connection:
             limits = connection.execute(_CONNECTIONS).fetchall()
         for limit, what in limits:
             if limit < needed:
                 raise ConfigError(
-                    f"{self._where}: {subtasks} subtasks need up to {needed} connections, two each and one to commit, and {what} "
-                    f"leaves {limit}; raise that, or write with fewer subtasks: parallelism({max((limit - 1) // 2, 1)})"
+                    f"{self._where}: {subtasks} subtasks{others} need up to {needed} connections, two each and one to commit, "
+                    f"and {what} leaves {limit}; raise that, or write with fewer subtasks: "
+                    f"parallelism({max((limit - 1) // 2 // (len(sharing) + 1), 1)})"
                 )
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
