@@ -199,7 +199,7 @@ class PostgresSink(Sink):
         sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
         needed = 2 * (subtasks + sum(sharing)) + 1
         others = f" and {sum(sharing)} of other sinks" if sharing else ""
-        with self._connected(self._where) as connection:
+        with self._connected(self._where, _PATIENCE_S) as connection:
             limits = connection.execute(_CONNECTIONS).fetchall()
         for limit, what in limits:
             if limit < needed:
