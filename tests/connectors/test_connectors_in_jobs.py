@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from midstream import ConfigError, Environment, JobError
+from midstream import ConfigError, Environment, JobError, StorageError
 from midstream.connectors.files import FileSource
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -77,6 +78,28 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     assert pending(out) == []
 
 
+def test_after_a_plain_stop_the_output_may_go_to_another_directory(tmp_path):
+    def writing_to(name: str) -> Environment:
+        env = Environment("moved", checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval=None)
+        env.generate(lambda i: {"n": i}, count=20_000, rows_per_s=10_000).uid("in").write_parquet(tmp_path / name).uid(
+            "out"
+        )
+        return env
+
+    job = writing_to("v1").start(slots=ProcessSlots())
+    until("rows", lambda: job.status().vertices[0].operators[0].rows_out)
+    job.stop(timeout_s=60)  # its checkpoint, the only one, holds all that is in v1
+    first = committed(tmp_path / "v1")
+    assert writing_to("v2").execute(slots=ProcessSlots(), restore_from="latest").restarts == 0
+    assert committed(tmp_path / "v1") == first
+    assert sorted(first + committed(tmp_path / "v2")) == list(range(20_000))
+    assert pending(tmp_path / "v1") + pending(tmp_path / "v2") == []
+    shutil.rmtree(tmp_path / "v2")
+    shutil.rmtree(tmp_path / ".v2.midstream")
+    with pytest.raises(StorageError, match=r"sink 'parquet': checkpoint 2: .*\.v2\.midstream/.* and it is gone"):
+        writing_to("v3").start(slots=ProcessSlots(), restore_from="latest")
+
+
 def test_a_damaged_file_fails_the_job_with_its_name_and_nothing_of_it_is_committed(tmp_path, inputs):
     (inputs / "1.csv").write_text("n\n1\n2\n")
     (inputs / "2.csv").write_text("n\n3\nx\n")
@@ -84,7 +107,7 @@ def test_a_damaged_file_fails_the_job_with_its_name_and_nothing_of_it_is_committ
     env.read_files(inputs).write_jsonl(tmp_path / "out")
     with pytest.raises(JobError, match=r"2\.csv, line 3: column 'n': CSV conversion error to int64: invalid value 'x'"):
         env.execute(slots=ProcessSlots())
-    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "out").iterdir()) == []
     assert pending(tmp_path / "out") == []
 
 

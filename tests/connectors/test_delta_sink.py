@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from deltalake import DeltaTable, write_deltalake
 
-from midstream.connectors.delta import DeltaSink
+from midstream.connectors.delta import DeltaSink, WrittenFile
 from midstream.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
 
 
@@ -125,6 +127,103 @@ def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(table):
         for checkpoint_id, committables in enumerate(held, 1):
             committer.commit(checkpoint_id, committables)
         assert numbers(table) == [1, 2, 3]
+
+
+# ---- a sink that writes elsewhere now ---------------------------------------
+
+
+def test_what_was_written_for_another_table_is_committed_there(table, tmp_path):
+    old = new_sink(table, pa.schema([("n", pa.int64()), ("p", pa.int64())]), partition_by=["p"])
+    committables = written(old, pa.record_batch({"n": [1, 2], "p": [0, 1]}))
+    moved = new_sink(tmp_path / "elsewhere")
+    committer = moved.committer("job-b")
+    for _ in range(2):
+        moved.check_committables(1, committables)
+        committer.commit(1, committables)
+    committer.commit(2, written(moved, batch(3), 2, job_id="job-b"))
+    assert numbers(table) == [1, 2]
+    assert numbers(tmp_path / "elsewhere") == [3]
+    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
+        old.committer("job-a").commit(2, written(old, pa.record_batch({"n": [9], "p": [0]}), 2, subtask=2))
+
+
+def test_a_table_may_be_moved_with_all_that_waits_for_it(table, tmp_path):
+    sink = new_sink(table)
+    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
+    sink.committer("job-a").commit(1, first)
+    table.rename(tmp_path / "elsewhere")
+    moved = DeltaSink(tmp_path / "elsewhere")
+    moved.validate(SCHEMA, restoring=True)
+    for checkpoint_id, committables in ((1, first), (2, second)):
+        moved.check_committables(checkpoint_id, committables)
+        moved.committer("job-b").commit(checkpoint_id, committables)
+    assert numbers(tmp_path / "elsewhere") == [1, 2]
+    assert not table.exists()
+
+
+def test_what_is_neither_there_nor_committed_is_refused_before_anything_runs(table, tmp_path):
+    sink = new_sink(table)
+    committables = written(sink, batch(1, 2))
+    shutil.rmtree(table)
+    moved = new_sink(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"elsewhere: cannot commit checkpoint 3: .*\.parquet with 2 rows is gone"):
+        moved.check_committables(3, committables)
+    far = msgspec.structs.replace(msgspec.msgpack.decode(committables[0], type=WrittenFile), place="s3:bucket/table")
+    with pytest.raises(ConfigError, match="to be committed to s3:bucket/table, which cannot be reached from here"):
+        moved.check_committables(3, [msgspec.msgpack.encode(far)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "../victim"},
+        {"name": "victim"},
+        {"name": "/etc/passwd"},
+        {"name": "../part-0000-0000-000000-0123456789abcdef.parquet"},
+        {"name": "p=../part-0000-0000-000000-0123456789abcdef.parquet", "partition": {"p": "0"}},
+        {"name": "file:///tmp/part-0000-0000-000000-0123456789abcdef.parquet"},
+        {"place": "local:/tmp/../etc"},
+        {"place": "local:relative"},
+    ],
+)
+def test_a_checkpoint_cannot_have_any_other_file_added_or_deleted(table, changes):
+    sink = new_sink(table)
+    (committable,) = written(sink, batch(1))
+    for victim in (table / "victim", table.parent / "victim"):
+        victim.write_text("precious")
+    before = sorted(table.parent.rglob("*"))
+    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=WrittenFile), **changes)
+    committer = sink.committer("job-b")
+    for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
+        with pytest.raises(StorageError, match=r"cannot be believed"):
+            act(1, [msgspec.msgpack.encode(crafted)])
+    assert sorted(table.parent.rglob("*")) == before
+
+
+def test_a_symbolic_link_does_not_lead_out_of_the_table(table, tmp_path):
+    sink = new_sink(table, pa.schema([("n", pa.int64()), ("p", pa.int64())]), partition_by=["p"])
+    committables = written(sink, pa.record_batch({"n": [1], "p": [0]}))
+    (table / "p=0").rename(tmp_path / "outside")
+    (table / "p=0").symlink_to(tmp_path / "outside")
+    committer = sink.committer("job-b")
+    for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
+        with pytest.raises(StorageError, match=r"leads out of .* through a symbolic link"):
+            act(1, committables)
+    assert len(list((tmp_path / "outside").iterdir())) == 1
+
+
+def test_committables_of_before_places_were_noted_are_the_sinks_own(table):
+    sink = new_sink(table)
+    (committable,) = written(sink, batch(1))
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:7])
+    sink.check_committables(1, [old])
+    sink.committer("job-b").commit(1, [old])
+    assert numbers(table) == [1]
+    with pytest.raises(StorageError, match="not of a Delta sink"):
+        sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
+
+
+# ---- what is left -----------------------------------------------------------
 
 
 def test_an_aborted_checkpoint_leaves_no_file(table):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import pickle
+import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs
@@ -17,9 +21,10 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from midstream.connectors.file_sink import FileSink
+from midstream.connectors.file_sink import FileSink, PendingFile
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import ConfigError, JobError, SchemaError, StorageError
+from permissions import unprivileged
 
 
 @pytest.fixture
@@ -301,7 +306,170 @@ def test_a_directory_with_files_in_it_is_refused_unless_restoring_or_adding(out)
         FileSink(out).validate(SCHEMA, restoring=False)
     FileSink(out).validate(SCHEMA, restoring=True)
     FileSink(out, append=True).validate(SCHEMA, restoring=False)
-    assert sorted(p.name for p in out.parent.iterdir()) == ["out"], "validating writes nothing"
+    assert [p.name for p in out.iterdir()] == ["old.parquet"]
+
+
+def test_a_job_without_rows_leaves_an_empty_directory(out):
+    FileSink(out).validate(SCHEMA, restoring=False)
+    assert list(out.iterdir()) == []
+    FileSink(out).validate(SCHEMA, restoring=False)
+
+
+@pytest.mark.parametrize("closed", [".", "out"])
+def test_a_directory_that_cannot_be_written_beside_or_into_is_refused_before_anything_runs(open_path, closed):
+    out = open_path / "out"
+    out.mkdir()
+    for path in (open_path, out):
+        path.chmod(0o777)
+    (open_path / closed).chmod(0o555)
+    with (
+        unprivileged(),
+        pytest.raises(
+            StorageError, match=r"FileSink: cannot write to .*/out: files are prepared in .*/\.out\.midstream .*denied"
+        ),
+    ):
+        FileSink(out).validate(SCHEMA, restoring=False)
+
+
+def test_directories_between_which_no_file_can_be_moved_are_refused_before_anything_runs(out, monkeypatch):
+    def refused(source: str, target: str) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+
+    monkeypatch.setattr(os, "rename", refused)
+    with pytest.raises(StorageError, match=r"must be writable and on one filesystem: .*Invalid cross-device link"):
+        FileSink(out).validate(SCHEMA, restoring=False)
+    assert list((out.parent / ".out.midstream").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+def test_a_directory_where_nobody_may_make_one_is_refused_to_root_too():
+    with pytest.raises(StorageError, match="cannot write to /proc/nowhere/out"):
+        FileSink("/proc/nowhere/out").validate(SCHEMA, restoring=False)
+
+
+# ---- a sink that writes elsewhere now ----
+
+
+def test_what_was_written_for_another_directory_is_committed_there(out, tmp_path):
+    old, loop = FileSink(out), Loop()
+    writer = open_writer(old, SCHEMA, loop)
+    writer.write(batch(1))
+    committables = prepared(writer, 1)
+    writer.write(batch(99))
+    assert prepared(writer, 2), "of no checkpoint that completed"
+    moved = FileSink(tmp_path / "elsewhere", format="jsonl")
+    moved.check_committables(1, committables)
+    committer = moved.committer("job-b")
+    for _ in range(2):
+        committer.commit(1, committables)
+    moved.check_committables(1, committables)
+    assert visible(out) == [1]
+    assert len(pending(out)) == 1
+    writer = open_writer(moved, SCHEMA, loop, job_id="job-b")
+    writer.write(batch(2))
+    committer.commit(2, prepared(writer, 2))
+    assert pending(out) == [], "what was left is deleted with the first commit of the job's own"
+    assert visible(out) == [1]
+    assert [p.read_text() for p in (tmp_path / "elsewhere").iterdir()] == ['{"n":2}\n']
+
+
+def test_a_directory_may_be_moved_with_all_that_waits_for_it(out, tmp_path):
+    sink, loop = FileSink(out), Loop()
+    committables = []
+    for subtask in range(2):
+        writer = open_writer(sink, SCHEMA, loop, subtask=subtask)
+        writer.write(batch(subtask))
+        committables += prepared(writer, 1)
+    sink.committer("job-a").commit(1, committables[:1])
+    out.rename(tmp_path / "elsewhere")
+    moved = FileSink(tmp_path / "elsewhere")
+    (tmp_path / ".out.midstream").rename(tmp_path / ".elsewhere.midstream")
+    moved.check_committables(1, committables)
+    moved.committer("job-b").commit(1, committables)
+    assert visible(tmp_path / "elsewhere") == [0, 1]
+    assert not out.exists()
+
+
+def test_what_is_neither_pending_nor_committed_is_refused_before_anything_runs(out, tmp_path):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1, 2))
+    committables = prepared(writer, 3)
+    shutil.rmtree(tmp_path / ".out.midstream")
+    with pytest.raises(StorageError, match=r"\.out\.midstream/.*: the 2 rows in it .* checkpoint 3, and it is gone"):
+        FileSink(tmp_path / "elsewhere").check_committables(3, committables)
+
+
+def test_what_is_on_another_filesystem_is_refused_before_anything_runs(out, tmp_path):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    committables = prepared(writer, 3)
+    elsewhere = FileSink(tmp_path / "elsewhere", filesystem=pyarrow.fs.PyFileSystem(CopyingFiles()))
+    with pytest.raises(
+        ConfigError, match=r"1 rows .* checkpoint 3 to local:/.*/out, and the sink writes to py::copying:/"
+    ):
+        elsewhere.check_committables(3, committables)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pending": "../victim", "name": "../moved"},
+        {"pending": "/etc/passwd"},
+        {"pending": "out-00000000/job-a/0-0-0/.."},
+        {"pending": "out-00000000/job-b/0-0-0"},
+        {"name": "../part-000001-0000-0000-0123456789abcdef.parquet"},
+        {"name": "/tmp/part-000001-0000-0000-0123456789abcdef.parquet"},
+        {"name": "s3://bucket/part-000001-0000-0000-0123456789abcdef.parquet"},
+        {"name": "notes.txt"},
+        {"place": "local:/tmp/../etc"},
+        {"place": "local:etc"},
+        {"place": "local:/"},
+    ],
+)
+def test_a_checkpoint_cannot_have_any_other_file_moved_or_deleted(out, changes):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    (committable,) = prepared(writer, 1)
+    (out.parent / "victim").write_text("precious")
+    before = sorted(out.parent.rglob("*"))
+    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=PendingFile), **changes)
+    committer = sink.committer("job-b")
+    for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
+        with pytest.raises(StorageError, match=r"cannot be believed"):
+            act(1, [msgspec.msgpack.encode(crafted)])
+    assert sorted(out.parent.rglob("*")) == before
+
+
+def test_a_symbolic_link_does_not_lead_out_of_the_sinks_directories(out, tmp_path):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    committables = prepared(writer, 1)
+    (folder,) = (tmp_path / ".out.midstream").iterdir()
+    (folder / "job-a").rename(tmp_path / "outside")
+    (folder / "job-a").symlink_to(tmp_path / "outside")
+    with pytest.raises(StorageError, match=r"leads out of .*\.out\.midstream through a symbolic link"):
+        sink.committer("job-b").commit(1, committables)
+    assert len(list((tmp_path / "outside").iterdir())) == 1
+
+
+def test_what_another_kind_of_sink_has_prepared_is_refused(out):
+    with pytest.raises(StorageError, match="what the checkpoint has to commit is not of a file sink"):
+        FileSink(out).check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
+
+
+def test_committables_of_before_places_were_noted_are_the_sinks_own(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(batch(1))
+    (committable,) = prepared(writer, 1)
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:6])
+    sink.check_committables(1, [old])
+    sink.committer("job-b").commit(1, [old])
+    assert visible(out) == [1]
 
 
 def test_bad_settings_and_targets_are_named(tmp_path):
@@ -316,7 +484,7 @@ def test_bad_settings_and_targets_are_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file; give a directory"):
         FileSink(tmp_path / "file").validate(SCHEMA, restoring=False)
-    with pytest.raises(ConfigError, match="is a file, not a directory"):
+    with pytest.raises(StorageError, match=r"cannot write to .*/file/out: .*Not a directory"):
         FileSink(tmp_path / "file" / "out").validate(SCHEMA, restoring=False)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import pytest
@@ -15,11 +17,13 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from psycopg import sql
 
 from midstream import Environment
-from midstream.connectors.postgres import PostgresSink
+from midstream.connectors import postgres
+from midstream.connectors.postgres import PostgresSink, StagedRows
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.operators.sink import SinkWriter
 from midstream.runtime.processes import ProcessSlots
 from postgres_server import PASSWORD, Server
+from waiting import until
 
 
 def ask(database: str, query: str) -> list[Any]:
@@ -382,9 +386,27 @@ def test_rows_that_wait_are_kept_when_their_column_is_altered_or_the_commit_is_r
     assert ask(database, "SELECT n, k FROM numbers ORDER BY k") == [(Decimal("1.234500"), 1), (None, 2)]
 
 
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_commits_of_others_come_between_whatever_isolation_a_role_has(database, level):
-    ask(database, f"ALTER DATABASE test SET default_transaction_isolation = '{level}'")
+@pytest.fixture(params=["DATABASE test", "ROLE midstream", "SYSTEM"])
+def other_isolation(database: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set for the database, the role or the server; in force for new connections."""
+
+    def alter(what: str) -> None:
+        ask(database, f"ALTER {request.param} {what}")
+        ask(database, "SELECT pg_reload_conf()")
+
+    def level() -> str:
+        return str(ask(database, "SHOW default_transaction_isolation")[0][0])
+
+    before = level()
+    alter("SET default_transaction_isolation = 'serializable'")
+    until("it is set", lambda: level() == "serializable")
+    yield
+    alter("RESET default_transaction_isolation")
+    until("it is reset", lambda: level() == before)
+
+
+@pytest.mark.usefixtures("other_isolation")
+def test_commits_of_others_come_between_whatever_isolation_is_the_default(database):
     sink, loop = new_sink(database), Loop()
     committer = sink.committer("job-a")
     for n in (1, 2, 3):
@@ -394,6 +416,124 @@ def test_commits_of_others_come_between_whatever_isolation_a_role_has(database, 
         committer.commit(n, written(sink, batch(10 * n), n, subtask=10 * n))
         committer.commit(n, prepared(writer, n))
     assert numbers(database) == [1, 2, 3, 10, 20, 30]
+
+
+@pytest.fixture
+def intern(database: str, postgres_server: Server) -> Iterator[str]:
+    """The connection string of a role whom limits bind."""
+    ask(database, "CREATE ROLE intern LOGIN PASSWORD 'p'; GRANT ALL ON SCHEMA public TO intern")
+    yield postgres_server.dsn("test", "intern", "p")
+    ask(database, "ALTER DATABASE test CONNECTION LIMIT -1")
+    ask(database, "DROP OWNED BY intern; DROP ROLE intern")
+
+
+def test_a_running_job_waits_for_a_connection_while_all_are_in_use(database, intern, monkeypatch):
+    sink, connect_now, refused = new_sink(intern), PostgresSink._connect_now, []
+
+    def connecting(self: PostgresSink, where: str) -> Any:
+        try:
+            return connect_now(self, where)
+        except StorageError as error:
+            refused.append(str(error))
+            if len(refused) == 2:
+                blocker.close()
+            raise
+
+    ask(database, "ALTER ROLE intern CONNECTION LIMIT 1")
+    monkeypatch.setattr(PostgresSink, "_connect_now", connecting)
+    with psycopg.connect(intern) as blocker:
+        sink.committer("job-a").commit(1, written(sink, batch(1)))
+    assert numbers(database) == [1]
+    assert 'too many connections for role "intern"' in refused[0]
+
+
+def test_a_connection_is_not_waited_for_without_end_nor_at_the_start(database, intern, monkeypatch):
+    sink, tries, connect_now = new_sink(intern), [], PostgresSink._connect_now
+    monkeypatch.setattr(postgres, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(
+        PostgresSink, "_connect_now", lambda self, where: (tries.append(where), connect_now(self, where))[1]
+    )
+    ask(database, "ALTER ROLE intern CONNECTION LIMIT 1")
+    with psycopg.connect(intern):
+        with pytest.raises(StorageError, match=r"cannot connect: .*too many connections for role"):
+            PostgresSink(intern, "numbers").validate(SCHEMA, restoring=False)
+        assert len(tries) == 1
+        assert "too many connections for role" in str(failure_of(sink, batch(1)))
+        assert len(tries) > 2
+
+
+# ---- a sink that writes elsewhere now ---------------------------------------
+
+
+def test_what_was_staged_for_another_table_is_committed_there_by_its_key(database):
+    ask(
+        database,
+        "CREATE SCHEMA desk; CREATE TABLE numbers (n int8 PRIMARY KEY, k int8); INSERT INTO numbers VALUES (1, 0)",
+    )
+    keyed = pa.schema([("n", pa.int64()), ("k", pa.int64())])
+    old = new_sink(database, keyed, key=["n"], staging_schema="desk")
+    committables = written(old, pa.record_batch({"n": [1, 2], "k": [1, 2]}))
+    written(old, pa.record_batch({"n": [9], "k": [9]}), 2, subtask=1)  # for no checkpoint that completed
+    moved = new_sink(database, table="elsewhere")
+    committer = moved.committer("job-b")
+    for _ in range(2):
+        moved.check_committables(1, committables)
+        committer.commit(1, committables)
+    committer.commit(2, written(moved, batch(3), 2, job_id="job-b"))
+    assert ask(database, "SELECT n, k FROM numbers ORDER BY n") == [(1, 1), (2, 2)]
+    assert numbers(database, "elsewhere") == [3]
+    assert staged(database) == [], "what was left is dropped with the first commit of the job's own"
+
+
+def test_a_table_may_be_renamed_while_rows_wait_for_it(database):
+    sink = new_sink(database)
+    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
+    sink.committer("job-a").commit(1, first)
+    ask(database, "ALTER TABLE numbers RENAME TO elsewhere")
+    renamed = PostgresSink(database, "elsewhere")
+    renamed.validate(SCHEMA, restoring=True)
+    for checkpoint_id, committables in ((1, first), (2, second)):
+        renamed.check_committables(checkpoint_id, committables)
+        renamed.committer("job-b").commit(checkpoint_id, committables)
+    assert numbers(database, "elsewhere") == [1, 2]
+
+
+def test_what_was_staged_in_another_database_is_refused_before_anything_runs(database, postgres_server):
+    sink = new_sink(database)
+    committables = written(sink, batch(1, 2))
+    other = new_sink(postgres_server.dsn("template1"), table="numbers_of_another")
+    try:
+        with pytest.raises(
+            StorageError,
+            match=r"public\.midstream_.* with 2 rows is gone.*Was the sink's database changed\? Then go on with",
+        ):
+            other.check_committables(3, committables)
+    finally:
+        ask(postgres_server.dsn("template1"), "DROP TABLE numbers_of_another, midstream_commits")
+    sink.committer("job-a").commit(3, committables)
+    sink.check_committables(3, committables)
+
+
+@pytest.mark.parametrize("table", ["numbers", "midstream_commits", "midstream_0123456789abcdef_0_0_0", "desk.x_0_0_0"])
+def test_a_checkpoint_cannot_have_any_other_table_moved_or_dropped(database, table):
+    sink = new_sink(database)
+    (committable,) = written(sink, batch(1))
+    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=StagedRows), table=table)
+    committer = sink.committer("job-b")
+    for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
+        with pytest.raises(StorageError, match="cannot be believed"):
+            act(1, [msgspec.msgpack.encode(crafted)])
+    with pytest.raises(StorageError, match="not of a PostgreSQL sink"):
+        sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
+
+
+def test_committables_of_before_places_were_noted_are_the_sinks_own(database):
+    sink = new_sink(database)
+    (committable,) = written(sink, batch(1))
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:5])
+    sink.check_committables(1, [old])
+    sink.committer("job-b").commit(1, [old])
+    assert numbers(database) == [1]
 
 
 # ---- what is refused at the start -------------------------------------------
@@ -474,28 +614,27 @@ def test_rights_that_are_missing_are_named_before_anything_runs(database, postgr
 
 
 @pytest.mark.parametrize("what", ["ROLE intern", "DATABASE test"])
-def test_fewer_connections_than_the_subtasks_need_are_refused_before_anything_runs(database, postgres_server, what):
-    ask(database, "CREATE ROLE intern LOGIN PASSWORD 'p'; GRANT ALL ON SCHEMA public TO intern")
+def test_fewer_connections_than_the_subtasks_need_are_refused_before_anything_runs(database, intern, what):
     ask(database, f"ALTER {what} CONNECTION LIMIT 5")
-    try:
-        sink = new_sink(postgres_server.dsn("test", "intern", "p"))
-        sink.check_parallelism(2)
-        named = what.replace("ROLE", "role").replace("DATABASE", "database")
-        with pytest.raises(
-            ConfigError,
-            match=rf"PostgresSink on numbers: 3 subtasks need up to 7 connections, two each and one to commit, and CONNECTION "
-            rf"LIMIT of {named} leaves 5; raise that, or write with fewer subtasks: parallelism\(2\)",
-        ):
-            sink.check_parallelism(3)
-        env = Environment("connections", parallelism=3)
-        rows = env.generate(lambda i: {"n": i}, count=1).rebalance()
-        rows.write_postgres(postgres_server.dsn("test", "intern", "p"), "numbers").uid("out")
-        with pytest.raises(ConfigError, match="3 subtasks need up to 7 connections"):
-            env.start(slots=ProcessSlots())
-        PostgresSink(database, "numbers").check_parallelism(3)  # limits do not hold for superusers
-    finally:
-        ask(database, "ALTER DATABASE test CONNECTION LIMIT -1")
-        ask(database, "DROP OWNED BY intern; DROP ROLE intern")
+    sink = new_sink(intern)
+    sink.check_parallelism(2)
+    named = what.replace("ROLE", "role").replace("DATABASE", "database")
+    with pytest.raises(
+        ConfigError,
+        match=rf"PostgresSink on numbers: 3 subtasks need up to 7 connections, two each and one to commit, and CONNECTION "
+        rf"LIMIT of {named} leaves 5; raise that, or write with fewer subtasks: parallelism\(2\)",
+    ):
+        sink.check_parallelism(3)
+    env = Environment("connections", parallelism=3)
+    rows = env.generate(lambda i: {"n": i}, count=1).rebalance()
+    rows.write_postgres(intern, "numbers").uid("out")
+    with pytest.raises(ConfigError, match="3 subtasks need up to 7 connections"):
+        env.start(slots=ProcessSlots())
+    with pytest.raises(
+        ConfigError, match=r"1 subtasks and 2 of other sinks need up to 7 connections.*parallelism\(1\)"
+    ):
+        sink.check_parallelism(1, [(PostgresSink(intern, "other"), 2), (PostgresSink(database, "third"), 9)])
+    PostgresSink(database, "numbers").check_parallelism(3)  # limits do not hold for superusers
 
 
 def test_more_connections_than_the_server_has_are_refused(database):

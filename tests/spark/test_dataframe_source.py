@@ -6,6 +6,7 @@ import os
 import pickle
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from time import process_time
 from typing import Any
 
 import msgspec
@@ -14,12 +15,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
 
-from midstream.core.errors import ClusterError, ConfigError, SchemaError, StorageError
+from midstream.core.errors import ClusterError, ConfigError, JobError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
-from midstream.spark.dataframe import DataFrameSource
+from midstream.spark.dataframe import DataFrameSource, _raised_by_user
 from midstream.spark.rows import arrow_schema
 
 pytestmark = pytest.mark.spark
+TRACEBACK = "Traceback (most recent call last):\n"
 CONTEXT = DiscoveryContext("src", 2, None)
 
 
@@ -91,6 +93,48 @@ def test_what_was_staged_half_is_not_taken(spark, tmp_path):
     again = DataFrameSource(spark.range(0, 3, 1, 1))
     again.prepare("src", str(tmp_path), restoring=True)
     assert len(os.listdir(tmp_path / "staged" / "src")) == 2
+
+
+def test_what_a_function_of_the_frame_raises_is_shown_and_what_was_staged_half_is_deleted(spark, tmp_path):
+    def failing(frames):
+        for frame in frames:
+            try:
+                raise KeyError("lost")
+            except KeyError:
+                raise ValueError(f"no such thing as {frame.num_rows} rows") from None
+
+    source = DataFrameSource(spark.range(0, 4, 1, 2).mapInArrow(failing, "id long"))
+    with pytest.raises(
+        JobError,
+        match=r"^DataFrameSource: a function of the DataFrame failed: ValueError: no such thing as 2 rows\n\nTraceback",
+    ):
+        source.prepare("src", str(tmp_path), restoring=False)
+    assert os.listdir(tmp_path / "staged" / "src") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        (f"thrown from the Python worker:\n{TRACEBACK}  File\nKeyError: 'a'\n", "KeyError: 'a'"),
+        (
+            f"{TRACEBACK}  File\nKeyError: 'a'\n\nDuring it:\n\n{TRACEBACK}  File\nValueError: two\n  lines",
+            "ValueError: two\n  lines",
+        ),
+        (f"x\n{TRACEBACK}  File\nKeyError\n\tat org.apache.spark.X\n\tat java.Y\n", "KeyError"),
+        ("java.io.IOException: No space left on device\n\tat java.io", ""),
+    ],
+)
+def test_what_was_raised_is_found_in_the_text_of_spark(text, raised):
+    assert _raised_by_user(Exception(text))[0] == raised
+
+
+def test_thousands_of_columns_are_no_more_work_each_than_a_few():
+    struct = spark_types.StructType([spark_types.StructField(f"c{i}", spark_types.LongType()) for i in range(20_000)])
+    nested = spark_types.StructType([spark_types.StructField("s", struct)])
+    began_s = process_time()
+    assert len(arrow_schema(struct, "here")) == 20_000
+    assert arrow_schema(nested, "here").field("s").type.num_fields == 20_000
+    assert process_time() - began_s < 20, "quadratic, it would be minutes"
 
 
 def test_without_checkpoints_rows_are_staged_in_a_temporary_directory_that_goes_with_the_job(

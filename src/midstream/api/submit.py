@@ -82,6 +82,7 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
     config = msgspec.structs.replace(plan.config, parallelism=parallelism)
     graph = build_job_graph(logical, config)
     slots.check(graph.slots)
+    _check_parallelism(graph)
     shipped: JobGraph = cloudpickle.loads(plan.graph_bytes)
     sources = {vertex.source.uid: vertex.source for vertex in shipped.vertices if vertex.source}
     operators = {spec.uid: spec for vertex in shipped.vertices for spec in vertex.operators}
@@ -126,7 +127,13 @@ def _check_sinks(graph: JobGraph, restoring: bool) -> None:
         for spec in vertex.operators:
             if spec.sink is not None:
                 spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
-                spec.sink.check_parallelism(vertex.parallelism)
+    _check_parallelism(graph)
+
+
+def _check_parallelism(graph: JobGraph) -> None:
+    sinks = [(spec.sink, vertex.parallelism) for vertex in graph.vertices for spec in vertex.operators if spec.sink]
+    for i, (sink, subtasks) in enumerate(sinks):
+        sink.check_parallelism(subtasks, sinks[:i] + sinks[i + 1 :])
 
 
 def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:

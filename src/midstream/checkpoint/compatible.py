@@ -31,6 +31,13 @@ def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) 
             f"{changed[0]!r} was a source in checkpoint {metadata.checkpoint_id} and is another operator now; "
             "give the new operator another uid"
         )
+    sinks = {spec.uid for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
+    unsunk = [entry.uid for entry in metadata.committables if entry.uid in there - sinks]
+    if unsunk:
+        raise ConfigError(
+            f"{unsunk[0]!r} was a sink in checkpoint {metadata.checkpoint_id}, with output to commit, and is another operator "
+            "now; give the new operator another uid"
+        )
     dropped = sorted(with_state - there)
     if dropped and not allowed:
         new = sorted(there - {op.uid for op in metadata.operators})

@@ -12,7 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from midstream.core.batches import batch_bytes, check_held_by_polars, to_polars
-from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError
+from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.core.values import to_python
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
@@ -54,8 +54,9 @@ class CollectSink(Sink):
         Raises SchemaError for a value that Python's own types cannot hold; `table()` and `frame()` have it.
         """
         table = self.table()
-        columns = [_in_python(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
-        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+        names = table.column_names
+        columns = [_in_python(name, column) for name, column in zip(names, table.columns, strict=True)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def table(self) -> pa.Table:
         batches = tuple(self._batches)
@@ -71,6 +72,14 @@ class CollectSink(Sink):
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         self._schema = schema
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raises StorageError for what another kind of sink has prepared."""
+        try:
+            for committable in committables:
+                msgspec.msgpack.decode(committable, type=CollectedRows)
+        except msgspec.DecodeError as error:
+            raise StorageError(f"CollectSink: what the checkpoint has to commit was not collected: {error}") from error
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return _CollectWriter(context)

@@ -7,14 +7,20 @@ Each commit is one transaction of the table, with an application id for the job 
 checkpoint's id as its version. The log keeps the newest version of each application, and lets no
 two writers agree on one transaction: whoever comes second finds that there is nothing to do.
 
+A committable says to which table its file belongs, and is committed there even if the sink writes to
+another one by now. As it comes from a checkpoint it is not believed: it can name nothing but files
+that such a sink has called so, below their table.
+
 A job that goes on from another's checkpoint writes `_SUPERSEDED` plus that checkpoint as the other's
 version: after that the other can commit no more, although it may not know yet that it is over.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -40,7 +46,16 @@ from midstream.connectors.delta_tables import (
     statistics,
 )
 from midstream.connectors.extras import require
-from midstream.connectors.filesystem import delete_if_there, is_local, make_durable, names_in, resolve
+from midstream.connectors.filesystem import (
+    below,
+    delete_if_there,
+    directory_of,
+    is_local,
+    make_durable,
+    names_in,
+    place_of,
+    resolve,
+)
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.connectors.rolling import OpenFile, RollingFiles, explained
 from midstream.core.batches import conform, first_null, from_polars, to_polars
@@ -54,6 +69,7 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+_NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _SUPERSEDED: Final = 2**62
 _TRIES_MAX: Final = 5
 """Other writers' transactions may come in between; those that only add files do not count."""
@@ -64,7 +80,7 @@ _OPEN_MAX: Final = 32
 
 
 class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
-    """A committable. `name` is relative to the table."""
+    """A committable. `name` is relative to the table, which is at `place`."""
 
     job_id: str
     uid: str
@@ -73,6 +89,8 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     partition: dict[str, str | None]
     statistics: str
+    place: str = ""
+    """See `place_of`. Older versions did not say: the sink's own."""
 
 
 class DeltaSink(Sink):
@@ -156,6 +174,10 @@ class DeltaSink(Sink):
                 "there with append=True"
             )
 
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raises StorageError when files of these are gone before they were committed, ConfigError when they are elsewhere."""
+        _DeltaCommitter(self, "").check(checkpoint_id, committables)
+
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._schema is None:
             raise InvariantError(f"{self._where}: was shipped before it was validated")
@@ -177,6 +199,31 @@ class DeltaSink(Sink):
         from deltalake import DeltaTable
 
         return DeltaTable(self._uri, storage_options=self._storage_options)
+
+    @property
+    def place(self) -> str:
+        return place_of(self.filesystem, self.directory)
+
+    def at(self, place: str) -> DeltaSink:
+        """This sink as it was when it wrote there; itself, where there is no table any more: all of it may have been moved.
+
+        Raises ConfigError for a place that cannot be reached from here.
+        """
+        from deltalake import DeltaTable
+
+        if place in ("", self.place):
+            return self
+        directory = directory_of(place, self.filesystem, self._where)
+        if directory is None or not self._uri.endswith(self.directory):
+            raise ConfigError(
+                f"{self._where}: rows of the checkpoint were to be committed to {place}, which cannot be reached from here; go "
+                "on with the sink as it was, and stop with a savepoint, which leaves nothing to commit, before you change it"
+            )
+        found = copy(self)
+        found.directory = directory
+        found._uri = self._uri.removesuffix(self.directory) + directory
+        found._where = f"DeltaSink on {directory}"
+        return found if DeltaTable.is_deltatable(found._uri, self._storage_options) else self
 
     def _check_free(self) -> None:
         """Readers of the directory as plain Parquet would see what is there and what comes, readers of Delta only that."""
@@ -263,7 +310,7 @@ class _FilesPart(Part):
         context, sink = self._context, self._sink
         described = statistics(sink.filesystem, f"{sink.directory}/{file.name}")
         return WrittenFile(
-            context.job_id, context.uid, file.name, file.size, file.rows, self._partition(values), described
+            context.job_id, context.uid, file.name, file.size, file.rows, self._partition(values), described, sink.place
         )
 
     def _discard(self) -> None:
@@ -278,21 +325,40 @@ class _DeltaCommitter(Committer):
         self._sink = sink
         self._job_id = job_id
         self._table: DeltaTable | None = None
+        self._elsewhere: dict[str, _DeltaCommitter] = {}
+        """By place: for what the sink wrote to other tables, before it wrote to this one."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        groups: defaultdict[tuple[str, str], list[WrittenFile]] = defaultdict(list)
-        for committable in committables:
-            file = msgspec.msgpack.decode(committable, type=WrittenFile)
-            groups[file.job_id, file.uid].append(file)
-        where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
-        for (job_id, uid), files in groups.items():
-            self._commit(f"midstream/{job_id}/{uid}", job_id != self._job_id, checkpoint_id, files, where)
+        for (job_id, uid, place), files in _grouped(committables).items():
+            at = self._at(place)
+            where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
+            at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
+
+    def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        from deltalake.exceptions import DeltaError
+
+        for (job_id, uid, place), files in _grouped(committables).items():
+            at = self._at(place)
+            where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
+            try:
+                newest, _ = _committed(at._newest(), _application(job_id, uid))
+                if newest < checkpoint_id:
+                    at._actions(files, where)
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{where}: {error}") from error
 
     def abort(self, committables: Sequence[bytes]) -> None:
         with explained(f"{self._sink._where}: cannot clean up"):
-            for committable in committables:
-                file = msgspec.msgpack.decode(committable, type=WrittenFile)
-                delete_if_there(self._sink.filesystem, f"{self._sink.directory}/{file.name}")
+            for (_, _, place), files in _grouped(committables).items():
+                sink = self._sink.at(place)
+                for file in files:
+                    delete_if_there(sink.filesystem, below(sink.filesystem, sink.directory, file.name))
+
+    def _at(self, place: str) -> _DeltaCommitter:
+        if place not in self._elsewhere:
+            sink = self._sink.at(place)
+            self._elsewhere[place] = self if sink is self._sink else _DeltaCommitter(sink, self._job_id)
+        return self._elsewhere[place]
 
     def _commit(
         self, application: str, superseding: bool, checkpoint_id: int, files: Sequence[WrittenFile], where: str
@@ -303,17 +369,14 @@ class _DeltaCommitter(Committer):
         for tries in range(1, _TRIES_MAX + 1):
             try:
                 table = self._newest()
-                found = table.transaction_version(application)
-                newest = -1 if found is None else found
-                is_superseded = newest >= _SUPERSEDED
-                newest -= _SUPERSEDED if is_superseded else 0
+                newest, is_superseded = _committed(table, application)
                 if checkpoint_id <= newest and (is_superseded or not superseding):
                     return
                 if is_superseded and not superseding:
                     raise ConfigError(f"{where}: another job has gone on from checkpoint {newest} of this one since")
                 version = max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0)
                 partition_by = table.metadata().partition_columns
-                if tuple(partition_by) != self._sink.partition_by:
+                if any(tuple(file.partition) != tuple(partition_by) for file in files):
                     raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
                 actions = []
                 if checkpoint_id > newest:
@@ -342,7 +405,7 @@ class _DeltaCommitter(Committer):
         if not superseding:
             assert sink._schema is not None, "commits on the driver, where it has been validated"
             return [sink._schema]
-        return [*{parquet_schema(sink.filesystem, f"{sink.directory}/{file.name}") for file in files}]
+        return [*{parquet_schema(sink.filesystem, below(sink.filesystem, sink.directory, file.name)) for file in files}]
 
     def _newest(self) -> DeltaTable:
         if self._table is None:
@@ -355,7 +418,7 @@ class _DeltaCommitter(Committer):
         from deltalake.transaction import AddAction
 
         sink, actions = self._sink, []
-        infos = sink.filesystem.get_file_info([f"{sink.directory}/{file.name}" for file in files])
+        infos = sink.filesystem.get_file_info([below(sink.filesystem, sink.directory, file.name) for file in files])
         for file, info in zip(files, infos, strict=True):
             if info.type != pyarrow.fs.FileType.File:
                 raise StorageError(
@@ -375,6 +438,35 @@ class _DeltaCommitter(Committer):
             make_durable(filesystem, f"{directory}/_delta_log/{version:020d}.json")
         make_durable(filesystem, f"{directory}/_delta_log")
         make_durable(filesystem, directory)
+
+
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[WrittenFile]]:
+    """By job, uid and place. Raises StorageError for what no Delta sink has written."""
+    groups: defaultdict[tuple[str, str, str], list[WrittenFile]] = defaultdict(list)
+    for committable in committables:
+        try:
+            file = msgspec.msgpack.decode(committable, type=WrittenFile)
+        except msgspec.DecodeError as error:
+            raise StorageError(
+                f"DeltaSink: what the checkpoint has to commit is not of a Delta sink: {error}"
+            ) from error
+        if not _NAME.fullmatch(file.name.removeprefix(partition_folder(file.partition))):
+            raise StorageError(
+                f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint cannot be believed"
+            )
+        groups[file.job_id, file.uid, file.place].append(file)
+    return groups
+
+
+def _application(job_id: str, uid: str) -> str:
+    return f"midstream/{job_id}/{uid}"
+
+
+def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:
+    """The newest checkpoint of it that the table has, -1 if none; whether another job has gone on from there."""
+    found = table.transaction_version(application)
+    newest = -1 if found is None else found
+    return (newest - _SUPERSEDED, True) if newest >= _SUPERSEDED else (newest, False)
 
 
 def _folders_above(name: str) -> Iterator[str]:

@@ -7,13 +7,19 @@
 Pending files are not below the directory, as not every reader leaves out hidden names. A move is a
 rename where there is one; on object stores it is a server-side copy, then a delete, and as every
 file has a name of its own, doing it again after a crash in between writes the same bytes once more.
+
+A committable says in which directory its file belongs, and is committed there even if the sink writes
+to another one by now. As it comes from a checkpoint it is not believed: it can name nothing but what
+a sink has called so.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
@@ -24,12 +30,15 @@ import xxhash
 
 from midstream.connectors.encoders import check_encodable
 from midstream.connectors.filesystem import (
+    below,
     delete_if_there,
+    directory_of,
     file_info,
     is_local,
     make_directory,
     make_durable,
     names_in,
+    place_of,
     resolve,
 )
 from midstream.connectors.queued import Part, QueuedWriter
@@ -40,10 +49,12 @@ from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
 _JOURNAL = "committed"
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
+_PENDING_PATH = re.compile(r"[A-Za-z0-9_-]+/([A-Za-z0-9_-]+)/(\d+)-\d+-\d+")
+_NAME = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.(parquet|jsonl)")
 
 
 class PendingFile(msgspec.Struct, frozen=True, array_like=True):
-    """A committable. `pending` is relative to the hidden directory, `name` to the sink's."""
+    """A committable. `pending` is relative to the hidden directory of `place`, `name` to `place` itself."""
 
     job_id: str
     attempt: int
@@ -51,6 +62,8 @@ class PendingFile(msgspec.Struct, frozen=True, array_like=True):
     name: str
     size: int
     rows: int
+    place: str = ""
+    """See `place_of`. Older versions did not say: the sink's own."""
 
 
 class FileSink(Sink):
@@ -88,7 +101,7 @@ class FileSink(Sink):
             raise ConfigError(
                 f"FileSink: {self.directory} is a mount point, into which files beside it cannot be moved; name a directory in it"
             )
-        self.hidden = f"{parent}/.{name}.midstream"
+        self.hidden = _hidden(self.directory)
         self.format = format
         self.append = append
 
@@ -98,18 +111,22 @@ class FileSink(Sink):
         found = file_info(self.filesystem, self.directory).type
         if found == pyarrow.fs.FileType.File:
             raise ConfigError(f"FileSink: {self.directory} is a file; give a directory")
-        if is_local(self.filesystem):
-            _check_writable(self.directory)
-            _check_writable(self.hidden)
-        if restoring or self.append or found == pyarrow.fs.FileType.NotFound:
-            return
-        with explained(f"cannot list {self.directory}"):
-            names = names_in(self.filesystem, self.directory)
-        if names:
-            raise ConfigError(
-                f"FileSink: {self.directory} is not empty (it has {names[0]}); give another directory, go on from a "
-                "checkpoint, or add to what is there with append=True"
-            )
+        if not (restoring or self.append or found == pyarrow.fs.FileType.NotFound):
+            with explained(f"cannot list {self.directory}"):
+                names = names_in(self.filesystem, self.directory)
+            if names:
+                raise ConfigError(
+                    f"FileSink: {self.directory} is not empty (it has {names[0]}); give another directory, go on from a "
+                    "checkpoint, or add to what is there with append=True"
+                )
+        self._make_places()
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raises StorageError when files of these are neither pending nor committed, ConfigError when they are elsewhere."""
+        committer = _FileCommitter(self, "")
+        with explained(f"FileSink on {self.directory}: cannot look for what checkpoint {checkpoint_id} has to commit"):
+            for committable in committables:
+                committer.find(_decoded(committable), checkpoint_id)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         folder = f"{_folder(context.uid)}/{context.job_id}"
@@ -122,6 +139,29 @@ class FileSink(Sink):
 
     def committer(self, job_id: str) -> Committer | None:
         return _FileCommitter(self, job_id)
+
+    def _make_places(self) -> None:
+        """Both directories, and see that files can be moved from one to the other, by moving one that is not seen."""
+        probe = f".probe-{secrets.token_hex(8)}"
+        try:
+            for directory in (self.directory, self.hidden):
+                make_directory(self.filesystem, directory)
+            if is_local(self.filesystem):
+                os.mkdir(f"{self.hidden}/{probe}")
+                try:
+                    os.rename(f"{self.hidden}/{probe}", f"{self.directory}/{probe}")
+                except OSError:
+                    os.rmdir(f"{self.hidden}/{probe}")
+                    raise
+                os.rmdir(f"{self.directory}/{probe}")
+            else:
+                self.filesystem.open_output_stream(f"{self.hidden}/{probe}").close()
+                self.filesystem.delete_file(f"{self.hidden}/{probe}")
+        except OSError as error:
+            raise StorageError(
+                f"FileSink: cannot write to {self.directory}: files are prepared in {self.hidden} and moved from there, so "
+                f"both, and the directory they are in, must be writable and on one filesystem: {error}"
+            ) from error
 
 
 class _FilesPart(Part):
@@ -148,66 +188,129 @@ class _FilesPart(Part):
         token = xxhash.xxh3_64_hexdigest(f"{context.job_id}/{context.uid}/{context.attempt}".encode())
         number = int(file.name.rpartition("-")[2])
         name = f"part-{checkpoint_id:06d}-{context.subtask:04d}-{number:04d}-{token}.{self._sink.format}"
-        return PendingFile(context.job_id, context.attempt, file.name, name, file.size, file.rows)
+        place = place_of(self._sink.filesystem, self._sink.directory)
+        return PendingFile(context.job_id, context.attempt, file.name, name, file.size, file.rows, place)
 
     def _discard(self) -> None:
         self._files.discard()
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A sink's directory, and the hidden one beside it."""
+
+    filesystem: pyarrow.fs.FileSystem = field(compare=False)
+    """The sink's: what is in another one cannot be looked at."""
+    directory: str
+
+    @property
+    def hidden(self) -> str:
+        return _hidden(self.directory)
+
+    def pending(self, file: PendingFile) -> str:
+        return below(self.filesystem, self.hidden, file.pending)
+
+    def final(self, file: PendingFile) -> str:
+        return below(self.filesystem, self.directory, file.name)
+
+    def is_file(self, path: str) -> bool:
+        return bool(self.filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
+
+    def committed(self, folder: str) -> int:
+        """The newest checkpoint of that job of which everything was committed; -1 if there is none."""
+        path = below(self.filesystem, self.hidden, f"{folder}/{_JOURNAL}")
+        if not self.is_file(path):
+            return -1
+        with self.filesystem.open_input_stream(path) as stream:
+            return int(stream.read())
+
+    def write_journal(self, folder: str, checkpoint_id: int) -> None:
+        if self.committed(folder) >= checkpoint_id:
+            return
+        path = below(self.filesystem, self.hidden, f"{folder}/{_JOURNAL}")
+        make_directory(self.filesystem, path.rpartition("/")[0])
+        with self.filesystem.open_output_stream(f"{path}.new") as stream:
+            stream.write(str(checkpoint_id).encode())
+        make_durable(self.filesystem, f"{path}.new")
+        self.filesystem.move(f"{path}.new", path)
+
+    def delete_pending(self, folder: str, before_attempt: int | None) -> None:
+        """Files of attempts before that one; None: of all."""
+        above = f"{self.hidden}/{folder}"
+        for name in names_in(self.filesystem, above):
+            found = _PENDING.fullmatch(name)
+            if found and (before_attempt is None or int(found[1]) < before_attempt):
+                delete_if_there(self.filesystem, f"{above}/{name}")
+
+
 class _FileCommitter(Committer):
     def __init__(self, sink: FileSink, job_id: str) -> None:
         self._sink = sink
-        self._filesystem = sink.filesystem
+        self._own = _Place(sink.filesystem, sink.directory)
         self._job_id = job_id
         self._swept: tuple[str, int] | None = None
+        self._left: set[tuple[_Place, str]] = set()
+        """Folders of jobs that this one goes on from, in places where the sink was then."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        files = [msgspec.msgpack.decode(committable, type=PendingFile) for committable in committables]
+        files = [_decoded(committable) for committable in committables]
         with explained(f"cannot commit checkpoint {checkpoint_id} to {self._sink.directory}"):
-            make_directory(self._filesystem, self._sink.directory)
+            folders: set[tuple[_Place, str]] = set()
+            made: set[_Place] = set()
             for file in files:
-                self._publish(file, checkpoint_id)
-            make_durable(self._filesystem, self._sink.directory)
-            for folder in sorted({_folder_of(file) for file in files}):
-                self._write_journal(folder, checkpoint_id)
+                place, is_pending = self.find(file, checkpoint_id)
+                if place not in made:
+                    make_directory(place.filesystem, place.directory)
+                    made.add(place)
+                if is_pending:
+                    place.filesystem.move(place.pending(file), place.final(file))
+                folders.add((place, _folder_of(file)))
+            for place in made:
+                make_durable(place.filesystem, place.directory)
+            for place, folder in folders:
+                place.write_journal(folder, checkpoint_id)
+            self._left |= {(place, folder) for place, folder in folders if place != self._own}
             self._sweep(files)
 
     def abort(self, committables: Sequence[bytes]) -> None:
         with explained(f"cannot clean up below {self._sink.hidden}"):
-            for committable in committables:
-                file = msgspec.msgpack.decode(committable, type=PendingFile)
-                delete_if_there(self._filesystem, f"{self._sink.hidden}/{file.pending}")
+            for file in map(_decoded, committables):
+                for place in self._places(file):
+                    delete_if_there(place.filesystem, place.pending(file))
 
-    def _publish(self, file: PendingFile, checkpoint_id: int) -> None:
-        pending, final = f"{self._sink.hidden}/{file.pending}", f"{self._sink.directory}/{file.name}"
-        if self._filesystem.get_file_info(pending).type == pyarrow.fs.FileType.File:
-            self._filesystem.move(pending, final)
-            return
-        if self._filesystem.get_file_info(final).type == pyarrow.fs.FileType.File:
-            return
-        if self._committed(_folder_of(file)) < checkpoint_id:
-            raise StorageError(
-                f"{pending}: the {file.rows} rows in it were to be committed with checkpoint {checkpoint_id}, and it is gone; "
-                f"nothing but a job may delete from {self._sink.hidden}: restore the file, or start from another checkpoint"
+    def find(self, file: PendingFile, checkpoint_id: int) -> tuple[_Place, bool]:
+        """Where the file is or was committed, and whether it is still to be moved.
+
+        That is where it was written, or where all of that has been moved to. Raises StorageError when it
+        is nowhere; ConfigError when it was written where this sink cannot look.
+        """
+        places = self._places(file)
+        for place in places:
+            if place.is_file(place.pending(file)):
+                return place, True
+            if place.is_file(place.final(file)):
+                return place, False
+        for place in places:
+            if place.committed(_folder_of(file)) >= checkpoint_id:
+                return place, False  # it was committed, and somebody has taken it away since, as one may
+        if len(places) == 1 and file.place and file.place != place_of(self._own.filesystem, self._own.directory):
+            raise ConfigError(
+                f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the sink writes to "
+                f"{place_of(self._own.filesystem, self._own.directory)} now, from where it cannot be seen whether they were; "
+                "go on with the sink as it was, and stop with a savepoint, which leaves nothing to commit, before you change it"
             )
-        # else it was committed, and somebody has taken it away since, as one may
+        raise StorageError(
+            f"{places[0].pending(file)}: the {file.rows} rows in it were to be committed with checkpoint {checkpoint_id}, and "
+            f"it is gone; nothing but a job may delete from {places[0].hidden}: restore the file, or start from another "
+            "checkpoint"
+        )
 
-    def _committed(self, folder: str) -> int:
-        """The newest checkpoint of that job of which everything was committed; -1 if there is none."""
-        path = f"{self._sink.hidden}/{folder}/{_JOURNAL}"
-        if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.File:
-            return -1
-        with self._filesystem.open_input_stream(path) as stream:
-            return int(stream.read())
-
-    def _write_journal(self, folder: str, checkpoint_id: int) -> None:
-        if self._committed(folder) >= checkpoint_id:
-            return
-        path = f"{self._sink.hidden}/{folder}/{_JOURNAL}"
-        with self._filesystem.open_output_stream(f"{path}.new") as stream:
-            stream.write(str(checkpoint_id).encode())
-        make_durable(self._filesystem, f"{path}.new")
-        self._filesystem.move(f"{path}.new", path)
+    def _places(self, file: PendingFile) -> list[_Place]:
+        """Where it may be."""
+        if file.place in ("", place_of(self._own.filesystem, self._own.directory)):
+            return [self._own]
+        directory = directory_of(file.place, self._own.filesystem, "FileSink")
+        return [self._own] if directory is None else [_Place(self._own.filesystem, directory), self._own]
 
     def _sweep(self, files: Sequence[PendingFile]) -> None:
         """Delete the pending files of ended attempts, once something of a new one is committed.
@@ -223,13 +326,32 @@ class _FileCommitter(Committer):
             return
         above = folder.rpartition("/")[0]
         # other jobs may be at work where adding is allowed
-        jobs = [self._job_id] if self._sink.append else names_in(self._filesystem, f"{self._sink.hidden}/{above}")
+        jobs = [self._job_id] if self._sink.append else names_in(self._own.filesystem, f"{self._own.hidden}/{above}")
         for job in jobs:
-            for name in names_in(self._filesystem, f"{self._sink.hidden}/{above}/{job}"):
-                found = _PENDING.fullmatch(name)
-                if found and (job != self._job_id or int(found[1]) < attempt):
-                    delete_if_there(self._filesystem, f"{self._sink.hidden}/{above}/{job}/{name}")
+            self._own.delete_pending(f"{above}/{job}", attempt if job == self._job_id else None)
+        for place, left in self._left:
+            place.delete_pending(left, None)
+        self._left.clear()
         self._swept = (folder, attempt)
+
+
+def _decoded(committable: bytes) -> PendingFile:
+    """Raises StorageError for what no file sink has written."""
+    try:
+        file = msgspec.msgpack.decode(committable, type=PendingFile)
+    except msgspec.DecodeError as error:
+        raise StorageError(f"FileSink: what the checkpoint has to commit is not of a file sink: {error}") from error
+    found = _PENDING_PATH.fullmatch(file.pending)
+    if found is None or found.groups() != (file.job_id, str(file.attempt)) or not _NAME.fullmatch(file.name):
+        raise StorageError(
+            f"FileSink: no file sink moves {file.pending!r} to {file.name!r}; the checkpoint cannot be believed"
+        )
+    return file
+
+
+def _hidden(directory: str) -> str:
+    parent, _, name = directory.rpartition("/")
+    return f"{parent}/.{name}.midstream"
 
 
 def _folder(uid: str) -> str:
@@ -239,13 +361,3 @@ def _folder(uid: str) -> str:
 
 def _folder_of(file: PendingFile) -> str:
     return file.pending.rpartition("/")[0]
-
-
-def _check_writable(path: str) -> None:
-    """Whether `path`, or the directory in which it would be made, can be written."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        raise ConfigError(f"FileSink: {path} is a file, not a directory")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise StorageError(f"FileSink: {path} may not be written; permission denied")

@@ -147,3 +147,41 @@ def names_in(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[str]:
     """Names of what lies right in `directory`, sorted; [] if there is no such directory."""
     selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
     return sorted(str(info.base_name) for info in filesystem.get_file_info(selector))
+
+
+def place_of(filesystem: pyarrow.fs.FileSystem, directory: str) -> str:
+    """What a committable says of where it belongs: the kind of filesystem, and the directory in it; no URL, which may hold a password."""
+    return f"{filesystem.type_name}:{directory}"
+
+
+def directory_of(place: str, filesystem: pyarrow.fs.FileSystem, where: str) -> str | None:
+    """The directory of a `place_of`; None when it is in a filesystem of another kind.
+
+    Raises StorageError for what `place_of` has not made: places come from checkpoints.
+    """
+    kind, _, directory = place.partition(":")
+    if kind != filesystem.type_name:
+        return None
+    root = "/" if directory.startswith("/") else ""
+    if (is_local(filesystem) and not root) or not _is_plain(directory.removeprefix(root)):
+        raise StorageError(
+            f"{where}: {directory!r} is not the plain path of a directory; the checkpoint cannot be believed"
+        )
+    return directory
+
+
+def below(filesystem: pyarrow.fs.FileSystem, root: str, relative: str) -> str:
+    """The path of `relative` in `root`. Raises StorageError when it leads out of there, also through a symbolic link."""
+    if not _is_plain(relative):
+        raise StorageError(f"{relative!r} is not a plain path in {root}; a checkpoint may only name files of its sink")
+    path = f"{root}/{relative}"
+    if is_local(filesystem):
+        inside, parent = os.path.realpath(root), os.path.realpath(os.path.dirname(path))
+        if parent != inside and not parent.startswith(inside.rstrip("/") + "/"):
+            raise StorageError(f"{relative!r} leads out of {root} through a symbolic link")
+    return path
+
+
+def _is_plain(path: str) -> bool:
+    """Whether each piece of it is a name."""
+    return "\0" not in path and "\\" not in path and {"", ".", ".."}.isdisjoint(path.split("/"))

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from midstream.core.errors import SchemaError, StorageError
+from midstream.core.schemas import first_repeated
 
 Format: TypeAlias = Literal["parquet", "csv", "jsonl"]
 
@@ -70,9 +71,9 @@ def explained(path: str, format: Format) -> Iterator[None]:
 def check_columns(schema: pa.Schema, where: str) -> None:
     if len(schema) == 0:
         raise SchemaError(f"{where}: has no columns")
-    for name in schema.names:
-        if schema.names.count(name) > 1:
-            raise SchemaError(f"{where}: has more than one column {name!r}; rename one")
+    twice = first_repeated(schema.names)
+    if twice is not None:
+        raise SchemaError(f"{where}: has more than one column {twice!r}; rename one")
 
 
 def check_names(found: list[str], schema: pa.Schema, declared: bool, path: str) -> None:

@@ -9,6 +9,10 @@ table in one transaction, so that there is nothing to move a second time. Types 
 single rows are those of the target, so that what does not fit fails before the checkpoint completes;
 what the server would round, cut or pad without a word is refused before it is sent.
 
+A committable says to which table its rows belong, and is committed there even if the sink writes to
+another one of the database by now. As it comes from a checkpoint it is not believed: it can name no
+tables to move rows from, or to drop, but those that such a sink has made.
+
 `midstream_commits` tells a table that was moved from one that was lost, and fences: who stages or
 commits locks the row of its job, and finds there whether a newer attempt, or another job that went
 on from this one's checkpoint, has committed. What older ones have left behind is dropped in the first
@@ -17,6 +21,8 @@ commit of what a newer one has staged itself.
 
 from __future__ import annotations
 
+import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -48,6 +54,8 @@ from midstream.core.errors import ConfigError, InvariantError, SchemaError, Stor
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
+    from typing import LiteralString  # new in Python 3.11
+
     from psycopg import Connection, Copy
     from psycopg.sql import Composable
 
@@ -60,6 +68,11 @@ _PATIENCE: Final = {
     "tcp_user_timeout": 60_000,
 }
 """Unless `dsn` says otherwise: how long a server that has gone without a word is waited for."""
+_PATIENCE_S: Final = 10.0
+"""So long a running job tries to connect before it fails: starting again would cost it more, and not find the server sooner."""
+_PAUSE_MIN_S: Final = 0.05
+_PAUSE_MAX_S: Final = 1.0
+"""Between two tries."""
 _SUPERSEDED: Final = 2**31 - 1
 """As the attempt of a job: another one has gone on from its checkpoint, and it may do nothing more."""
 
@@ -77,6 +90,22 @@ _CONNECTIONS: Final = """
 """How many connections this user may have, and what says so. A superuser has more than the last says, and should not be needed."""
 
 
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where rows are staged, and where they go; names as they are."""
+
+    staging: str
+    schema: str
+    table: str
+    key: tuple[str, ...]
+
+    def staged(self, name: str) -> Composable:
+        return identifier(self.staging, name)
+
+    def sink_of(self, uid: str) -> str:
+        """In `midstream_commits`: a sink with another table has committed nothing there."""
+        return f"{uid} > {self.schema}.{self.table}"
+
+
 class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     """A committable. `table` lies in the staging schema."""
 
@@ -85,6 +114,8 @@ class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     table: str
     rows: int
+    place: _Place | None = None
+    """Older versions did not say: the sink's own."""
 
 
 class PostgresSink(Sink):
@@ -157,22 +188,39 @@ class PostgresSink(Sink):
                 self._check_empty(connection, table)
             self._make_commits(connection, table)
             with connection.transaction(force_rollback=True):
-                staged = self._staged(table, _token("", "") + "_check")
+                place = self._place(table)
+                staged = place.staged(_token("", "") + "_check")
                 connection.execute(table.staging_sql(staged, columns, self.key))
                 connection.execute(table.move_sql(staged, schema.names, self.key))
-                self._last(connection, table, "", "", alone=True)
+                _last(connection, place, "", "", alone=True)
 
-    def check_parallelism(self, subtasks: int) -> None:
-        """Raises ConfigError when the server lets this user have fewer connections than this sink may need at once."""
-        needed = 2 * subtasks + 1
-        with self._connected(self._where) as connection:
+    def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
+        """Raises ConfigError when the server lets this user have fewer connections than the job may need at once."""
+        sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
+        needed = 2 * (subtasks + sum(sharing)) + 1
+        others = f" and {sum(sharing)} of other sinks" if sharing else ""
+        with self._connected(self._where, _PATIENCE_S) as connection:
             limits = connection.execute(_CONNECTIONS).fetchall()
         for limit, what in limits:
             if limit < needed:
                 raise ConfigError(
-                    f"{self._where}: {subtasks} subtasks need up to {needed} connections, two each and one to commit, and {what} "
-                    f"leaves {limit}; raise that, or write with fewer subtasks: parallelism({max((limit - 1) // 2, 1)})"
+                    f"{self._where}: {subtasks} subtasks{others} need up to {needed} connections, two each and one to commit, "
+                    f"and {what} leaves {limit}; raise that, or write with fewer subtasks: "
+                    f"parallelism({max((limit - 1) // 2 // (len(sharing) + 1), 1)})"
                 )
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raises StorageError when rows of these are neither staged nor committed in the database that `dsn` names."""
+        where = f"{self._where}: cannot commit checkpoint {checkpoint_id}"
+        groups = _grouped(committables)
+        with self._connected(where) as connection:
+            for (job_id, uid, noted), group in groups.items():
+                place, _ = self._at(connection, noted)
+                commits = find_table(connection, place.staging, _COMMITS)
+                if commits is None or _committed(connection, place, job_id, uid)[1] < checkpoint_id:
+                    for part in group:
+                        if find_table(connection, place.staging, part.table) is None:
+                            raise _gone(place, part, where)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         require("psycopg", "postgres", f"operator {context.name!r}")
@@ -185,12 +233,24 @@ class PostgresSink(Sink):
     # ---- for this module
 
     @contextmanager
-    def _connected(self, where: str) -> Iterator[Connection[Any]]:
+    def _connected(self, where: str, patience_s: float = 0.0) -> Iterator[Connection[Any]]:
         """A transaction on a connection of its own: committed at the end, rolled back by an error."""
-        with explained(where), self._connect(where) as connection:
+        with explained(where), self._connect(where, patience_s) as connection:
             yield connection
 
-    def _connect(self, where: str) -> Connection[Any]:
+    def _connect(self, where: str, patience_s: float) -> Connection[Any]:
+        """Blocks. `patience_s`: for so long it is tried again, as all connections may be in use, or a server restarts."""
+        deadline_s, pause_s = time.monotonic() + patience_s, _PAUSE_MIN_S
+        while True:
+            try:
+                return self._connect_now(where)
+            except StorageError:
+                if time.monotonic() + pause_s > deadline_s:
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _connect_now(self, where: str) -> Connection[Any]:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
@@ -227,8 +287,14 @@ class PostgresSink(Sink):
             raise ConfigError(f"{self._where}: the table is gone")
         return table
 
-    def _staged(self, table: Table, name: str) -> Composable:
-        return identifier(self.staging_schema or table.schema, name)
+    def _place(self, table: Table) -> _Place:
+        return _Place(self.staging_schema or table.schema, table.schema, table.name, self.key)
+
+    def _at(self, connection: Connection[Any], noted: _Place | None) -> tuple[_Place, Table]:
+        """Where rows are staged, and the table that they go to: if it is gone, perhaps renamed, the sink's."""
+        table = find_table(connection, noted.schema, noted.table) if noted is not None else None
+        own = self._find(connection) if table is None else table
+        return noted or self._place(own), own
 
     def _check_columns(self, schema: pa.Schema) -> None:
         if len(schema) == 0:
@@ -253,38 +319,14 @@ class PostgresSink(Sink):
     def _make_commits(self, connection: Connection[Any], table: Table) -> None:
         from psycopg.sql import SQL
 
-        if find_table(connection, self.staging_schema or table.schema, _COMMITS) is None:
+        place = self._place(table)
+        if find_table(connection, place.staging, _COMMITS) is None:
             connection.execute(
                 SQL(
                     "CREATE TABLE {} (job text, sink text, attempt integer NOT NULL DEFAULT 0,"
                     " checkpoint bigint NOT NULL DEFAULT -1, committed timestamptz, PRIMARY KEY (job, sink))"
-                ).format(self._staged(table, _COMMITS))
+                ).format(place.staged(_COMMITS))
             )
-
-    def _last(
-        self, connection: Connection[Any], table: Table, job_id: str, uid: str, *, alone: bool
-    ) -> tuple[int, int]:
-        """Attempt and checkpoint that this sink of that job has committed last.
-
-        They stay so until our transaction ends. `alone`: and until then nobody else learns them.
-        """
-        from psycopg.sql import SQL, Literal
-
-        commits = self._staged(table, _COMMITS)
-        job, sink = Literal(job_id), Literal(self._name_of(table, uid))
-        insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
-        select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} FOR {}")
-        connection.execute(insert.format(commits, job, sink))
-        found = connection.execute(
-            select.format(commits, job, sink, SQL("UPDATE") if alone else SQL("SHARE"))
-        ).fetchone()
-        assert found is not None
-        attempt, checkpoint_id = found
-        return attempt, checkpoint_id
-
-    def _name_of(self, table: Table, uid: str) -> str:
-        """In `midstream_commits`: a sink with another table has committed nothing there."""
-        return f"{uid} > {table.schema}.{table.name}"
 
 
 class _StagedPart(Part):
@@ -317,11 +359,12 @@ class _StagedPart(Part):
         from psycopg.sql import SQL, Identifier
 
         sink, names = self._sink, list(self._context.schema.names)
-        connection = self._connection = sink._connect(self._where)
+        connection = self._connection = sink._connect(self._where, _PATIENCE_S)
         with explained(self._where):
             self._table = sink._find(connection)
             self._columns = self._table.matched(self._context.schema, self._where)
-            staged = sink._staged(self._table, self._name)
+            self._place = sink._place(self._table)
+            staged = self._place.staged(self._name)
             connection.execute(self._table.staging_sql(staged, self._columns, sink.key))
             if sink.key:
                 names.append(ROW_NUMBER)
@@ -338,14 +381,13 @@ class _StagedPart(Part):
             if self._cursor.rowcount != self._rows:
                 raise InvariantError(f"{self._where}: sent {self._rows} rows, the server has {self._cursor.rowcount}")
             # A newer attempt's commit drops what older ones have staged: after it nothing of theirs may come.
-            committed, _ = self._sink._last(connection, self._table, context.job_id, context.uid, alone=False)
+            committed, _ = _last(connection, self._place, context.job_id, context.uid, alone=False)
             if committed > context.attempt:
                 raise StorageError(f"{self._where}: a newer attempt than {context.attempt} has committed already")
             connection.commit()
         connection.close()
-        return [
-            msgspec.msgpack.encode(StagedRows(context.job_id, context.uid, context.attempt, self._name, self._rows))
-        ]
+        staged = StagedRows(context.job_id, context.uid, context.attempt, self._name, self._rows, self._place)
+        return [msgspec.msgpack.encode(staged)]
 
     def _discard(self) -> None:
         """The server rolls back what a connection leaves unfinished."""
@@ -359,31 +401,31 @@ class _PostgresCommitter(Committer):
     def __init__(self, sink: PostgresSink, job_id: str) -> None:
         self._sink = sink
         self._job_id = job_id
-        self._predecessors: set[tuple[str, str]] = set()
-        """Jobs, with the uid of this sink there, whose last checkpoints this one has committed."""
+        self._predecessors: set[tuple[str, str, _Place]] = set()
+        """Jobs, with the uid of this sink there and its place, whose last checkpoints this one has committed."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        groups: defaultdict[tuple[str, str], list[StagedRows]] = defaultdict(list)
-        for committable in committables:
-            staged = msgspec.msgpack.decode(committable, type=StagedRows)
-            groups[staged.job_id, staged.uid].append(staged)
         where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
-        with self._sink._connected(where) as connection:
-            table = self._sink._find(connection)
-            for (job_id, uid), group in groups.items():
-                self._move(connection, table, job_id, uid, checkpoint_id, group, where)
-        if any(job_id == self._job_id for job_id, _ in groups):
+        groups = _grouped(committables)
+        with self._sink._connected(where, _PATIENCE_S) as connection:
+            for (job_id, uid, noted), group in groups.items():
+                place, table = self._sink._at(connection, noted)
+                self._move(connection, place, table, job_id, uid, checkpoint_id, group, where)
+        if any(job_id == self._job_id for job_id, _, _ in groups):
             self._predecessors.clear()  # swept
 
     def abort(self, committables: Sequence[bytes]) -> None:
-        with self._sink._connected(f"{self._sink._where}: cannot clean up") as connection:
-            table = self._sink._find(connection)
-            for committable in committables:
-                self._drop(connection, table, msgspec.msgpack.decode(committable, type=StagedRows).table)
+        groups = _grouped(committables)
+        with self._sink._connected(f"{self._sink._where}: cannot clean up", _PATIENCE_S) as connection:
+            for (_, _, noted), group in groups.items():
+                place, _ = self._sink._at(connection, noted)
+                for staged in group:
+                    _drop(connection, place, staged.table)
 
     def _move(
         self,
         connection: Connection[Any],
+        place: _Place,
         table: Table,
         job_id: str,
         uid: str,
@@ -393,59 +435,107 @@ class _PostgresCommitter(Committer):
     ) -> None:
         from psycopg.sql import SQL, Literal
 
-        attempt, newest = self._sink._last(connection, table, job_id, uid, alone=True)
+        attempt, newest = _last(connection, place, job_id, uid, alone=True)
         if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
             raise ConfigError(f"{where}: another job has gone on from checkpoint {newest} of this one since")
-        schema = self._sink.staging_schema or table.schema
         for part in staged:
-            found = find_table(connection, schema, part.table)
+            found = find_table(connection, place.staging, part.table)
             if found is not None:
-                names = [column.name for column in found.columns if not self._sink.key or column.name != ROW_NUMBER]
+                names = [column.name for column in found.columns if not place.key or column.name != ROW_NUMBER]
                 check_unchanged(connection, table, found, names, where)
-                connection.execute(table.move_sql(found.sql(), names, self._sink.key))
-                self._drop(connection, table, part.table)
+                connection.execute(table.move_sql(found.sql(), names, place.key))
+                _drop(connection, place, part.table)
             elif newest < checkpoint_id:
-                raise StorageError(
-                    f"{where}: {schema}.{part.table} with {part.rows} rows is gone; nothing but a job may drop such tables. "
-                    "Was the sink's table or schema changed? Then change it back until this is committed"
-                )
+                raise _gone(place, part, where)
         if job_id == self._job_id:
             newer = max(part.attempt for part in staged)
             if newer > attempt or self._predecessors:
-                for of_job, of_uid in self._predecessors:
-                    self._sweep(connection, table, of_job, of_uid, _SUPERSEDED)
-                self._sweep(connection, table, job_id, uid, newer)
+                for of_job, of_uid, of_place in self._predecessors:
+                    _sweep(connection, of_place, of_job, of_uid, _SUPERSEDED)
+                _sweep(connection, place, job_id, uid, newer)
         else:
             newer = _SUPERSEDED
-            self._predecessors.add((job_id, uid))
+            self._predecessors.add((job_id, uid, place))
         update = SQL(
             "UPDATE {} SET attempt = greatest(attempt, {}), checkpoint = greatest(checkpoint, {}), committed = now()"
             " WHERE job = {} AND sink = {}"
         )
-        commits = self._sink._staged(table, _COMMITS)
-        values = (newer, checkpoint_id, job_id, self._sink._name_of(table, uid))
-        connection.execute(update.format(commits, *map(Literal, values)))
+        values = (newer, checkpoint_id, job_id, place.sink_of(uid))
+        connection.execute(update.format(place.staged(_COMMITS), *map(Literal, values)))
 
-    def _sweep(self, connection: Connection[Any], table: Table, job_id: str, uid: str, newer: int) -> None:
-        """Drop what attempts before `newer` have staged.
 
-        Nothing is deployed before all that the restored checkpoint holds is committed: once something
-        of the new attempt, or of this job, is prepared, nobody waits for what was before.
-        """
-        prefix = _token(job_id, uid) + "_"
-        tables = connection.execute(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
-            [self._sink.staging_schema or table.schema, prefix],
-        ).fetchall()
-        for (name,) in tables:
-            if int(name[len(prefix) :].partition("_")[0]) < newer:
-                self._drop(connection, table, name)
+def _sweep(connection: Connection[Any], place: _Place, job_id: str, uid: str, newer: int) -> None:
+    """Drop what attempts before `newer` have staged.
 
-    def _drop(self, connection: Connection[Any], table: Table, name: str) -> None:
-        from psycopg.sql import SQL
+    Nothing is deployed before all that the restored checkpoint holds is committed: once something
+    of the new attempt, or of this job, is prepared, nobody waits for what was before.
+    """
+    prefix = _token(job_id, uid) + "_"
+    tables = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
+        [place.staging, prefix],
+    ).fetchall()
+    for (name,) in tables:
+        if int(name[len(prefix) :].partition("_")[0]) < newer:
+            _drop(connection, place, name)
 
-        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self._sink._staged(table, name)))
+
+def _drop(connection: Connection[Any], place: _Place, name: str) -> None:
+    from psycopg.sql import SQL
+
+    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(place.staged(name)))
+
+
+def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, alone: bool) -> tuple[int, int]:
+    """Attempt and checkpoint that this sink of that job has committed last.
+
+    They stay so until our transaction ends. `alone`: and until then nobody else learns them.
+    """
+    from psycopg.sql import SQL, Literal
+
+    insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
+    connection.execute(insert.format(place.staged(_COMMITS), Literal(job_id), Literal(place.sink_of(uid))))
+    return _committed(connection, place, job_id, uid, "FOR UPDATE" if alone else "FOR SHARE")
+
+
+def _committed(
+    connection: Connection[Any], place: _Place, job_id: str, uid: str, lock: LiteralString = ""
+) -> tuple[int, int]:
+    """As `_last`, without a promise; -1 for a checkpoint if there was none."""
+    from psycopg.sql import SQL, Literal
+
+    select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")
+    values = (Literal(job_id), Literal(place.sink_of(uid)), SQL(lock))
+    found = connection.execute(select.format(place.staged(_COMMITS), *values)).fetchone()
+    attempt, checkpoint_id = found or (0, -1)
+    return attempt, checkpoint_id
+
+
+def _gone(place: _Place, part: StagedRows, where: str) -> StorageError:
+    return StorageError(
+        f"{where}: {place.staging}.{part.table} with {part.rows} rows is gone; nothing but a job may drop such tables. Was the "
+        "sink's database changed? Then go on with the sink as it was, and stop with a savepoint, which leaves nothing to "
+        "commit, before you change it"
+    )
+
+
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place | None], list[StagedRows]]:
+    """By job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
+    groups: defaultdict[tuple[str, str, _Place | None], list[StagedRows]] = defaultdict(list)
+    for committable in committables:
+        try:
+            staged = msgspec.msgpack.decode(committable, type=StagedRows)
+        except msgspec.DecodeError as error:
+            raise StorageError(
+                f"PostgresSink: what the checkpoint has to commit is not of a PostgreSQL sink: {error}"
+            ) from error
+        if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):
+            raise StorageError(
+                f"PostgresSink: no PostgreSQL sink stages rows in {staged.table!r}; the checkpoint cannot be believed"
+            )
+        groups[staged.job_id, staged.uid, staged.place].append(staged)
+    return groups
 
 
 def _token(job_id: str, uid: str) -> str:

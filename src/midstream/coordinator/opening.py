@@ -21,8 +21,9 @@ from midstream.checkpoint.store import (
 )
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.restoring import NOTHING, Dealt, deal
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
+from midstream.graph.job_graph import JobGraph
 
 TRIES_MAX: Final = 10
 """How often the latest checkpoint of another job is taken up anew because it has made newer ones meanwhile."""
@@ -83,10 +84,12 @@ def check_restorable(plan: JobPlan, open_storage: Callable[[str], Storage]) -> N
         metadata, _ = choose(list_checkpoints(storage), which, plan.config.name, storage)
         if metadata is not None:
             assign_state(metadata, plan.graph, plan.allow_dropped_state)
+            _check_committables(metadata, plan.graph)
         return
     storage = open_storage(elsewhere)
     try:
-        _while_it_moves_on(storage, which, lambda _: _fitting(plan, storage, which))
+        metadata, _ = _while_it_moves_on(storage, which, lambda _: _fitting(plan, storage, which))
+        _check_committables(metadata, plan.graph)
     except StorageError as error:
         raise StorageError(f"{elsewhere}: {error}") from error
 
@@ -127,6 +130,18 @@ def _while_it_moves_on(
 
 def _newest(storage: Storage) -> int:
     return max((entry.checkpoint_id for entry in list_checkpoints(storage)), default=0)
+
+
+def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
+    """Have the sinks see that they can commit what the checkpoint holds: trying would not end, if they cannot."""
+    sinks = {spec.uid: spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
+    for entry in metadata.committables:
+        spec = sinks.get(entry.uid)
+        if spec is not None and spec.sink is not None:
+            try:
+                spec.sink.check_committables(entry.checkpoint_id, entry.items)
+            except MidstreamError as error:
+                raise type(error)(f"sink {spec.name!r}: checkpoint {metadata.checkpoint_id}: {error}") from error
 
 
 def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage: Storage, opened: Opened) -> Opened:

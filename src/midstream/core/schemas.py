@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from typing import Any, TypeAlias
 
@@ -42,10 +42,20 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
         )
     if not schema.names:
         raise SchemaError(f"{where}: a schema without columns; rows have at least one")
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
-    if twice:
-        raise SchemaError(f"{where}: column {min(twice)!r} is declared twice")
+    twice = first_repeated(schema.names)
+    if twice is not None:
+        raise SchemaError(f"{where}: column {twice!r} is declared twice")
     return canonical_schema(schema)
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """The first name that has been there before; there may be thousands."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _column_name(name: object, where: str) -> str:

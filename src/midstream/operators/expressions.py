@@ -55,8 +55,9 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
             made = made.set(index, schema.field(made.names[index]))
     if not keep:
         return made
-    own = [made.field(field.name) if field.name in made.names else field for field in schema]
-    return pa.schema([*own, *(field for field in made if field.name not in schema.names)])
+    new, old = set(made.names), set(schema.names)
+    own = [made.field(field.name) if field.name in new else field for field in schema]
+    return pa.schema([*own, *(field for field in made if field.name not in old)])
 
 
 def is_plain_column(expr: pl.Expr) -> bool:

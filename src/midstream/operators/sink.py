@@ -80,8 +80,17 @@ class Sink(ABC):
         Unless `restoring`, also raise if the target is not free (a directory with files in it).
         """
 
-    def check_parallelism(self, subtasks: int) -> None:
-        """On the driver, once validated: raise if the target cannot serve so many writers at once."""
+    def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
+        """On the driver, once validated: raise if the target cannot serve so many writers at once.
+
+        `beside`: the other sinks of the job, and their subtasks.
+        """
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """On the driver, before a job goes on from a checkpoint that holds these: raise if they cannot be committed.
+
+        They may have been committed already, and the sink may be another one by now. Changes nothing.
+        """
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 import msgspec
@@ -29,12 +29,13 @@ from midstream.connectors.filesystem import find_files, names_in, resolve
 from midstream.connectors.formats import explained
 from midstream.connectors.parquet import open_parquet
 from midstream.core.batches import canonical_schema
-from midstream.core.errors import ClusterError, ConfigError, InvariantError, SchemaError, StorageError
+from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 from midstream.spark.rows import arrow_schema
 from midstream.spark.session import NEEDS_CLASSIC, is_local_master, is_of_connect
 
 _WHERE: Final = "DataFrameSource"
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
 _SPOILING: Final = {
     "spark.sql.parquet.outputTimestampType": ("TIMESTAMP_MILLIS", "cuts timestamps to milliseconds"),
     "spark.sql.parquet.datetimeRebaseModeInWrite": ("LEGACY", "moves days before 1582-10-15 by days"),
@@ -55,8 +56,8 @@ class DataFrameSource(Source):
     `prepare`, called before any slot takes a core, has Spark write them as Parquet below the checkpoint
     directory (which must be reachable from all nodes), or into a temporary directory when there is
     none, which only a local master can use. A restored job reads on in what was staged. Raises
-    ConfigError for a streaming DataFrame, SchemaError for a type that has no Arrow form, ClusterError
-    when Spark fails to write.
+    ConfigError for a streaming DataFrame, SchemaError for a type that has no Arrow form, JobError for what
+    a Python function in the DataFrame raises, ClusterError when Spark fails to write.
     """
 
     def __init__(self, frame: DataFrame, *, rows_per_s: float | None = None) -> None:
@@ -105,7 +106,13 @@ class DataFrameSource(Source):
         _check_settings(self._frame)
         try:
             self._frame.write.parquet(_for_spark(directory))
-        except (PySparkException, Py4JError) as error:
+        except BaseException as error:
+            _delete(directory)
+            if not isinstance(error, (PySparkException, Py4JError)):
+                raise
+            raised, traceback = _raised_by_user(error)
+            if raised:
+                raise JobError(f"{_WHERE}: a function of the DataFrame failed: {raised}\n\n{traceback}") from error
             raise ClusterError(
                 f"{_WHERE}: Spark could not write its rows to {directory}: {_first_line(error)}"
             ) from error
@@ -207,6 +214,26 @@ def _check_settings(frame: DataFrame) -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _raised_by_user(error: Exception) -> tuple[str, str]:
+    """What a Python function in the DataFrame raised, and its traceback, which Spark puts into its own text; or nothing."""
+    _, _, behind = str(error).partition(_TRACEBACK)
+    if not behind:
+        return "", ""
+    frames, _, _ = behind.partition("\n\tat ")  # here those of Java begin
+    traceback = f"{_TRACEBACK}{frames}".strip()
+    _, _, last = traceback.rpartition(_TRACEBACK)  # behind those that it was raised in place of
+    lines = last.splitlines()
+    begins = next((i for i, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
+    return "\n".join(lines[begins:]) or "an exception without a text", traceback
+
+
+def _delete(directory: str) -> None:
+    """What was staged half; what cannot be deleted now is never taken for whole."""
+    filesystem, path = resolve(directory, None, _WHERE)
+    with suppress(OSError, pa.ArrowException):
+        filesystem.delete_dir(path)
 
 
 def _newest_whole(directory: str) -> str | None:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from midstream.connectors.queued import QUEUED_BYTES_MAX
 from midstream.core.batches import batch_bytes, conform
-from midstream.core.errors import ConfigError, InvariantError, JobError
+from midstream.core.errors import ConfigError, InvariantError, JobError, StorageError
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
@@ -92,6 +92,19 @@ class DataSourceSink(Sink):
         except Exception as error:
             raise JobError(f"{self._where}: its writer cannot be sent to the slots: {error}") from error
         self._struct = struct
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raises StorageError for what another kind of sink has prepared.
+
+        What is in the messages, and where that belongs, is between the writer that sent and the one that gets them.
+        """
+        try:
+            for committable in committables:
+                msgspec.msgpack.decode(committable, type=Written)
+        except msgspec.DecodeError as error:
+            raise StorageError(
+                f"{self._where}: what the checkpoint has to commit is not of a data source: {error}"
+            ) from error
 
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._struct is None:

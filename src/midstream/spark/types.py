@@ -31,6 +31,8 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
+from midstream.core.schemas import first_repeated
+
 _SIMPLE: Final[dict[type[DataType], pa.DataType]] = {
     BooleanType: pa.bool_(),
     ByteType: pa.int8(),
@@ -77,9 +79,9 @@ def arrow_type(kind: DataType, path: str) -> pa.DataType:
             raise NoArrowForm(f"{path}.key is void, and a key has a value; cast it")
         return pa.map_(arrow_type(kind.keyType, f"{path}.key"), arrow_type(kind.valueType, f"{path}.value"))
     if type(kind) is StructType:
-        for name in kind.names:
-            if kind.names.count(name) > 1:
-                raise NoArrowForm(f"{path} has more than one field {name!r}; rename one")
+        twice = first_repeated(kind.names)
+        if twice is not None:
+            raise NoArrowForm(f"{path} has more than one field {twice!r}; rename one")
         return pa.struct([(field.name, arrow_type(field.dataType, f"{path}.{field.name}")) for field in kind.fields])
     if type(kind).__name__ == "TimeType" and getattr(kind, "precision", _TIME_DIGITS_MAX) <= _TIME_DIGITS_MAX:
         return pa.time64("us")
