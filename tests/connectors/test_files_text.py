@@ -16,14 +16,14 @@ from connector_worlds import all_splits, read_all, read_split, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from midstream.connectors import files, text
+from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 64)
 
 
 def csv_file(path: Path, rows: int) -> Path:
@@ -69,10 +69,10 @@ def test_from_every_offset_exactly_the_rest_is_read(make, compress, tmp_path, sm
 def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
     source = FileSource(csv_file(tmp_path / "a.csv", 100))
     (split,) = all_splits(source)
-    monkeypatch.setattr(text, "BLOCK_BYTES", 400)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 400)
     rows, offsets = read_split(source, split, rows_max=1)
     for block_bytes in (50, 401, 4096):
-        monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
         for done in (1, 37, 38, 99, 100):
             rest, again = read_split(source, msgspec.structs.replace(split, offset=offsets[done - 1]), rows_max=1)
             assert rest == rows[done:]
@@ -81,12 +81,12 @@ def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
                 assert last == rows[more:]
 
 
-lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
+texts_of_lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    texts=lines,
+    texts=texts_of_lines,
     split_bytes=st.integers(1, 90),
     block_bytes=st.integers(8, 64),
     ends=st.sampled_from(["\n", "\r\n"]),
@@ -98,7 +98,7 @@ def test_byte_ranges_hold_each_line_once(
     tmp_path, monkeypatch, texts, split_bytes, block_bytes, ends, format, last_end, data
 ):
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", split_bytes)
-    monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
     expected = [{"n": n, "t": value} for n, value in enumerate(texts)]
     path = tmp_path / f"a.{format}"
     if format == "csv":
@@ -283,8 +283,8 @@ def test_a_truncated_archive_is_named(tmp_path):
 
 
 def test_a_file_without_line_ends_is_not_read_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(text, "LINE_BYTES_MAX", 5000)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 5000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' + "x" * 20_000)
     error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
