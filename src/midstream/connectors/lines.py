@@ -247,7 +247,9 @@ class Lines:
             end = last_line(self._read, edges)
             if end:
                 return end
-            wanted = self._more(wanted, self.position)
+            if wanted >= LINE_BYTES_MAX:
+                raise self._too_long(self.position)
+            wanted += BLOCK_BYTES
 
     # ---- parts ----
 
@@ -269,10 +271,11 @@ class Lines:
         start = self._judged_from(cut)
         before = self._file.read(start, read_from - start) if start < read_from else b""
         skipped = max(0, start - read_from)
-        wanted = max(0, cut - read_from) + BLOCK_BYTES
+        ahead = JUDGED_BYTES
         while True:
-            at_end = self._fill(wanted)
-            data = before + self._read[skipped:]
+            wanted = max(0, cut - read_from + ahead)
+            at_end = self._fill(wanted) and len(self._read) < wanted
+            data = before + self._read[skipped:wanted]
             inside = False
             if self._quotes is not None and start > self._begin:
                 inside = self._quotes.rather_inside(data[: cut - 1 - start])
@@ -281,7 +284,9 @@ class Lines:
                 end = 0  # it may belong to a line feed to come
             if end or at_end:
                 return start + (end or len(data))
-            wanted = self._more(wanted, start)
+            if ahead >= LINE_BYTES_MAX:
+                raise self._too_long(cut)
+            ahead *= 4
 
     def _cut_wrongly(self) -> ConfigError:
         return ConfigError(
@@ -292,13 +297,11 @@ class Lines:
 
     # ---- reading ----
 
-    def _more(self, wanted: int, line: int) -> int:
-        if wanted >= LINE_BYTES_MAX:
-            raise StorageError(
-                f"{self._file.path}, line {self._file.line_at(line)}: has more than {LINE_BYTES_MAX} bytes; is this a file "
-                f"of lines{', or has it a quote too much' if self._quotes is not None else ''}?"
-            )
-        return wanted + BLOCK_BYTES
+    def _too_long(self, at: int) -> StorageError:
+        return StorageError(
+            f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; is this a file of "
+            f"lines{', or has it a quote too much' if self._quotes is not None else ''}?"
+        )
 
     def _fill(self, wanted: int) -> bool:
         """Whether the stream ended before so many bytes."""

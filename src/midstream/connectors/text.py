@@ -298,7 +298,8 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
         raise SchemaError(f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; is this a file of lines?")
     if end == len(text) and len(edges) % 2:
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
-    found = pyarrow.csv.read_csv(pa.BufferReader(text[:end]), parse_options=_csv_parse(csv, 0)).schema
+    header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
+    found = pyarrow.csv.read_csv(pa.BufferReader(header), parse_options=_csv_parse(csv, 0)).schema
     check_columns(found, file.path)
     return found.names, len(head) - len(text) + end
 
