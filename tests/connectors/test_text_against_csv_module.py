@@ -21,7 +21,7 @@ from midstream.core.errors import ConfigError
 BOM = b"\xef\xbb\xbf"
 PIECES = ["a", "b,", "\t", ";", '"', '""', "\n", "\r\n", "\r", "é", "\ufeff", " ", "x" * 9, ","]
 VALUES = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
-PLACES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PLACES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def written(text: str, *, compress: str | None, with_bom: bool) -> bytes:
@@ -48,7 +48,12 @@ def field(value: str | None, delimiter: str, how: str) -> str:
     if value is None:
         return ""
     must = value == "" or any(sign in value for sign in f'{delimiter}\r\n"') or value in ("NA", "null")
-    if how == "stray" and '"' in value and not value.startswith('"') and not any(c in value for c in f"{delimiter}\r\n"):
+    if (
+        how == "stray"
+        and '"' in value
+        and not value.startswith('"')
+        and not any(c in value for c in f"{delimiter}\r\n")
+    ):
         return value
     return '"' + value.replace('"', '""') + '"' if must or how == "all" else value
 
@@ -83,14 +88,12 @@ def test_csv_gives_the_rows_of_pythons_reader_or_is_refused(
     body = [delimiter.join(names)] if header else []
     body += [delimiter.join(field(value, delimiter, how) for value in row) for row in given_rows]
     text = end.join(body) + (end if last_end and body else "")
-    in_python = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)]
+    in_python = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     in_python = in_python[1:] if header else in_python
-    if columns == 1:
+    if columns == 1:  # an empty line is a row
         in_python = [row or [""] for row in in_python]
-        if not last_end and body and not body[-1]:  # nothing is no line
+        if not last_end and body and not body[-1]:  # but nothing is no line
             given_rows = given_rows[:-1]
-    else:
-        given_rows = [row for row in given_rows if any(v is not None for v in row) or columns > 1]
     expected = [dict(zip(names, row, strict=True)) for row in given_rows]
     plain = [[value or "" for value in row] for row in given_rows]
     assert plain == in_python, "the test itself"
@@ -104,8 +107,8 @@ def test_csv_gives_the_rows_of_pythons_reader_or_is_refused(
     try:
         read_in_places(source, expected, rows_max, data)
     except ConfigError as error:
-        assert "cannot be read in parts" in str(error)
-        assert not in_one_piece and compress is None
+        if "cannot be read in parts" not in str(error) or in_one_piece or compress:
+            raise
         event("refused")
 
 
