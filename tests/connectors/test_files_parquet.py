@@ -15,7 +15,7 @@ from connector_worlds import all_splits, read_all, read_split, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from midstream.connectors import files
+from midstream.connectors import files, watched
 from midstream.connectors.files import FileSource
 from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
@@ -167,12 +167,19 @@ def test_damaged_truncated_and_foreign_files_are_named(tmp_path):
             FileSource(path)
 
 
-def test_a_bad_file_among_good_ones_is_found_on_the_driver_before_it_is_read(tmp_path):
+@pytest.mark.parametrize("split_bytes", [1, 4 * 2**20])
+def test_a_bad_file_among_good_ones_is_found_on_the_driver_if_it_is_large_else_when_it_is_opened(
+    tmp_path, monkeypatch, split_bytes
+):
+    monkeypatch.setattr(files, "_SPLIT_BYTES_MIN", split_bytes)
     parquet_file(tmp_path / "1.parquet", 0, 2)
     (tmp_path / "2.parquet").write_bytes(b"PAR1 half")
     source = FileSource(tmp_path)
     with pytest.raises(StorageError, match=r"2\.parquet: cannot be read as parquet"):
-        source.discover(None, CONTEXT)
+        if split_bytes == 1:
+            source.discover(None, CONTEXT)
+        else:
+            read_split(source, all_splits(source)[1])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +245,58 @@ def test_a_file_or_directory_that_may_not_be_read_is_named(open_path):
     path.parent.chmod(0o755)
 
 
+def test_what_a_file_lacks_is_null_if_it_is_declared_so(tmp_path):
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"b": ["x"], "z": [0], "a": [3]}), tmp_path / "2.parquet")
+    schema = pa.schema([("b", pa.string()), ("a", pa.int64())])
+    rows = [{"b": None, "a": 1}, {"b": None, "a": 2}, {"b": "x", "a": 3}]
+    assert read_all(FileSource(tmp_path, schema=schema)) == rows
+    must = pa.schema([pa.field("b", pa.string(), nullable=False), ("a", pa.int64())])
+    with pytest.raises(SchemaError, match=r"1\.parquet: column 'b' is missing; it has a"):
+        read_all(FileSource(tmp_path, schema=must))
+    pq.write_table(pa.table({"b": ["y", "y", None], "a": [4, 5, 6]}), tmp_path / "1.parquet", row_group_size=2)
+    with pytest.raises(SchemaError, match=r"1\.parquet, row 3: column 'b' has no value"):
+        read_all(FileSource(tmp_path, schema=must))
+    with pytest.raises(SchemaError, match=r"declared column 'c' is neither in .*1\.parquet nor in .*2\.parquet"):
+        FileSource(tmp_path, schema=pa.schema([("a", pa.int64()), ("c", pa.int64())]))
+
+
+def test_floats_that_a_declared_type_does_not_hold_are_refused(tmp_path):
+    pq.write_table(pa.table({"x": [0.5, 0.1]}), tmp_path / "1.parquet")
+    with pytest.raises(SchemaError, match="double does not fit float: 0.1 would become another value"):
+        read_all(FileSource(tmp_path, schema=pa.schema([("x", pa.float32())])))
+    pq.write_table(pa.table({"x": [0.5, 0.25]}), tmp_path / "1.parquet")
+    assert values(read_all(FileSource(tmp_path, schema=pa.schema([("x", pa.float32())]))), "x") == [0.5, 0.25]
+
+
+def test_a_file_that_is_written_again_while_it_is_read_is_refused_before_its_last_rows(tmp_path):
+    path = parquet_file(tmp_path / "1.parquet", 0, 300_000, 150_000)
+    source = FileSource(path)
+    (split,) = all_splits(source)
+    reader = source.open_split(split)
+    seen = reader.read(1000)[0].num_rows
+    os.utime(path, (1, 1))
+    with pytest.raises(StorageError, match=r"1\.parquet: has changed since it was found"):
+        while (got := reader.read(100_000)) is not None:
+            seen += got[0].num_rows
+    assert seen < 300_000
+    reader.close()
+
+
+def test_splits_of_small_files_need_no_look_into_them(tmp_path, monkeypatch):
+    for n in range(3):
+        parquet_file(tmp_path / f"{n}.parquet", n, n + 1)
+    source = FileSource(tmp_path)
+    monkeypatch.setattr(files, "parquet_row_groups", None)
+    assert len(all_splits(source)) == 3
+
+
 # ---- watching ----
+
+
+@pytest.fixture(autouse=True)
+def files_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "REST_S", 0.0)
 
 
 def found(source: FileSource, position: bytes | None) -> tuple[list[int], bytes]:
@@ -273,7 +331,8 @@ def test_files_found_together_are_read_in_order_of_their_times(tmp_path):
     assert sorted(splits, key=lambda split: split.id) == list(splits)
 
 
-def test_removed_files_are_forgotten_and_the_position_stays_small(tmp_path):
+def test_removed_files_are_forgotten_and_the_position_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(watched, "GONE_S", 0)
     parquet_file(tmp_path / "keep.parquet", 0, 1)
     source = FileSource(tmp_path, watch=True)
     position = None

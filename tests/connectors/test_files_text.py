@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
+import io
 import json
 import zipfile
 from datetime import date, datetime
@@ -16,14 +18,14 @@ from connector_worlds import all_splits, read_all, read_split, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from midstream.connectors import files, text
+from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 64)
 
 
 def csv_file(path: Path, rows: int) -> Path:
@@ -69,10 +71,10 @@ def test_from_every_offset_exactly_the_rest_is_read(make, compress, tmp_path, sm
 def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
     source = FileSource(csv_file(tmp_path / "a.csv", 100))
     (split,) = all_splits(source)
-    monkeypatch.setattr(text, "BLOCK_BYTES", 400)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 400)
     rows, offsets = read_split(source, split, rows_max=1)
     for block_bytes in (50, 401, 4096):
-        monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
         for done in (1, 37, 38, 99, 100):
             rest, again = read_split(source, msgspec.structs.replace(split, offset=offsets[done - 1]), rows_max=1)
             assert rest == rows[done:]
@@ -81,12 +83,12 @@ def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
                 assert last == rows[more:]
 
 
-lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
+texts_of_lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    texts=lines,
+    texts=texts_of_lines,
     split_bytes=st.integers(1, 90),
     block_bytes=st.integers(8, 64),
     ends=st.sampled_from(["\n", "\r\n"]),
@@ -98,7 +100,7 @@ def test_byte_ranges_hold_each_line_once(
     tmp_path, monkeypatch, texts, split_bytes, block_bytes, ends, format, last_end, data
 ):
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", split_bytes)
-    monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
     expected = [{"n": n, "t": value} for n, value in enumerate(texts)]
     path = tmp_path / f"a.{format}"
     if format == "csv":
@@ -223,6 +225,144 @@ def test_a_file_that_differs_from_the_first_is_named_with_its_column(tmp_path):
     assert f"{tmp_path}/2.csv, line 2: column 'b': CSV conversion error to int64" in str(failure(FileSource(tmp_path)))
 
 
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_any_line_end_ends_a_line(tmp_path, end):
+    path = tmp_path / "a.csv"
+    path.write_bytes(end.join(["n,who", *(f"{n},w" for n in range(1000)), ""]).encode())
+    assert values(read_all(FileSource(path))) == list(range(1000))
+    path.write_bytes(path.read_bytes().replace(b"997,w", b"x,w"))
+    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
+    assert f"{path}, line 999: column 'n': " in str(error)
+
+
+def test_spaces_are_values_and_an_empty_line_is_one_of_a_single_column(tmp_path):
+    tabs = CsvOptions(delimiter="\t")
+    (tmp_path / "a.csv").write_text("a\tb\n" + "\t\n" * 500)
+    two = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    assert read_all(FileSource(tmp_path / "a.csv", schema=two, csv=tabs)) == [{"a": None, "b": None}] * 500
+    (tmp_path / "b.csv").write_text("a\n1\n\n\n2\n\n")
+    assert values(read_all(FileSource(tmp_path / "b.csv")), "a") == [1, None, None, 2, None]
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n\n3,4\n\n")
+    assert values(read_all(FileSource(tmp_path / "c.csv")), "a") == [1, 3]
+
+
+def test_quoted_line_ends_beyond_a_block_and_a_part_are_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 30_000)
+    path = tmp_path / "a.csv"
+    rows = [{"t": f'one, "{n}"\ntwo\r\nthree', "u": "x\n" * (n % 4), "v": f'{n}" pipe'} for n in range(4000)]
+    body = io.StringIO(newline="")
+    csv.writer(body, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(row.values() for row in rows)
+    path.write_bytes(f"t,u,v\n{body.getvalue()}".encode())
+    source = FileSource(path)
+    assert len(all_splits(source)) > 5
+    assert read_all(source) == rows
+
+
+def test_a_stray_quote_in_a_plain_value_begins_none(tmp_path, small_blocks):
+    path = tmp_path / "a.csv"
+    path.write_text("n,t\n" + "".join(f'{n},{n}" pipe\n' for n in range(1, 50)) + '50,"a\nb"\n')
+    assert values(read_all(FileSource(path)), "t") == [*(f'{n}" pipe' for n in range(1, 50)), "a\nb"]
+
+
+def test_a_part_that_cannot_be_cut_with_certainty_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "JUDGED_BYTES", 20)
+    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 100)
+    path = tmp_path / "a.csv"
+    path.write_text('t\n"' + "a line without quotes\n" * 20 + '"\n')
+    assert "cannot be read in parts" in str(failure(FileSource(path)))
+    whole = FileSource(path, csv=CsvOptions(newlines_in_values=True))
+    assert values(read_all(whole), "t") == ["a line without quotes\n" * 20]
+
+
+def test_a_quoted_value_that_never_ends_is_named_with_its_line(tmp_path, small_blocks):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "n,t\n" + "".join(f"{n},x\n" for n in range(30)) + '30,"half\n' + "".join(f"{n},x\n" for n in range(99))
+    )
+    error = failure(FileSource(path, schema=pa.schema([("t", pa.string())])))
+    assert f"{path}, line 32: a quoted value begins and never ends" in str(error)
+
+
+def test_a_byte_order_mark_is_left_out_only_at_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 8)
+    path = tmp_path / "a.csv"
+    path.write_bytes("\ufefft,u\n\ufeffa,b\n\ufeffc,d\n".encode())
+    assert read_all(FileSource(path)) == [{"t": "\ufeffa", "u": "b"}, {"t": "\ufeffc", "u": "d"}]
+
+
+@pytest.mark.parametrize("line", ["null", "[1]", "3", '{"n": 1} null'])
+@pytest.mark.parametrize("at", [0, 1, 30])
+def test_a_json_value_that_is_no_object_is_named(tmp_path, line, at):
+    path = jsonl_file(tmp_path / "a.jsonl", 60)
+    rows = path.read_text().splitlines()
+    rows[at] = line
+    path.write_text("\n".join(rows))
+    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
+    assert f"{path}, line {at + 1}: " in str(error)
+    path.write_text("null\n")
+    with pytest.raises(StorageError, match="null is not an object"):
+        FileSource(path)
+
+
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
+    for name, body in (("a.csv", b"t\nx\n\xff\n"), ("a.jsonl", b'{"t": "x"}\n\n{"t": "\xff"}\n')):
+        (tmp_path / name).write_bytes(body)
+        error = failure(FileSource(tmp_path / name, schema=pa.schema([("t", pa.string())])))
+        assert f"{name}, line 3: " in str(error)
+
+
+def test_what_a_file_or_a_line_lacks_is_null_if_it_is_declared_so(tmp_path):
+    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "2.csv").write_text("z,a\n9,3\n")
+    schema = pa.schema([("a", pa.int64()), ("b", pa.float32())])
+    assert read_all(FileSource(tmp_path, schema=schema)) == [{"a": 1, "b": 2.0}, {"a": 3, "b": None}]
+    (tmp_path / "3.csv").write_text("b,a\n5,\n7,8\n")
+    must = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.float32())])
+    assert f"{tmp_path}/3.csv, line 2: column 'a' has no value" in str(failure(FileSource(tmp_path, schema=must)))
+    (tmp_path / "3.csv").write_text("b\n5\n")
+    assert f"{tmp_path}/3.csv: column 'a' is missing; it has b" in str(failure(FileSource(tmp_path, schema=must)))
+    (tmp_path / "3.csv").write_text("x,y\n5,6\n")
+    assert "3.csv: none of the declared columns (a, b) is in it" in str(failure(FileSource(tmp_path, schema=schema)))
+    with pytest.raises(SchemaError, match=r"declared column 'bb' is neither in .*1\.csv nor in .*3\.csv"):
+        FileSource(tmp_path, schema=pa.schema([("a", pa.int64()), ("bb", pa.int64())]))
+    (tmp_path / "1.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
+    one = FileSource(tmp_path / "1.jsonl", schema=schema)
+    assert read_all(one) == [{"a": 1, "b": None}, {"a": None, "b": 2.0}]
+    error = failure(FileSource(tmp_path / "1.jsonl", schema=must))
+    assert f"{tmp_path}/1.jsonl, line 2: column 'a' has no value, though it is declared with nullable=False" in str(
+        error
+    )
+
+
+def test_numbers_in_text_are_the_nearest_ones_of_the_declared_type(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n0.1\n16777217\n")
+    (tmp_path / "a.jsonl").write_text('{"x": 0.1}\n{"x": 16777217}\n')
+    for name in ("a.csv", "a.jsonl"):
+        rows = read_all(FileSource(tmp_path / name, schema=pa.schema([("x", pa.float32())])))
+        assert [float(row["x"]) for row in rows] == [0.10000000149011612, 16777216.0]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.csv.gz"])
+def test_a_file_that_grows_while_it_is_read_is_refused_before_its_last_rows(tmp_path, small_blocks, name):
+    path = (csv_file if "csv" in name else jsonl_file)(tmp_path / name, 50)
+    more = csv_file(tmp_path / "more", 3).read_bytes()[6:]
+    if name.endswith("gz"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+        more = gzip.compress(more)
+    source = FileSource(path)
+    (split,) = all_splits(source)
+    reader = source.open_split(split)
+    seen = 0
+    with open(path, "ab") as file:
+        file.write(more)
+    with pytest.raises(StorageError, match="has changed since it was found"):
+        while (got := reader.read(7)) is not None:
+            seen += got[0].num_rows
+    assert 0 < seen < 50
+    reader.close()
+
+
 def test_a_json_field_that_the_first_file_has_not_is_named(tmp_path):
     (tmp_path / "1.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "2.jsonl").write_text('{"a": 1}\n{"a": 1, "b": 2}\n')
@@ -283,12 +423,12 @@ def test_a_truncated_archive_is_named(tmp_path):
 
 
 def test_a_file_without_line_ends_is_not_read_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(text, "LINE_BYTES_MAX", 5000)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 5000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' + "x" * 20_000)
     error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
-    assert "the line that begins at byte 9 has more than 5000 bytes" in str(error)
+    assert f"{path}, line 2: has more than 5000 bytes" in str(error)
 
 
 def test_a_file_that_got_shorter_than_its_offset_is_refused(tmp_path):

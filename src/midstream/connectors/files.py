@@ -2,33 +2,38 @@
 
 | | a split is | offset |
 |---|---|---|
-| Parquet | a run of row groups | rows from its start; row groups before it are not read |
+| Parquet | a run of row groups; the whole file if it is small, so that nobody opens it to find its splits | rows from its start; row groups before it are not read |
 | CSV, JSON lines | lines that begin in a range of bytes; the whole file if it is compressed | see `text` |
 
 A split names its file's size and modification time: a file that has changed since is refused, as
-its rows are no longer those that the offset counts.
+its rows are no longer those that the offset counts. Both are looked at when a split is opened and
+before the last of its rows are given.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
-import xxhash
 
 from midstream.connectors.cursor import BatchCursor
-from midstream.connectors.filesystem import file_info, find_files, glob_base, resolve
-from midstream.connectors.formats import Format, check_columns, compression_of, explained, format_of
+from midstream.connectors.filesystem import appears_whole, file_info, find_files, glob_base, resolve
+from midstream.connectors.formats import Format, Wanted, check_columns, compression_of, explained, format_of
 from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
-from midstream.connectors.text import CsvOptions, TextReader, block_and_rows, check_types, infer_schema
+from midstream.connectors.text import CsvOptions, TextReader, block_and_rows, check_types, infer_schema, read_header
+from midstream.connectors.text_file import TextFile
+from midstream.connectors.watched import Listing, Watch, decoded_position
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.operators.source import (
     Discovery,
     DiscoveryContext,
@@ -43,9 +48,10 @@ from midstream.operators.source import (
 __all__ = ["CsvOptions", "FileSource", "Format"]
 
 _SPLIT_BYTES_MIN = 4 * 2**20
-"""Smaller row groups are read together."""
+"""Smaller row groups, and all of a smaller file, are read together."""
 _TEXT_SPLIT_BYTES = 16 * 2**20
-_NAME_BYTES = 16
+_FOOTERS_AT_ONCE = 16
+"""Of large Parquet files: reading one is waiting for a network."""
 
 
 class FileSplit(msgspec.Struct, frozen=True, array_like=True):
@@ -57,25 +63,17 @@ class FileSplit(msgspec.Struct, frozen=True, array_like=True):
     """Row groups, or bytes at which lines begin: `first` up to, not including, `last` (-1: the end)."""
 
 
-class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """Which files have become splits: `seen` holds a 16-byte hash of each path, sorted.
-
-    A file that has since been removed is forgotten, so that this does not grow for ever.
-    """
-
-    files: int
-    seen: bytes
-
-
 class FileSource(Source):
     """Reads files of one format: a path, a glob, a directory (recursively), or a list of these.
 
     `path`: local paths or URLs that pyarrow knows (file, s3, gs, hdfs …); with `filesystem`, paths
     inside it. `format`: by default from the suffix (.parquet, .csv, .jsonl; the latter two also with
-    .gz, .bz2, .zst or .zip). `schema`: the columns to read and their types, by default those of the
-    first file. `watch`: never end; look every `interval` for new files and read them in order of
-    modification time. Below a directory, names that begin with `.` or `_` or end in .tmp or .part
-    are not seen: write a file under such a name, then rename it. A file must not change any more.
+    .gz, .bz2, .zst or .zip). `schema`: the columns to read and their types; one that a file or a line
+    lacks is null there, unless its field is `nullable=False`. By default they are those of the first
+    file, and all files must have the same. `watch`: never end; look every `interval` for new files and
+    read them in order of modification time, each once it has not changed for 2 s. Below a directory,
+    names that begin with `.` or `_` or end in .tmp or .part are not seen: write a file under such a
+    name, then rename it. A file must not change any more; one that does is an error.
 
     Raises ConfigError (nothing there, format unknown), StorageError (unreadable, half-written) or
     SchemaError (the files disagree); here for the first file, else when a file is found or read.
@@ -108,15 +106,23 @@ class FileSource(Source):
         self._filesystem = resolved[0][0]
         self._paths = [inner for _, inner in resolved]
         self._csv = csv or CsvOptions()
-        self._declared = schema is not None
+        self._watch: Watch | None = None
+        declared = schema is not None
         files = self._find()
         self._format: Format = format or self._infer_format(files)
         if schema is None:
             schema = self._infer_schema(files)
         check_columns(schema, "FileSource: the declared schema")
         self.schema = canonical_schema(schema)
+        required = tuple(field.name for field in schema if declared and not field.nullable)
+        self._wanted = Wanted(self.schema, declared, required)
         if self._format != "parquet":
             check_types(self.schema, self._format, self._csv)
+        if declared:
+            self._check_some_have(files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_watch": None}  # it is the driver's
 
     # ---- on the driver ----
 
@@ -125,14 +131,13 @@ class FileSource(Source):
             if position is not None:
                 return Discovery((), position, exhausted=True)
             return Discovery(tuple(self._splits(self._find(), 0)), b"all", exhausted=True)
-        known = decoded(position, _Position, "FileSource") if position is not None else _Position(0, b"")
-        step = range(0, len(known.seen), _NAME_BYTES)
-        seen = {known.seen[at : at + _NAME_BYTES] for at in step}
+        known = decoded_position(position, "FileSource")
+        if self._watch is None:
+            self._watch = Watch(appears_whole(self._filesystem))
         # an empty file is one that somebody has just begun to write
-        files = {_name(info.path): info for info in self._find() if info.size}
-        new = sorted((files[name] for name in files.keys() - seen), key=lambda info: (_modified_ns(info), info.path))
-        after = _Position(known.files + len(new), b"".join(sorted(files)))
-        return Discovery(tuple(self._splits(new, known.files)), msgspec.msgpack.encode(after), exhausted=False)
+        listing = Listing.of([info for info in self._find() if info.size])
+        new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
+        return Discovery(tuple(self._splits(new, known.files)), after.encoded(), exhausted=False)
 
     def _find(self) -> list[Any]:
         """The files that there are, in the order in which they were asked for; each once."""
@@ -174,24 +179,62 @@ class FileSource(Source):
         with explained(first.path, "parquet"), ExitStack() as stack:
             return open_parquet(self._filesystem, first.path, stack).schema_arrow
 
+    def _check_some_have(self, files: list[Any]) -> None:
+        """Raises for a declared column that neither the first nor the last file has: its name is misspelt.
+
+        Any of the lines of a JSON file may have it, so there is no telling.
+        """
+        some = [info for info in files if info.size]
+        if not some or self._format == "jsonl" or (self._format == "csv" and not self._csv.header):
+            return
+        names: list[str] = []
+        try:
+            for info in {id(info): info for info in (some[0], some[-1])}.values():
+                names += self._names_in(info)
+        except (StorageError, SchemaError):
+            return  # its reader says so
+        for name in self.schema.names:
+            if name not in names:
+                raise SchemaError(
+                    f"FileSource: declared column {name!r} is neither in {some[0].path} nor in {some[-1].path}, the first "
+                    f"and the last file; they have {', '.join(dict.fromkeys(names))}. Leave it out of schema= until files have it"
+                )
+
+    def _names_in(self, info: Any) -> list[str]:
+        with explained(info.path, self._format), ExitStack() as stack:
+            if self._format == "parquet":
+                return list(open_parquet(self._filesystem, info.path, stack).schema_arrow.names)
+            return read_header(TextFile(self._filesystem, info.path), self._csv, self.schema)[0]
+
     def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
-        for number, info in enumerate(files, files_before):
-            for index, part in enumerate(self._parts(info)):
+        for number, (info, parts) in enumerate(zip(files, self._parts_of(files), strict=True), files_before):
+            for index, part in enumerate(parts):
                 split_id = f"{number:08d}:{part.first:012d}:{info.path}"
                 yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0)
 
-    def _parts(self, info: Any) -> Iterator[FileSplit]:
-        whole = FileSplit(info.path, info.size, _modified_ns(info))
-        if self._format == "parquet":
-            groups = parquet_row_groups(self._filesystem, info.path, self.schema, self._declared)
-            for run in row_group_runs(groups):
-                yield msgspec.structs.replace(whole, first=run.start, last=run.stop)
-        elif compression_of(info.path) is not None or (self._format == "csv" and self._csv.newlines_in_values):
-            yield whole
-        else:
-            for first in range(0, info.size, _TEXT_SPLIT_BYTES):
-                last = first + _TEXT_SPLIT_BYTES
-                yield msgspec.structs.replace(whole, first=first, last=last if last < info.size else -1)
+    def _parts_of(self, files: list[Any]) -> Iterator[list[FileSplit]]:
+        if self._format != "parquet":
+            yield from map(self._text_parts, files)
+            return
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
+            large = [info for info in files if info.size >= _SPLIT_BYTES_MIN]
+            opened = pool.map(self._parquet_parts, large)
+            for info in files:
+                yield next(opened) if info.size >= _SPLIT_BYTES_MIN else [_whole(info)]
+
+    def _parquet_parts(self, info: Any) -> list[FileSplit]:
+        groups = parquet_row_groups(self._filesystem, info.path, self._wanted)
+        return [msgspec.structs.replace(_whole(info), first=run.start, last=run.stop) for run in row_group_runs(groups)]
+
+    def _text_parts(self, info: Any) -> list[FileSplit]:
+        if compression_of(info.path) is not None or (self._format == "csv" and self._csv.newlines_in_values):
+            return [_whole(info)]
+        firsts = range(0, info.size, _TEXT_SPLIT_BYTES)
+        lasts = [*firsts[1:], -1]
+        whole = _whole(info)
+        return [
+            msgspec.structs.replace(whole, first=first, last=last) for first, last in zip(firsts, lasts, strict=False)
+        ]
 
     # ---- on the subtasks ----
 
@@ -199,14 +242,14 @@ class FileSource(Source):
         part = decoded(split.payload, FileSplit, "FileSource")
         check_unchanged(self._filesystem, part, split.offset)
         if self._format == "parquet":
-            return open_row_groups(self._filesystem, part, self.schema, split.offset)
+            return open_row_groups(self._filesystem, part, self._wanted, split.offset)
         return TextReader(
             self._filesystem,
             part.path,
             self._format,
-            self.schema,
-            declared=self._declared,
+            self._wanted,
             csv=self._csv,
+            check=partial(check_unchanged, self._filesystem, part, split.offset),
             first=part.first,
             last=part.last if part.last >= 0 else None,
             offset=split.offset,
@@ -243,12 +286,14 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
 
 
 def open_row_groups(
-    filesystem: pyarrow.fs.FileSystem, part: FileSplit, schema: pa.Schema, offset_rows: int
+    filesystem: pyarrow.fs.FileSystem, part: FileSplit, wanted: Wanted, offset_rows: int
 ) -> SplitReader:
     """A reader of a split of a Parquet file."""
+    check = partial(check_unchanged, filesystem, part, offset_rows)
+    last = part.last if part.last >= 0 else None
     with ExitStack() as stack:
         batches, skip_rows = read_parquet(
-            filesystem, part.path, schema, range(part.first, part.last), offset_rows, stack
+            filesystem, part.path, wanted, part.first, last, offset_rows, check=check, stack=stack
         )
         close = stack.pop_all().close
     return BatchCursor(batches, where=part.path, offset_rows=offset_rows, skip_rows=skip_rows, on_close=close)
@@ -265,8 +310,8 @@ def row_group_runs(groups: list[tuple[int, int]]) -> Iterator[range]:
             start, size, rows = index + 1, 0, 0
 
 
-def _name(path: str) -> bytes:
-    return xxhash.xxh3_128_digest(path.encode())
+def _whole(info: Any) -> FileSplit:
+    return FileSplit(info.path, info.size, _modified_ns(info))
 
 
 def _modified_ns(info: Any) -> int:

@@ -45,6 +45,11 @@ def is_local(filesystem: pyarrow.fs.FileSystem) -> bool:
     return isinstance(filesystem, pyarrow.fs.LocalFileSystem)
 
 
+def appears_whole(filesystem: pyarrow.fs.FileSystem) -> bool:
+    """Whether a file is there only once all of it is."""
+    return filesystem.type_name in _OBJECT_STORES
+
+
 def is_ignored(relative: str) -> bool:
     """Whether a reader of the directory must not see this file: hidden, or still being written."""
     return relative.endswith(_IGNORED_SUFFIXES) or any(part.startswith((".", "_")) for part in relative.split("/"))

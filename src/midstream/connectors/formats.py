@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
@@ -25,7 +26,9 @@ _SUFFIXES: dict[str, Format] = {
 }
 _COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}
 UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+MISSES_VALUE = "has no value, though it is declared with nullable=False"
 _OF_VALUES = (
+    MISSES_VALUE,
     "conversion error",
     "changed from",
     "unexpected field",
@@ -34,6 +37,19 @@ _OF_VALUES = (
     "Failed to parse string",
 )
 """What pyarrow says when a file is well formed and its values are not of the declared types."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that a source reads: `declared` by its user, or else those of the first file, and then all of all files.
+
+    A declared column that a file or a line has not is null there, except for those that are `required`,
+    which have a value in every row.
+    """
+
+    schema: pa.Schema
+    declared: bool
+    required: tuple[str, ...] = ()
 
 
 def format_of(path: str) -> Format | None:
@@ -76,12 +92,18 @@ def check_columns(schema: pa.Schema, where: str) -> None:
         raise SchemaError(f"{where}: has more than one column {twice!r}; rename one")
 
 
-def check_names(found: list[str], schema: pa.Schema, declared: bool, path: str) -> None:
-    for name in schema.names:
-        if name not in found:
+def check_names(found: list[str], wanted: Wanted, path: str) -> None:
+    """Raises SchemaError for a column that a file lacks and must have, or has and must not have."""
+    names = wanted.schema.names
+    for name in names:
+        if name not in found and (not wanted.declared or name in wanted.required):
             raise SchemaError(f"{path}: column {name!r} is missing; it has {', '.join(found) or 'no columns'}")
-    extra = [name for name in found if schema.get_field_index(name) < 0]
-    if extra and not declared:
+    if not any(name in found for name in names):
+        raise SchemaError(
+            f"{path}: none of the declared columns ({', '.join(names)}) is in it; it has {', '.join(found) or 'no columns'}"
+        )
+    extra = [name for name in found if wanted.schema.get_field_index(name) < 0]
+    if extra and not wanted.declared:
         raise SchemaError(
             f"{path}: column {extra[0]!r} is not in other files; declare schema= with the columns to read"
         )

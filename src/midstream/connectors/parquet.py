@@ -5,14 +5,14 @@ Everything here blocks, and runs on an I/O pool (or on the driver, to infer a sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
 
-from midstream.connectors.formats import check_names, explained
+from midstream.connectors.formats import MISSES_VALUE, Wanted, check_columns, check_names, explained
 from midstream.core.batches import canonical_type, conform
 from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError, StorageError
@@ -20,27 +20,28 @@ from midstream.core.errors import SchemaError, StorageError
 _BATCH_ROWS = 131_072
 
 
-def parquet_row_groups(
-    filesystem: pyarrow.fs.FileSystem, path: str, schema: pa.Schema, declared: bool
-) -> list[tuple[int, int]]:
-    """Rows and bytes of each row group, after checking the file's columns against `schema`."""
+def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wanted) -> list[tuple[int, int]]:
+    """Rows and bytes of each row group, after checking the file's columns against those `wanted`."""
     with explained(path, "parquet"), ExitStack() as stack:
         file = open_parquet(filesystem, path, stack)
-        check_parquet_schema(file.schema_arrow, schema, declared, path)
+        check_parquet_schema(file.schema_arrow, wanted, path)
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def check_parquet_schema(found: pa.Schema, schema: pa.Schema, declared: bool, path: str) -> None:
+def check_parquet_schema(found: pa.Schema, wanted: Wanted, path: str) -> None:
     """Raises SchemaError naming file and column when a column is missing, unexpected, or of another kind."""
-    check_names(found.names, schema, declared, path)
-    for field in schema:
+    check_columns(found, path)
+    check_names(found.names, wanted, path)
+    for field in wanted.schema:
+        if field.name not in found.names:
+            continue
         kind = canonical_type(found.field(field.name).type)
         try:
             cast_exactly(pa.array([], kind), field.type)
         except CastRefused as refused:
             raise SchemaError(
-                f"{path}: column {field.name!r} is {kind}, {'declared' if declared else 'in other files'} as "
+                f"{path}: column {field.name!r} is {kind}, {'declared' if wanted.declared else 'in other files'} as "
                 f"{field.type}: {refused}"
             ) from refused
 
@@ -53,29 +54,67 @@ def open_parquet(filesystem: pyarrow.fs.FileSystem, path: str, stack: ExitStack)
 
 
 def read_parquet(
-    filesystem: pyarrow.fs.FileSystem, path: str, schema: pa.Schema, groups: range, skip_rows: int, stack: ExitStack
+    filesystem: pyarrow.fs.FileSystem,
+    path: str,
+    wanted: Wanted,
+    first: int,
+    last: int | None,
+    skip_rows: int,
+    *,
+    check: Callable[[], None],
+    stack: ExitStack,
 ) -> tuple[Iterator[pa.RecordBatch], int]:
-    """Batches of these row groups, and how many of their first rows are still to be left out.
+    """Batches of the row groups `first` up to, not including, `last` (None: all), and how many of their first rows are still to be left out.
 
-    Row groups that lie wholly within `skip_rows` are not read.
+    Row groups that lie wholly within `skip_rows` are not read. `check` raises when the file is no longer
+    what it was; it is called before the last batch is given.
     """
     with explained(path, "parquet"):
         file = open_parquet(filesystem, path, stack)
-        if groups.stop > file.metadata.num_row_groups:
-            raise StorageError(
-                f"{path}: has {file.metadata.num_row_groups} row groups, not {groups.stop}; it has changed"
-            )
+        check_parquet_schema(file.schema_arrow, wanted, path)
+        count = file.metadata.num_row_groups
+        groups = range(first, count if last is None else last)
+        if groups.stop > count:
+            raise StorageError(f"{path}: has {count} row groups, not {groups.stop}; it has changed")
+        rows_before = sum(file.metadata.row_group(index).num_rows for index in range(first))
         while groups and skip_rows >= file.metadata.row_group(groups[0]).num_rows:
             skip_rows -= file.metadata.row_group(groups[0]).num_rows
+            rows_before += file.metadata.row_group(groups[0]).num_rows
             groups = groups[1:]
-    return _parquet_batches(file, path, schema, groups), skip_rows
+    return _parquet_batches(file, path, wanted, groups, rows_before, check), skip_rows
 
 
 def _parquet_batches(
-    file: pyarrow.parquet.ParquetFile, path: str, schema: pa.Schema, groups: range
+    file: pyarrow.parquet.ParquetFile,
+    path: str,
+    wanted: Wanted,
+    groups: range,
+    rows_before: int,
+    check: Callable[[], None],
 ) -> Iterator[pa.RecordBatch]:
     if not groups:
         return
+    there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
+    ready: pa.RecordBatch | None = None
     with explained(path, "parquet"):
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=schema.names):
-            yield conform(batch, schema, path)
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there):
+            for name in wanted.required:
+                nulls = batch.column(name).is_null()
+                if batch.column(name).null_count:
+                    row = rows_before + nulls.index(True).as_py() + 1
+                    raise SchemaError(f"{path}, row {row}: column {name!r} {MISSES_VALUE}")
+            rows_before += batch.num_rows
+            if ready is not None:
+                yield ready
+            ready = conform(_filled(batch, wanted.schema), wanted.schema, path)
+    check()
+    if ready is not None:
+        yield ready
+
+
+def _filled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With nulls in the columns that the file has not."""
+    for field in schema:
+        if batch.schema.get_field_index(field.name) < 0:
+            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+    return batch

@@ -7,35 +7,46 @@ the driver, to infer a schema).
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.json
 
-from midstream.connectors.formats import check_columns, check_names, compression_of, explained, what_is_wrong
+from midstream.connectors.formats import (
+    MISSES_VALUE,
+    Wanted,
+    check_columns,
+    check_names,
+    explained,
+    what_is_wrong,
+)
+from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
+from midstream.connectors.text_file import TextFile
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.errors import SchemaError, StorageError
 from midstream.operators.source import SplitReader
 
 TextFormat: TypeAlias = Literal["csv", "jsonl"]
 
-BLOCK_BYTES: Final = 4 * 2**20
-LINE_BYTES_MAX: Final = 64 * 2**20
-_SAMPLE_BYTES = 32 * 2**20
+_HEADER_BYTES_MAX: Final = 2**20
+_SAMPLE_BYTES: Final = 32 * 2**20
 """Types are inferred from so much of the first file."""
-_ROW_BITS = 24
-_ROW_MASK = (1 << _ROW_BITS) - 1
+_ROW_BITS: Final = 24
+_ROW_MASK: Final = (1 << _ROW_BITS) - 1
 """Of an offset: rows within a block, which has fewer bytes than these bits can count."""
 _ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
+_BOM: Final = b"\xef\xbb\xbf"
+_END_TEXT: Final = "end of the block"
+_NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
+_NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 
 
 class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +54,8 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `null_values`: texts that stand for null, in every column, unless quoted. `header`: the first line
     names the columns; without one, the schema must be declared and names them in order.
+    `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case,
+    but where a large file is read in parts, it may be refused because of them.
     `timestamp_formats`: strptime formats, tried after ISO 8601.
     """
 
@@ -62,8 +75,8 @@ def block_and_rows(offset: int) -> tuple[int, int]:
 class TextReader(SplitReader):
     """The rows of the lines of `path` that begin at bytes `first` up to, not including, `last` (None: the end).
 
-    `offset`: see above; 0 is the beginning. Columns beyond `schema` are left out if it was `declared`,
-    else refused. Raises StorageError or SchemaError naming the line.
+    `offset`: see above; 0 is the beginning. `check` raises when the file is no longer what it was; it is
+    called before the last of the rows are given. Raises StorageError or SchemaError naming the line.
     """
 
     def __init__(
@@ -71,41 +84,37 @@ class TextReader(SplitReader):
         filesystem: pyarrow.fs.FileSystem,
         path: str,
         format: TextFormat,
-        schema: pa.Schema,
+        wanted: Wanted,
         *,
-        declared: bool,
         csv: CsvOptions,
+        check: Callable[[], None],
         first: int = 0,
         last: int | None = None,
         offset: int = 0,
     ) -> None:
-        self._filesystem = filesystem
+        self._file = TextFile(filesystem, path)
         self._path = path
         self._format: TextFormat = format
-        self._schema = schema
-        self._names = schema.names
-        self._quote = csv.quote.encode() if format == "csv" and csv.newlines_in_values else b""
+        self._schema = wanted.schema
+        self._names = wanted.schema.names
+        self._quotes = _quotes(csv) if format == "csv" else None
+        self._check = check
+        self._is_checked = False
         self._rest: pa.RecordBatch | None = None
         self._block_start, self._skip_rows = block_and_rows(offset)
         self._done_rows = 0
         """Rows of the block at `_block_start` that are emitted."""
-        header_bytes = 0
+        begin = 0
         with explained(path, format), ExitStack() as stack:
             if format == "csv":
-                self._names, header_bytes = read_header(filesystem, path, csv, schema)
-                check_names(self._names, schema, declared, path)
-                self._parse = _csv_parser(csv, schema, self._names)
+                self._names, begin = read_header(self._file, csv, wanted.schema)
+                check_names(self._names, wanted, path)
+                self._parse = _csv_parser(csv, wanted, self._names)
             else:
-                self._parse = _jsonl_parser(schema, declared)
-            stream = _open_text(filesystem, path, stack)
-            if self._block_start == 0 and first > header_bytes:
-                _skip(stream, first - 1)
-                self._lines = _Lines(stream, path, first - 1, last, self._quote)
-                self._lines.skip_line()
-            else:
-                start = max(self._block_start, header_bytes)
-                _skip(stream, start)
-                self._lines = _Lines(stream, path, start, last, self._quote)
+                self._parse = _jsonl_parser(wanted)
+            self._lines = Lines(
+                self._file, self._quotes, stack, begin=begin, position=self._block_start, first=first, last=last
+            )
             self._stack = stack.pop_all()
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
@@ -113,8 +122,11 @@ class TextReader(SplitReader):
         while self._rest is None:
             with explained(self._path, self._format):
                 data = self._lines.next_block()
+            if self._lines.is_done and not self._is_checked:
+                self._check()
+                self._is_checked = True
             if data is not None:
-                self._open_block(self._lines.position - len(data), data)
+                self._open_block(data)
             elif self._skip_rows:
                 raise StorageError(
                     f"{self._path}: ends {self._skip_rows} rows before the one from which it is to be read on; "
@@ -130,36 +142,39 @@ class TextReader(SplitReader):
         self._rest = None
         return batch, self._lines.position << _ROW_BITS
 
-    def _open_block(self, start: int, data: bytes) -> None:
-        if not data.strip():
+    def _open_block(self, data: bytes) -> None:
+        if data.isspace() and self._has_no_rows(data):
             return
-        batch = self._parsed(start, data)
-        self._block_start, self._done_rows = start, min(self._skip_rows, batch.num_rows)
+        batch = self._parsed(data)
+        self._block_start, self._done_rows = self._lines.position - len(data), min(self._skip_rows, batch.num_rows)
         self._skip_rows -= self._done_rows
         if batch.num_rows > self._done_rows:
             self._rest = batch.slice(self._done_rows)
 
-    def _parsed(self, start: int, data: bytes) -> pa.RecordBatch:
+    def _has_no_rows(self, space: bytes) -> bool:
+        """In CSV a space or a tab may be a value, and of a single column an empty line is one."""
+        return self._format == "jsonl" or (len(self._names) > 1 and not space.strip(b"\r\n"))
+
+    def _parsed(self, data: bytes) -> pa.RecordBatch:
         try:
             table = self._parse(data)
         except pa.ArrowException as error:
-            line, text = self._culprit(data, str(error))
-            with ExitStack() as stack:
-                stream = _open_text(self._filesystem, self._path, stack)
-                line += _count_lines(stream, start)
+            if not self._lines.ends_with_line(data):
+                with explained(self._path, self._format):
+                    return self._parsed(self._lines.recut(data))
+            at, text = self._culprit(data, str(error))
+            line = self._file.line_at(self._lines.position - len(data) + at)
             raise what_is_wrong(f"{self._path}, line {line}", self._format, text) from error
         return conform(single_batch(table), self._schema, self._path)
 
     def _culprit(self, data: bytes, text: str) -> tuple[int, str]:
-        """Which line of `data`, counted from 1, does not parse, and why; the first where that cannot be told."""
-        lines = data.splitlines(keepends=True)
-        good, bad = 0, len(lines)  # the first `good` lines parse, the first `bad` do not
-        if self._quote:  # a row may have several lines
-            good = bad - 1
+        """Where the line of `data` begins that does not parse, and why; the first where that cannot be told."""
+        begins = line_begins(data, edges_of(self._quotes, data))
+        good, bad = 0, len(begins) - 1  # the first `good` lines parse, the first `bad` do not
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
-                self._parse(b"".join(lines[good:middle]))
+                self._parse(data[begins[good] : begins[middle]])
                 good = middle
             except pa.ArrowException as error:
                 bad, text = middle, str(error)
@@ -167,143 +182,104 @@ class TextReader(SplitReader):
         if column is not None and int(column[1]) < len(self._names):
             text = text.replace(column[0], f"column {self._names[int(column[1])]!r}: ")
         if self._format == "jsonl" and "unexpected field" in text:
-            found = msgspec.json.decode(lines[bad - 1], type=dict[str, Any])
+            found = msgspec.json.decode(data[begins[bad - 1] : begins[bad]], type=dict[str, Any])
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
-        return (1 if self._quote else bad), _ROW_NUMBER.sub("", text)
+        return begins[bad - 1], _ROW_NUMBER.sub("", text)
 
     def close(self) -> None:
         self._rest = None
         self._stack.close()
 
 
-class _Lines:
-    """Cuts a stream, of which `position` bytes are read, into blocks of whole lines.
-
-    `quote`: line ends between two of these do not end a line (b"": all do).
-    """
-
-    def __init__(self, stream: Any, path: str, position: int, last: int | None, quote: bytes) -> None:
-        self.position = position
-        """Where the next block begins."""
-        self._stream = stream
-        self._path = path
-        self._last = last
-        self._quote = quote
-        self._read = b""
-        """Read, from `position` on."""
-
-    def next_block(self) -> bytes | None:
-        if self._last is not None and self.position >= self._last:
-            return None
-        block = self._block()
-        if self._last is not None and self.position + len(block) > self._last:
-            end = block.find(b"\n", self._last - 1 - self.position) + 1
-            if end:
-                self._read = block[end:] + self._read
-                block = block[:end]
-        self.position += len(block)
-        return block or None
-
-    def skip_line(self) -> None:
-        block = self._block()
-        end = (block.find(b"\n") + 1) or len(block)
-        self._read = block[end:] + self._read
-        self.position += end
-
-    def _block(self) -> bytes:
-        wanted = BLOCK_BYTES
-        while True:
-            at_end = self._fill(wanted)
-            end = len(self._read) if at_end else self._end()
-            if end or at_end:
-                block, self._read = self._read[:end], self._read[end:]
-                return block
-            if wanted >= LINE_BYTES_MAX:
-                raise StorageError(
-                    f"{self._path}: the line that begins at byte {self.position} has more than {LINE_BYTES_MAX} bytes; "
-                    "is this a file of lines?"
-                )
-            wanted += BLOCK_BYTES
-
-    def _fill(self, wanted: int) -> bool:
-        """Whether the stream ended before so many bytes."""
-        while len(self._read) < wanted:
-            more = self._stream.read(wanted - len(self._read))
-            if not more:
-                return True
-            self._read += more
-        return False
-
-    def _end(self) -> int:
-        """Behind the last line end in what is read; 0 if there is none."""
-        end = self._read.rfind(b"\n") + 1
-        if self._quote:
-            open_quotes = self._read.count(self._quote, 0, end) % 2
-            while end and open_quotes:
-                before = self._read.rfind(b"\n", 0, end - 1) + 1
-                open_quotes = (open_quotes - self._read.count(self._quote, before, end)) % 2
-                end = before
-        return end
-
-
-def _skip(stream: Any, count: int) -> None:
-    if stream.seekable():
-        stream.seek(count)
-        return
-    while count:
-        got = len(stream.read(min(count, BLOCK_BYTES)))
-        if not got:
-            return
-        count -= got
-
-
-def _count_lines(stream: Any, end: int) -> int:
-    lines = 0
-    while end and (data := stream.read(min(end, BLOCK_BYTES))):
-        lines += data.count(b"\n")
-        end -= len(data)
-    return lines
-
-
 # ---- parsing ----
 
 
-def _csv_parser(csv: CsvOptions, schema: pa.Schema, names: list[str]) -> Callable[[bytes], pa.Table]:
-    parse = _csv_parse(csv)
-    convert = _csv_convert(csv, {field.name: field.type for field in schema}, schema.names)
+def _csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
+    """Raises ArrowException too when the lines end within a quoted value, for which pyarrow has no word.
+
+    Behind them comes a line that is skipped, as it has a column too many; unless it is part of a value.
+    """
+    end = _END_TEXT + csv.delimiter * len(names)
+    ends: list[str] = []
+
+    def on_bad_line(line: pyarrow.csv.InvalidRow) -> Literal["skip", "error"]:
+        if line.text != end:
+            return "error"
+        ends.append(end)
+        return "skip"
+
+    parse = _csv_parse(csv, len(names), on_bad_line)
+    convert = _csv_convert(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
 
     def parsed(data: bytes) -> pa.Table:
+        if data.startswith(_BOM):  # not at the beginning of the file, so it is of a value; pyarrow takes one away
+            data = _BOM + data
+        ends.clear()
+        if csv.quote:
+            data = b"".join((data, b"" if data.endswith((b"\r", b"\n")) else b"\n", end.encode()))
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names)
-        return pyarrow.csv.read_csv(
+        table = pyarrow.csv.read_csv(
             pa.BufferReader(data), read_options=read, parse_options=parse, convert_options=convert
         )
+        if csv.quote and not ends:
+            raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
+        return _checked(table, wanted)
 
     return parsed
 
 
-def _jsonl_parser(schema: pa.Schema, declared: bool) -> Callable[[bytes], pa.Table]:
-    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema])
+def _jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
+    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
     parse = pyarrow.json.ParseOptions(
-        explicit_schema=as_read, unexpected_field_behavior="ignore" if declared else "error"
+        explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
     )
 
     def parsed(data: bytes) -> pa.Table:
-        read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        return pyarrow.json.read_json(pa.BufferReader(data), read_options=read, parse_options=parse).cast(schema)
+        return _checked(_read_json(data, parse).cast(wanted.schema), wanted)
 
     return parsed
+
+
+def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table:
+    """pyarrow's reader takes the line `null` for a row of nulls, crashes if it is the first, and lets any bytes be text."""
+    if _NULL_FIRST.match(data):
+        raise pa.ArrowInvalid("JSON parse error: null is not an object")
+    read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    table = pyarrow.json.read_json(pa.BufferReader(data), read_options=read, parse_options=parse)
+    if _has_empty_row(table) and _NULL_LINE.search(data):
+        raise pa.ArrowInvalid("JSON parse error: null is not an object")
+    if not data.isascii():
+        table.validate(full=True)
+    return table
+
+
+def _has_empty_row(table: pa.Table) -> bool:
+    """Whether a row is null in all columns."""
+    if any(column.null_count == 0 for column in table.columns):
+        return False
+    empty = pa.chunked_array([[True] * table.num_rows], pa.bool_())
+    for column in table.columns:
+        empty = pc.and_(empty, column.is_null())
+    return bool(pc.any(empty).as_py())
+
+
+def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
+    for name in wanted.required:
+        if table.column(name).null_count:
+            raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")
+    return table
 
 
 def check_types(schema: pa.Schema, format: TextFormat, csv: CsvOptions) -> None:
     """Raises SchemaError naming the first column whose type cannot be read from text."""
     for field in schema:
-        only = pa.schema([field])
+        only = Wanted(pa.schema([field]), declared=True)
         try:
             if format == "csv":
                 _csv_parser(csv, only, [field.name])(b'"x"\n')
             else:
-                _jsonl_parser(only, declared=True)(b"{}\n")
+                _jsonl_parser(only)(b"{}\n")
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(
                 f"FileSource: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
@@ -312,52 +288,74 @@ def check_types(schema: pa.Schema, format: TextFormat, csv: CsvOptions) -> None:
             pass  # "x" is no value of most types
 
 
-def read_header(
-    filesystem: pyarrow.fs.FileSystem, path: str, csv: CsvOptions, schema: pa.Schema
-) -> tuple[list[str], int]:
-    """The names of a CSV file's columns, and how many bytes the header takes; without one, those of `schema`."""
+def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[list[str], int]:
+    """The names of a CSV file's columns, and where its first row begins; without a header, the names of `schema`."""
+    head = file.read(0, _HEADER_BYTES_MAX if csv.header else len(_BOM))
+    start = len(_BOM) if head.startswith(_BOM) else 0
     if not csv.header:
-        return schema.names, 0
-    with ExitStack() as stack:
-        head = _open_text(filesystem, path, stack).read(2**20)
-    end = 0
-    while end < len(head):
-        end = (head.find(b"\n", end) + 1) or len(head)
-        if head[:end].strip() and head.count(csv.quote.encode() or b"\n\n", 0, end) % 2 == 0:
-            break
-    if not head[:end].strip():
-        raise SchemaError(f"{path}: empty; it has no header that names its columns")
-    found = pyarrow.csv.read_csv(pa.BufferReader(head[:end]), parse_options=_csv_parse(csv)).schema
-    check_columns(found, path)
-    return found.names, end
+        return schema.names, start
+    text = head[start:].lstrip(b"\r\n")
+    if not text:
+        raise SchemaError(f"{file.path}: empty; it has no header that names its columns")
+    edges = edges_of(_quotes(csv), text)
+    end = next_line(text, 1, edges) or len(text)
+    if end == len(text) and len(head) == _HEADER_BYTES_MAX:
+        raise SchemaError(f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; is this a file of lines?")
+    if end == len(text) and len(edges) % 2:
+        raise SchemaError(f"{file.path}: a quoted value of its header never ends")
+    header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
+    found = pyarrow.csv.read_csv(pa.BufferReader(header), parse_options=_csv_parse(csv, 0)).schema
+    check_columns(found, file.path)
+    return found.names, len(head) - len(text) + end
 
 
 def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextFormat, csv: CsvOptions) -> pa.Schema:
     """The columns of a file as its first part shows them. Raises SchemaError when it shows none."""
-    with explained(path, format), ExitStack() as stack:
-        head = _open_text(filesystem, path, stack).read(_SAMPLE_BYTES)
-        if len(head) == _SAMPLE_BYTES:  # end with a whole line
-            head = head[: head.rfind(b"\n") + 1]
+    file = TextFile(filesystem, path)
+    with explained(path, format):
+        head = file.read(0, _SAMPLE_BYTES)
+        is_all = len(head) < _SAMPLE_BYTES
         if not head.strip():
             raise SchemaError(f"{path}: empty; its columns cannot be inferred: declare schema=")
-        block_size = len(head) + 1
         if format == "csv":
-            found = pyarrow.csv.read_csv(
-                pa.BufferReader(head),
-                read_options=pyarrow.csv.ReadOptions(block_size=block_size, use_threads=False),
-                parse_options=_csv_parse(csv),
-                convert_options=_csv_convert(csv, {}, None),
-            ).schema
+            found = _infer_csv(file, head, is_all, csv)
         else:
-            read = pyarrow.json.ReadOptions(block_size=block_size, use_threads=False)
-            found = pyarrow.json.read_json(pa.BufferReader(head), read_options=read).schema
+            found = _read_json(head if is_all else head[: last_line(head, edges_of(None, head))], None).schema
     fields = [pa.field(f.name, pa.large_string()) if pa.types.is_null(f.type) else f for f in found]
     return pa.schema(fields)
 
 
-def _csv_parse(csv: CsvOptions) -> pyarrow.csv.ParseOptions:
+def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa.Schema:
+    names, begin = read_header(file, csv, pa.schema([]))
+    rows = head[begin:]
+    if not is_all:
+        rows = rows[: last_line(rows, edges_of(_quotes(csv), rows))]
+    if not rows.strip(b"\r\n"):
+        return pa.schema([(name, pa.null()) for name in names])
+    read = pyarrow.csv.ReadOptions(block_size=len(rows) + 1, use_threads=False, column_names=names)
+    return pyarrow.csv.read_csv(
+        pa.BufferReader(rows),
+        read_options=read,
+        parse_options=_csv_parse(csv, len(names)),
+        convert_options=_csv_convert(csv, {}, None),
+    ).schema
+
+
+def _quotes(csv: CsvOptions) -> Quotes | None:
+    return Quotes(csv.quote.encode(), csv.delimiter.encode()) if csv.quote else None
+
+
+def _csv_parse(
+    csv: CsvOptions,
+    columns: int,
+    on_bad_line: Callable[[pyarrow.csv.InvalidRow], Literal["skip", "error"]] | None = None,
+) -> pyarrow.csv.ParseOptions:
+    """Of a single column an empty line is a row, as it is written for null; else it is nothing."""
     return pyarrow.csv.ParseOptions(
-        delimiter=csv.delimiter, quote_char=csv.quote or False, newlines_in_values=csv.newlines_in_values
+        delimiter=csv.delimiter,
+        quote_char=csv.quote or False,
+        ignore_empty_lines=columns != 1,
+        invalid_row_handler=on_bad_line,
     )
 
 
@@ -367,6 +365,7 @@ def _csv_convert(
     return pyarrow.csv.ConvertOptions(
         column_types=types,
         include_columns=columns,
+        include_missing_columns=True,
         null_values=list(csv.null_values),
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
@@ -383,19 +382,3 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date(kind) or pa.types.is_time(kind):
         return pa.large_string()
     return kind
-
-
-def _open_text(filesystem: pyarrow.fs.FileSystem, path: str, stack: ExitStack) -> Any:
-    """The bytes of a file, decompressed as its suffix says."""
-    compression = compression_of(path)
-    if compression is None:
-        return stack.enter_context(filesystem.open_input_file(path))
-    if compression != "zip":
-        return stack.enter_context(filesystem.open_input_stream(path, compression=compression))
-    archive = stack.enter_context(
-        zipfile.ZipFile(io.BufferedReader(stack.enter_context(filesystem.open_input_file(path))))
-    )
-    members = [name for name in archive.namelist() if not name.endswith("/")]
-    if len(members) != 1:
-        raise ConfigError(f"{path}: a zip archive of {len(members)} files; only archives of one file can be read")
-    return stack.enter_context(pa.PythonFile(stack.enter_context(archive.open(members[0])), mode="r"))

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from midstream.connectors.files import FileSplit, check_unchanged, open_row_groups, row_group_place, row_group_runs
 from midstream.connectors.filesystem import find_files, names_in, resolve
-from midstream.connectors.formats import explained
+from midstream.connectors.formats import Wanted, explained
 from midstream.connectors.parquet import open_parquet
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, SchemaError, StorageError
@@ -143,7 +143,7 @@ class DataFrameSource(Source):
         with explained(staged.part.path, "parquet"), ExitStack() as stack:
             found = canonical_schema(open_parquet(filesystem, staged.part.path, stack).schema_arrow)
         stored = pa.schema([(field.name, _stored(field.type, _field(found, field.name))) for field in self.schema])
-        reader = open_row_groups(filesystem, staged.part, stored, split.offset)
+        reader = open_row_groups(filesystem, staged.part, Wanted(stored, declared=False), split.offset)
         return reader if stored == self.schema else _StagedReader(reader, self.schema)
 
     def place(self, split: Split, first: int, last: int) -> str:

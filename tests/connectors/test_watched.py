@@ -1,0 +1,144 @@
+"""Which files of a directory are new: what is known, missing, back, still being written or written again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from midstream.connectors.watched import GONE_S, Listing, Position, Watch, decoded_position
+from midstream.core.errors import ConfigError, StorageError
+
+HOUR_NS = 3600 * 10**9
+START_NS = 1000 * HOUR_NS
+
+
+class Directory:
+    """Looked at once a second, also by the next driver after `restart`."""
+
+    def __init__(self, appear_whole: bool = False) -> None:
+        self.files: dict[str, tuple[int, int]] = {}
+        self.watch = Watch(appear_whole)
+        self.now_s = 0.0
+        self.position: bytes | None = None
+
+    def put(self, name: str, size: int = 1, age_s: float = 10) -> None:
+        self.files[name] = (size, int(START_NS + (self.now_s - age_s) * 1e9))
+
+    def look(self, after_s: float = 1) -> list[str]:
+        self.now_s += after_s
+        infos = [SimpleNamespace(path=p, size=s, mtime_ns=m) for p, (s, m) in self.files.items()]
+        known = decoded_position(self.position, "test")
+        now_ns = int(START_NS + self.now_s * 1e9)
+        new, after = self.watch.look(Listing.of(infos), known, now_ns=now_ns, now_s=self.now_s)
+        self.position = after.encoded()
+        return [info.path for info in new]
+
+    def restart(self) -> None:
+        self.watch = Watch(False)
+
+
+def test_a_file_is_taken_once_nobody_writes_to_it_any_more():
+    there = Directory()
+    for size in range(1, 20):
+        there.put("a", size, age_s=0)
+        assert there.look() == []
+    assert there.look() == ["a"]
+    assert there.look() == []
+
+
+def test_a_file_from_the_future_is_taken_once_it_is_the_same_for_a_while():
+    there = Directory()
+    there.put("a", age_s=-500)
+    assert there.look() == []
+    assert there.look() == []
+    assert there.look() == ["a"]
+
+
+def test_an_object_is_whole_when_it_is_there():
+    there = Directory(appear_whole=True)
+    there.put("a", age_s=0)
+    assert there.look() == ["a"]
+
+
+def test_a_file_that_is_missing_from_a_listing_is_not_new_when_it_is_back():
+    there = Directory()
+    for name in "abc":
+        there.put(name)
+    assert sorted(there.look()) == ["a", "b", "c"]
+    missing = there.files.pop("b")
+    before = there.position
+    assert there.look() == []
+    assert there.position != before
+    there.files["b"] = missing
+    assert there.look() == []
+    assert there.position == before
+    there.restart()
+    assert there.look() == []
+
+
+def test_a_file_that_is_gone_for_long_is_forgotten_but_not_while_all_are():
+    there = Directory()
+    for name in "abc":
+        there.put(name)
+    there.look()
+    gone, there.files = there.files, {}
+    for _ in range(5):
+        assert there.look(GONE_S) == []
+    there.files = dict(gone)
+    assert there.look() == []
+    del there.files["a"]
+    there.look()
+    there.look(GONE_S)
+    assert len(decoded_position(there.position, "test").seen) == 2
+    there.put("a")
+    assert there.look() == ["a"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_file_that_is_written_again_is_refused(restart):
+    there = Directory()
+    there.put("a")
+    there.put("b", age_s=20)
+    there.look()
+    if restart:
+        there.restart()
+    there.put("b", 1, age_s=0)
+    with pytest.raises(StorageError, match="b: was taken to be read, and has been written again since"):
+        there.look()
+    del there.files["b"]
+    assert there.look() == []
+
+
+def test_an_older_file_in_the_place_of_one_that_was_taken_is_refused():
+    there = Directory()
+    there.put("a")
+    there.look()
+    there.put("a", age_s=5000)
+    with pytest.raises(StorageError, match="a: was taken"):
+        there.look()
+
+
+def test_positions_of_before_are_read_and_those_of_now_are_not_mistaken_for_them():
+    there = Directory()
+    names = [f"dir/{n}" for n in range(50)]
+    for name in names:
+        there.put(name)
+    digests = sorted(xxhash.xxh3_128_digest(name.encode()) for name in names[:49])
+    there.position = msgspec.msgpack.encode([49, b"".join(digests)])
+    assert there.look() == ["dir/49"]
+    assert there.look() == []
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.msgpack.decode(there.position, type=tuple[int, bytes])
+    with pytest.raises(ConfigError, match="was written by another kind of source"):
+        decoded_position(b"\x01", "test")
+
+
+def test_a_position_of_many_files_has_six_bytes_for_each():
+    hashes = np.sort(np.random.default_rng(1).integers(0, 2**64, 100_000, dtype=np.uint64))
+    encoded = Position(100_000, 5, hashes).encoded()
+    assert len(encoded) < 640_000
+    assert np.array_equal(decoded_position(encoded, "test").seen, hashes)
