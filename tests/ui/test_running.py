@@ -47,8 +47,11 @@ def run(monkeypatch, capsys):
 
     def go(job, *arguments):
         class Environment:
-            def start(self, **overrides):
+            def submission(self, **overrides):
                 go.overrides = overrides
+                return self
+
+            def start(self):
                 return job
 
         monkeypatch.setattr(loading, "load_job", lambda path: Environment())
@@ -108,6 +111,7 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "allow_dropped_state": True,
         "checkpoint_dir": None,
         "aligned_timeout": "1 s",
+        "slots": None,
     }
 
 

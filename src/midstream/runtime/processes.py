@@ -3,15 +3,18 @@
     driver                                   python -m midstream.runtime.processes
     u32 length, msgpack launch → stdin       reads it, then is a slot (`runtime.slot`)
     keeps stdin open                         ends when it closes: the driver is gone
-    copies stderr, keeps its last lines  ←   stderr (stdout is inherited)
+    copies stdout                        ←   stdout
+    copies stderr, keeps its last lines  ←   stderr
 
 The job's secret is never on a command line or in the environment. A slot's exit status is 0 when it
-was released, else its last lines say why.
+was released, else its last lines say why. Both outputs go to `sys.stdout` and `sys.stderr` of the driver as
+they are at that moment: whoever draws on its terminal, or keeps what is printed, can make room.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -21,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -36,6 +39,8 @@ ORPHAN_WAIT_S: Final = 5.0
 """How long a slot whose driver is gone may take to end in good order."""
 LAUNCH_BYTES_MAX: Final = 2**20
 LAST_LINES: Final = 20
+LAST_WORDS_WAIT_S: Final = 1.0
+COPIED_BYTES_MAX: Final = 2**16
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -93,6 +98,7 @@ class _Child(WatchedSlot):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**ENVIRONMENT, **os.environ},
                 start_new_session=True,
@@ -117,8 +123,10 @@ class _Child(WatchedSlot):
 
     def wait(self) -> str:
         process = self._process
-        assert process.stderr is not None and process.stdin is not None
+        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
         last: deque[str] = deque(maxlen=LAST_LINES)
+        copying = threading.Thread(target=_copy_stdout, args=(process.stdout,), name=f"stdout-{self.pid}", daemon=True)
+        copying.start()
         for raw in process.stderr:
             line = raw.decode(errors="replace")
             sys.stderr.write(line)
@@ -126,9 +134,27 @@ class _Child(WatchedSlot):
                 last.append(line.strip())
         status = process.wait()
         process.stderr.close()
+        copying.join(LAST_WORDS_WAIT_S)  # longer only if a process that a function has started keeps it open
         with contextlib.suppress(BrokenPipeError):  # of what it never read
             process.stdin.close()
         return f"process {self.pid} {how_it_ended(status)}{': ' + last[-1] if last and status > 0 else ''}"
+
+
+def _copy_stdout(stream: IO[bytes]) -> None:
+    """Whole lines, in as few writes as they come in."""
+    rest = b""
+    with stream:
+        while data := os.read(stream.fileno(), COPIED_BYTES_MAX):
+            lines, newline, rest = (rest + data).rpartition(b"\n")
+            _print(lines + newline)
+    _print(rest)
+
+
+def _print(data: bytes) -> None:
+    if data:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: the slot must not wait for that
+            sys.stdout.write(data.decode(errors="replace"))
+            sys.stdout.flush()
 
 
 def how_it_ended(status: int) -> str:
@@ -152,6 +178,8 @@ def main() -> int:
     """Be a slot. 0: released; 1: on an error, whose message is the last line on stderr."""
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
     sys.path[:] = launch.path
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TextIO
+from typing import Final, TextIO
 
 import msgspec
 from rich.console import Console, RenderableType
 
 from midstream.ui.text import printable
+
+
+SLOTS: Final = ("spark", "process")
+"""What `--slots` may say."""
 
 
 class Exit(IntEnum):

@@ -64,6 +64,7 @@ def run(
     allow_dropped_state: bool = False,
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
+    slots: str | None = None,
     json: Json = False,
 ) -> Answer:
     """Run the job in a Python file until it ends, and show it live.
@@ -88,10 +89,12 @@ def run(
     aligned_timeout
         How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
         "1 s"; 0 for at once.
+    slots
+        "spark": on Spark (the default); "process": on plain processes of this machine, without Spark and Java.
     """
     from midstream.ui.running import Overrides, run_job
 
-    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout)
+    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout, slots)
     return run_job(job, overrides, json)
 
 
@@ -368,9 +371,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `midstream list | head`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return Exit.OK
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         print_error(errors, "interrupted")
-        return 128 + signal.SIGINT
+        return 128 + getattr(interruption, "number", signal.SIGINT)
 
 
 def _log_to_stderr() -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -93,6 +93,36 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
         yield Lines(console)
 
 
+class Interrupted(KeyboardInterrupt):
+    """By that signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def ending_at_a_signal() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise Interrupted: for as long as there is no job that could be stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)
+
+
 class Interrupts:
     """Counts Ctrl-C and SIGTERM. The handler only counts: the loop in `follow` acts."""
 
@@ -110,13 +140,8 @@ class Interrupts:
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
         """Install the handlers; later than Spark does, whose own would end the slots under the job."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self.on_signal) for number in numbers]
-        try:
+        with _handled_by(self.on_signal):
             yield self
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
 
 
 class _Stop(threading.Thread):

@@ -9,11 +9,14 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from midstream.core.errors import ConfigError
 from midstream.protocol.messages import JobStatus
+from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.provider import SlotProvider
 from midstream.ui import text
-from midstream.ui.answer import Answer, Exit, busy_with
+from midstream.ui.answer import SLOTS, Answer, Exit, busy_with
 from midstream.ui.failures import print_error, print_job_failure
-from midstream.ui.follow import Interrupts, display, follow
+from midstream.ui.follow import Interrupts, display, ending_at_a_signal, follow
 from midstream.ui.tables import job_view, rows_read
 
 
@@ -27,6 +30,7 @@ class Overrides:
     allow_dropped_state: bool = False
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
+    slots: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -36,6 +40,7 @@ class Overrides:
             ("--master", self.master),
             ("--checkpoint-dir", self.checkpoint_dir),
             ("--aligned-timeout", self.aligned_timeout),
+            ("--slots", self.slots),
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
@@ -45,16 +50,19 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     from midstream.api.loading import load_job
 
     errors = Console(stderr=True, highlight=False)
-    environment = load_job(path)
-    with busy_with("starting Spark and the job's slots", silent=json):
-        job = environment.start(
-            parallelism=overrides.parallelism,
-            master=overrides.master,
-            restore_from=overrides.restore,
-            allow_dropped_state=overrides.allow_dropped_state,
-            checkpoint_dir=overrides.checkpoint_dir,
-            aligned_timeout=overrides.aligned_timeout,
-        )
+    provider = _provider(overrides.slots)
+    submission = load_job(path).submission(
+        parallelism=overrides.parallelism,
+        master=overrides.master,
+        restore_from=overrides.restore,
+        allow_dropped_state=overrides.allow_dropped_state,
+        checkpoint_dir=overrides.checkpoint_dir,
+        aligned_timeout=overrides.aligned_timeout,
+        slots=provider,
+    )
+    what = "starting Spark and the job's slots" if provider is None else "starting the job's slots"
+    with ending_at_a_signal(), busy_with(what, silent=json):
+        job = submission.start()
     interrupts = Interrupts()
     with interrupts.installed():
         with display(errors, silent=json) as screen:
@@ -72,6 +80,13 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         summary = _summary(last, again)
         view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
+
+
+def _provider(slots: str | None) -> SlotProvider | None:
+    """None: Spark's. Raises ConfigError for what there is not."""
+    if slots not in (None, *SLOTS):
+        raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+    return ProcessSlots() if slots == "process" else None
 
 
 def _summary(status: JobStatus, again: str) -> Text:
