@@ -128,7 +128,7 @@ def test_a_slot_that_is_killed_is_told_as_it_happens_and_nothing_is_lost(start, 
 def test_a_signal_while_spark_starts_ends_it_at_once_and_leaves_no_jvm(number, start):
     process = start()
     driver = psutil.Process(process.pid)
-    until("the launch of the JVM", lambda: driver.children(), 60)
+    until("the launch of the JVM", driver.children, 60)
     children = driver.children()
     sent_s = time.monotonic()
     process.send_signal(number)

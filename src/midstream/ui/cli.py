@@ -45,9 +45,9 @@ app = App(
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    import midstream
 
-    return f"midstream {version('midstream')}"
+    return f"midstream {midstream.__version__}"
 
 
 app.version = _version
@@ -186,7 +186,7 @@ def rescale(
     job: str | None = None,
     /,
     *,
-    parallelism: Annotated[int, Parameter(converter=_whole_number)],
+    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     json: Json = False,
 ) -> Answer:
     """Go on at another parallelism: a checkpoint, then from exactly there, rows in flight included.
@@ -200,6 +200,10 @@ def rescale(
     parallelism
         Of the operators whose parallelism the job does not set.
     """
+    if parallelism is None:
+        raise ConfigError(
+            "say at which parallelism the job is to go on, for example: midstream rescale --parallelism 4"
+        )
     from midstream.ui.remote import rescale_job
 
     return rescale_job(job, parallelism, json)

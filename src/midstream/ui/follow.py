@@ -14,16 +14,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from midstream.core.errors import MidstreamError
 from midstream.protocol.messages import FailureStatus, JobStatus
 from midstream.runtime.job import Job
 from midstream.ui import text
 from midstream.ui.rates import Rates
-from midstream.ui.tables import job_view, progress_line
+from midstream.ui.tables import LiveView, progress_line
 
 POLL_S = 0.1
 REFRESH_S = 0.5
@@ -74,8 +73,7 @@ class Tables:
 
     def show(self, status: JobStatus) -> None:
         self._rates.add(status)
-        footer = [Text(self._notice, style="yellow")] if self._notice else []
-        self._live.update(Group(job_view(status, self._rates), *footer), refresh=True)
+        self._live.update(LiveView(status, self._rates, self._notice), refresh=True)
 
     def say(self, message: str) -> None:
         self._notice = message

@@ -17,7 +17,7 @@ from midstream.ui import text
 from midstream.ui.answer import SLOTS, Answer, Exit, busy_with
 from midstream.ui.failures import print_error, print_job_failure
 from midstream.ui.follow import Interrupts, display, ending_at_a_signal, follow
-from midstream.ui.tables import job_view, rows_read
+from midstream.ui.tables import job_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,12 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             if not last.failures:  # it never ran: a matter of what was asked, not of how it went
                 job.wait()
             print_job_failure(errors, last, _how_to_go_on(last, again))
-            return Answer(last, "", Exit.JOB_FAILED)
+            return Answer(_with_error(last, _why(last)), "", Exit.JOB_FAILED)
         if not last.has_ended:
             job.cancel("it could not be stopped cleanly")
-            print_error(errors, f"{last.name}: ended without a last checkpoint", _how_to_go_on(last, again))
-            return Answer(last, "", 128 + interrupts.last_signal)
+            problem = f"{last.name}: ended without a last checkpoint"
+            print_error(errors, problem, _how_to_go_on(last, again))
+            return Answer(_with_error(last, problem), "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
         view: RenderableType = summary if errors.is_terminal else Group(job_view(last), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
@@ -89,10 +90,19 @@ def _provider(slots: str | None) -> SlotProvider | None:
     return ProcessSlots() if slots == "process" else None
 
 
+def _why(status: JobStatus) -> str:
+    return status.failures[0].summary if status.failures else "the job failed"
+
+
+def _with_error(status: JobStatus, problem: str) -> dict[str, object]:
+    """For machines: what went wrong is where every other command has it."""
+    return {**{field: getattr(status, field) for field in status.__struct_fields__}, "error": problem}
+
+
 def _summary(status: JobStatus, again: str) -> Text:
     took = text.span((status.now_ms - status.started_ms) / 1e3)
     line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
-    line.append(f": {text.rows(rows_read(status))} rows read in {took}", style="not bold")
+    line.append(f": {text.rows(status.rows_read)} rows read in {took}", style="not bold")
     if status.restarts:
         times = "1 restart" if status.restarts == 1 else f"{status.restarts} restarts"
         line.append(f", {times}, after which rows are read again and counted again", style="not bold")
