@@ -18,7 +18,7 @@ PAGES = [
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])(?:docs|tests|src|benchmarks|examples|tools)/[\w./-]*\w")
 MODULE = re.compile(r"`([\w/]+\.py)`")
-EXAMPLES = {"visits.py"}
+EXAMPLES = {"hello.py", "visits.py"}
 """Files that a reader makes."""
 
 

@@ -1,21 +1,39 @@
 #!/usr/bin/env bash
-# Sets the project up in .venv from nothing but a system Python, and looks for Java.
+# Sets the project up in .venv from nothing but a system Python, and looks for Java before that.
 # Does nothing, quickly, when nothing has changed.   usage: tools/setup.sh [--without-java]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-fail() { printf '\n\033[1;31merror:\033[0m %s\n' "$1" >&2; shift; printf '       %s\n' "$@" >&2; exit 1; }
+fail() {
+    local label="error:"
+    if [[ -t 2 ]]; then label=$'\033[1;31merror:\033[0m'; fi
+    printf '\n%s %s\n' "$label" "$1" >&2
+    shift
+    printf '       %s\n' "$@" >&2
+    exit 1
+}
 
-find_python() {  # the first interpreter that is new enough; $PYTHON goes first
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+find_python() {  # $PYTHON if it is set, else the first interpreter that is new enough
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.10; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    if [[ -n ${PYTHON:-} ]]; then
+        is_new_enough "$PYTHON" || fail "PYTHON=$PYTHON is no Python 3.10 or newer" \
+            "name another:    make setup PYTHON=/path/to/python3" "or have one found: make setup PYTHON="
+        echo "$PYTHON"
+        return
+    fi
+    for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
+        if is_new_enough "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    fail "no Python 3.10 or newer found" "Debian, Ubuntu:  sudo apt install python3 python3-venv" \
-        "or name one:     make setup PYTHON=/path/to/python3"
+    fail "no Python 3.10 or newer found" \
+        "Debian 12, Ubuntu 22.04 and newer:  sudo apt install python3 python3-venv" \
+        "older ones, whose python3 is older: https://docs.astral.sh/uv, then: uv python install 3.12" \
+        "macOS:                              brew install python@3.12" \
+        "then, if it is not found:           make setup PYTHON=/path/to/python3"
 }
 
 install_project() {
@@ -35,12 +53,20 @@ install_project() {
     echo "$wanted" > "$stamp"
 }
 
+say_if_another_python_is_wanted() {  # there is a .venv, and $PYTHON may not be what it was made with
+    local of='import sys; print(sys.base_prefix, *sys.version_info[:2])' made
+    made=$(.venv/bin/python -c "$of" 2>/dev/null) || return 0
+    [[ $("$PYTHON" -c "$of" 2>/dev/null) == "$made" ]] ||
+        echo "PYTHON=$PYTHON is not used: .venv is there, with $(.venv/bin/python --version); rm -rf .venv to make another" >&2
+}
+
 check_java() {
     local java=java version
     if [[ -n ${JAVA_HOME:-} ]]; then java=$JAVA_HOME/bin/java; fi
     local how=("Debian, Ubuntu:  sudo apt install openjdk-17-jre-headless"
         "macOS:           brew install openjdk@17"
-        "elsewhere:       https://adoptium.net; then set JAVA_HOME if java is not on the PATH")
+        "elsewhere:       https://adoptium.net; then set JAVA_HOME if java is not on the PATH"
+        "without Spark:   make setup-python, then .venv/bin/midstream run JOB.py --slots process")
     command -v "$java" > /dev/null || fail "Spark needs Java 17 or newer; $java was not found" "${how[@]}"
     version=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1) || true
     [[ ${version:-0} -ge 17 ]] || fail "Spark needs Java 17 or newer; $java is ${version:-of an unknown version}" "${how[@]}"
@@ -49,5 +75,6 @@ check_java() {
 stamp=.venv/.installed
 wanted="$PWD $(cksum < pyproject.toml)"
 up_to_date() { [[ -f $stamp && $(< "$stamp") == "$wanted" && -x .venv/bin/midstream ]] && .venv/bin/python -c '' 2>/dev/null; }
+if [[ ${1:-} != --without-java ]]; then check_java; fi  # before minutes of installing
+if [[ -n ${PYTHON:-} ]]; then say_if_another_python_is_wanted; fi
 if ! up_to_date; then install_project; fi
-if [[ ${1:-} != --without-java ]]; then check_java; fi

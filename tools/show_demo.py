@@ -19,5 +19,13 @@ worst = (
     .head(5)
 )
 print(f"\nout/demo/delays: {delays['flights'].sum():,} flights in {len(delays):,} rows; the worst days:")
-with pl.Config(tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True):
+with pl.Config(tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, tbl_width_chars=100, fmt_str_lengths=40):
     print(worst)
+print(
+    """
+what next: run it again with  rm -rf out/demo; .venv/bin/midstream run examples/flights.py
+  and meanwhile, from another terminal,  .venv/bin/midstream list  and  .venv/bin/midstream status
+  kill -9 one of its slots (the processes that status names): it goes back to its newest checkpoint and on
+  stop it with Ctrl-C, and go on with  .venv/bin/midstream run examples/flights.py --from latest
+the result is the same each time: every flight once"""
+)

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from midstream.state.keyed import ValueState as ValueState
     from midstream.state.table import TableState as TableState
 
+    __version__: str
+
 _HOME = {
     "api.environment": "Environment",
     "api.restarts": "exponential_restarts fixed_restarts no_restart",
@@ -83,6 +85,8 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the same names as above; a test 
 if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("importlib.metadata").version(__name__)
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
@@ -91,4 +95,4 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and that there ar
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__, "__version__"})

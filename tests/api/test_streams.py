@@ -104,6 +104,9 @@ def test_every_exported_name_can_be_imported():
     assert declared == set(midstream.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = midstream.nope
+    assert midstream.__version__.startswith("0.")
+    listed = dir(midstream)
+    assert {*midstream.__all__, "__version__"} <= set(listed) and len(listed) == len(set(listed))
 
 
 def test_the_schema_is_known_after_every_step():

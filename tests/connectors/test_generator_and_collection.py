@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -221,6 +222,8 @@ def test_frames_tables_and_batches_are_taken():
 def test_what_is_no_collection_of_rows_is_refused():
     with pytest.raises(SchemaError, match="row 1 is int, not a dict"):
         from_rows([{"a": 1}, 3])
+    with pytest.raises(SchemaError, match=r"a pandas DataFrame; give pl\.from_pandas\(…\) of it"):
+        from_rows(pd.DataFrame({"a": [1]}))
     with pytest.raises(SchemaError, match="no rows to infer the columns from; give a schema"):
         from_rows([])
     with pytest.raises(SchemaError, match="column 'a': "):

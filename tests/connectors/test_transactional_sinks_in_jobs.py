@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 from transactional_jobs import COMMITTERS, ROWS, Target, after_commit
@@ -174,7 +175,7 @@ def test_the_password_is_in_no_file_status_or_output(database, tmp_path, capfd, 
     kill_a_slot(job)
     status = job.wait(90)
     assert status.failures
-    assert PASSWORD not in repr(status)
+    assert PASSWORD not in msgspec.json.encode(status).decode()
     assert PASSWORD not in caplog.text
     assert PASSWORD not in "".join(capfd.readouterr())
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

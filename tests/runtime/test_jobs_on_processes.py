@@ -11,7 +11,8 @@ import pytest
 
 from jobs import NumbersJob
 from midstream.core.config import RestartStrategy
-from midstream.core.errors import JobError
+from midstream.core.errors import JobError, StorageError
+from midstream.runtime import registry
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotLaunch
@@ -137,3 +138,31 @@ def test_a_slot_whose_driver_has_gone_tells_the_driver_alone(capfd: pytest.Captu
     assert "ended with status 1: ClusterError: a slot on " in reason and "cannot reach its driver" in reason
     assert crash == "", "that is an outage"
     assert capfd.readouterr().err == ""
+
+
+def test_a_job_that_cannot_be_announced_runs_all_the_same_and_says_so(
+    running: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "file" / "home"))
+    numbers = NumbersJob(1000)
+    job = start(running, numbers)
+    assert "running" in repr(job) or "created" in repr(job) or "deploying" in repr(job) or "finished" in repr(job)
+    status = job.wait(60)
+    assert numbers.numbers() == list(range(1000))
+    said = caplog.text
+    assert "cannot announce the job" in said and "set MIDSTREAM_HOME" in said and "the job runs all the same" in said
+    assert repr(job) == f"<midstream job {job.name!r} {job.job_id}: finished>"
+    assert repr(status) == (
+        f"<JobStatus of {job.name!r} {job.job_id}: finished, rows_read=1000, checkpoints_completed=0, restarts=0>"
+    )
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MIDSTREAM_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(StorageError, match=r"there is no home directory .*; set MIDSTREAM_HOME"):
+        registry.list_jobs()

@@ -16,7 +16,7 @@ from sample_status import later
 from midstream.core.errors import ClusterError
 from midstream.protocol.messages import FailureStatus, JobStatus
 from midstream.ui import follow as following
-from midstream.ui.follow import Interrupts, display, follow
+from midstream.ui.follow import Interrupted, Interrupts, display, ending_at_a_signal, follow
 
 
 class ScriptedJob:
@@ -120,6 +120,15 @@ def test_termination_is_an_interrupt_too_and_handlers_are_put_back(status):
         signal.raise_signal(signal.SIGTERM)
     assert interrupts.last_signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_before_there_is_a_job_a_signal_ends_what_is_done_for_it(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as interrupted, ending_at_a_signal():
+        signal.raise_signal(number)
+    assert interrupted.value.number == number
+    assert signal.getsignal(number) == before
 
 
 def test_a_stop_that_fails_is_said_and_ends_the_watch(status):

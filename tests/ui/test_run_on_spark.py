@@ -8,10 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
+
+from waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -128,3 +132,18 @@ def test_a_slot_that_is_killed_on_an_executor_is_told_as_it_happens_and_spark_ad
     assert re.search(r"finished: .*1 restart,", out)
     assert not re.search(r"spark (ERROR|WARN)|java|\tat |did not register", err.partition("\n")[2]), err
     assert rows_in(tmp_path / "out") == list(range(6000))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_ends_it_at_once_and_leaves_no_jvm(number, start):
+    process = start()
+    driver = psutil.Process(process.pid)
+    until("the launch of the JVM", driver.children, 60)
+    children = driver.children()
+    sent_s = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - sent_s < 10
+    assert (process.returncode, out) == (128 + number, "")
+    assert err.splitlines()[1:] == ["error: interrupted"]
+    assert not any(child.is_running() for child in children)

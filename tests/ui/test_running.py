@@ -45,10 +45,14 @@ def run(monkeypatch, capsys):
     monkeypatch.setattr(following, "REFRESH_S", 0.0)
     monkeypatch.setattr(following, "POLL_S", 0.001)
 
-    def go(job, *arguments):
+    def go(job, *arguments, on_start=lambda: None):
         class Environment:
-            def start(self, **overrides):
+            def submission(self, **overrides):
                 go.overrides = overrides
+                return self
+
+            def start(self):
+                on_start()
                 return job
 
         monkeypatch.setattr(loading, "load_job", lambda path, modules: Environment())
@@ -108,6 +112,7 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "allow_dropped_state": True,
         "checkpoint_dir": None,
         "aligned_timeout": "1 s",
+        "slots": None,
     }
 
 
@@ -167,3 +172,17 @@ def test_without_completed_checkpoints_there_is_nothing_to_go_on_from(status, ru
     none = {"checkpoints_completed": 0, "last_checkpoint": None}
     assert "no checkpoint was completed" in run(Job(ended(status, "failed", **none)))[2]
     assert "no checkpoint directory" in run(Job(ended(status, "failed", checkpoint_dir=None, **none)))[2]
+
+
+def test_a_signal_while_the_job_is_being_started_is_answered_and_is_the_exit_status(status, run):
+    class Starting(Job):
+        """Not started yet when the signal comes."""
+
+        @property
+        def status(self):
+            raise AssertionError("there is no job to ask")
+
+    number = signal.SIGTERM
+    code, out, err = run(Starting(status), on_start=lambda: signal.raise_signal(number))
+    assert (code, out) == (128 + number, "")
+    assert err.endswith("error: interrupted")

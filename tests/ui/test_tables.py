@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import msgspec
 import pytest
@@ -10,14 +11,30 @@ from rich.console import Console, RenderableType
 from sample_status import NOW_MS, later
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.protocol.messages import CheckpointStatus, OperatorStatus, RecoveryStatus, WaitStatus
+from midstream.protocol.messages import (
+    CheckpointStatus,
+    JobStatus,
+    OperatorStatus,
+    RecoveryStatus,
+    VertexStatus,
+    WaitStatus,
+)
 from midstream.ui import text
 from midstream.ui.rates import Rates
-from midstream.ui.tables import checkpoint_line, job_view, jobs_table, progress_line, recovered_share
+from midstream.ui.tables import (
+    LiveView,
+    bar,
+    bottleneck,
+    checkpoint_line,
+    job_view,
+    jobs_table,
+    progress_line,
+    recovered_share,
+)
 
 
-def render(view: RenderableType, width: int = 160) -> str:
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=False)
+def render(view: RenderableType, width: int = 160, height: int = 50) -> str:
+    console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=False)
     console.print(view)
     return console.export_text()
 
@@ -51,7 +68,7 @@ def test_a_narrow_terminal_still_shows_operators_rates_and_pressure(status):
     rates.add(after)
     shown = render(job_view(after, rates), width=80)
     assert max(map(len, shown.splitlines())) <= 80
-    for part in ("parse [bold]x[/]", "1,254,567", "10.0 k", "13-01-01 07:00:00", " 75%", " 10%"):
+    for part in ("parse [bold]x[/]", "1,254,567", "10.0 k", "2013-01-01 07:00:00", " 75%", " 10%"):
         assert part in shown
 
 
@@ -185,3 +202,78 @@ def test_what_is_waited_for_is_seen_wherever_one_looks(status):
 def test_a_checkpoint_that_had_to_wait_for_its_barriers_says_how_long():
     done = CheckpointStatus(3, "completed", 0, 2_400, 0, alignment_ms=1_200.0)
     assert checkpoint_line(done) == "3 (2.4 s, 0 B, aligned in 1.2 s)"
+
+
+def chain(status: JobStatus, length: int, slow: int) -> JobStatus:
+    """A line of operators with long names, all of them held up by one."""
+    vertices = tuple(
+        VertexStatus(
+            at,
+            f"operator {at}",
+            8,
+            {"running": 8},
+            (OperatorStatus(f"op-{at}", f"operator {at} whose name says all that it does", 8, 1_234_567, 1_234_567),),
+            1_357_023_600_000_000,
+            busy=0.86 if at == slow else 0.1,
+            backpressured=0.9 if at < slow else 0.0,
+        )
+        for at in range(length)
+    )
+    edges = tuple((at, at + 1, "keyed") for at in range(length - 1))
+    return msgspec.structs.replace(
+        status,
+        name="a job whose name has more than fifty characters, which is long",
+        vertices=vertices,
+        edges=edges,
+        slots=8,
+        slots_needed=8,
+        slot_memory_bytes=(200 * 2**20,) * 8,
+        slot_pids=tuple(range(12_345, 12_353)),
+        warnings=("operator 'operator 3' has dropped 12 rows that came late, and this sentence is longer than a line",),
+    )
+
+
+@pytest.mark.parametrize(("length", "height"), [(12, 24), (12, 14), (60, 24), (60, 12)])
+def test_in_a_small_terminal_the_bottleneck_the_ends_and_all_facts_are_seen(status, length, height):
+    job = chain(status, length, slow=length // 2)
+    lines = render(LiveView(job, Rates()), width=80, height=height).splitlines()
+    assert len(lines) <= height and max(map(len, lines)) <= 80
+    assert lines[0].startswith("a job whose name") and lines[0].rstrip().endswith(
+        "…  running  1 min  slots 8/8  0123456789abcdef"
+    )
+    names = [found.group() for line in lines if (found := re.match(r"operator \d+", line))]
+    assert {"operator 0", f"operator {length // 2}", f"operator {length - 1}"} <= set(names)
+    [slow] = [line for line in lines if "bottleneck" in line]
+    assert slow.startswith(f"operator {length // 2} ") and "86%" in slow
+    left_out = sum(int(line.split()[1]) for line in lines if line.startswith("… "))
+    assert len(names) + left_out == length
+    for fact in ("checkpoints 3 completed", "restarts 1  last failure", "warning: operator"):
+        assert any(line.startswith(fact) for line in lines), fact
+
+
+def test_a_bottleneck_is_what_others_wait_for_or_a_source_that_does_all_it_can(status):
+    job = chain(status, 4, slow=2)
+    assert bottleneck(job) is job.vertices[2]
+    busy_source = chain(status, 4, slow=0)
+    assert bottleneck(busy_source) is busy_source.vertices[0]
+    idle = [msgspec.structs.replace(vertex, busy=0.6, backpressured=0.0) for vertex in job.vertices]
+    assert bottleneck(msgspec.structs.replace(job, vertices=tuple(idle))) is None
+
+
+def test_bars_say_something_without_colour():
+    assert [bar(part, "green").plain for part in (0.0, 0.5, 1.0)] == ["······   0%", "━━━···  50%", "━━━━━━ 100%"]
+
+
+def test_two_jobs_of_one_name_are_told_apart_in_a_list_of_80_columns(status):
+    one = msgspec.structs.replace(status, name="n" * 70, checkpoint_dir="/data/one")
+    two = msgspec.structs.replace(one, job_id="f" * 16, checkpoint_dir=None, restarts=0)
+    lines = render(jobs_table([one, two]), width=80).splitlines()
+    assert len(lines) == 5 and max(map(len, lines)) <= 80
+    assert "0123456789abcdef nnn" in lines[1] and "running 2023-11-1" in lines[1] and "2/2 1,234,567" in lines[1]
+    assert lines[3].rstrip() == "0123456789abcdef has 1 restart and 3 checkpoints in /data/one"
+    assert lines[4].rstrip() == "ffffffffffffffff has no restarts, and no checkpoint directory"
+
+
+def test_event_time_of_another_year_has_no_lag():
+    assert text.lag(NOW_MS * 1000 - 90_000_000, NOW_MS) == "1 min 30 s"
+    assert text.lag(0, NOW_MS) == "–"

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
+    from midstream.api.submit import Submission
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
 
@@ -319,18 +320,40 @@ class Environment:
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
         by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
         path of a checkpoint, or the path of a savepoint; `allow_dropped_state`: also when that has state of
-        operators that the job no longer has. `slots`: for tests, `runtime.processes.ProcessSlots()` runs
-        on plain processes without Spark.
+        operators that the job no longer has. `slots`: where the job runs in place of Spark;
+        `runtime.processes.ProcessSlots()` for plain processes of this machine.
 
         Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
         ClusterError when its surroundings do not allow it.
         """
+        return self.submission(
+            parallelism=parallelism,
+            master=master,
+            restore_from=restore_from,
+            allow_dropped_state=allow_dropped_state,
+            checkpoint_dir=checkpoint_dir,
+            aligned_timeout=aligned_timeout,
+            slots=slots,
+        ).start()
+
+    def submission(
+        self,
+        *,
+        parallelism: int | None = None,
+        master: str | None = None,
+        restore_from: str | int | None = None,
+        allow_dropped_state: bool = False,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        aligned_timeout: Duration | None = None,
+        slots: SlotProvider | None = None,
+    ) -> Submission:
+        """The first half of `start`, with its arguments and errors: all checks that need neither Spark nor slots."""
         if FILES_BEING_LOADED:
             raise JobError(
                 f"{calling_place()}: starts the job while its file is being loaded; midstream run starts it itself, "
                 'so put the call under: if __name__ == "__main__":'
             )
-        from midstream.api.submit import submit
+        from midstream.api.submit import submission
 
         config = self._config
         if parallelism is not None:
@@ -342,7 +365,7 @@ class Environment:
             config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(aligned_timeout))
         restore = None if restore_from is None else str(restore_from)
         code = partial(collect, self._file, self._modules)
-        return submit(self._program.graph, config.check(), code, restore, allow_dropped_state, master, slots)
+        return submission(self._program.graph, config.check(), code, restore, allow_dropped_state, master, slots)
 
 
 def _directory(path: str | os.PathLike[str] | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import cloudpickle
 import msgspec
@@ -17,7 +17,7 @@ from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError, JobError
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph
-from midstream.graph.logical import LogicalGraph
+from midstream.graph.logical import LogicalGraph, Node
 from midstream.operators.sink import Sink
 from midstream.protocol.messages import JobModules
 from midstream.runtime.ids import RandomIds
@@ -27,7 +27,42 @@ from midstream.runtime.storage import FileStorage, absolute
 from midstream.state.own_code import own_code
 
 
-def submit(
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that has passed every check that can be made without slots."""
+
+    plan: JobPlan
+    nodes: tuple[Node, ...]
+    master: str | None
+    slots: SlotProvider | None
+    """None: those of Spark, which is started for it if need be."""
+
+    def start(self) -> Job:
+        """Start the job and return at once. Raises as `Environment.start` does."""
+        plan, graph = self.plan, self.plan.graph
+        with ExitStack() as undo:
+            slots = self.slots
+            if slots is None:
+                slots = _spark_slots(self.master)
+                undo.callback(slots.close)
+            for vertex in graph.vertices:
+                if vertex.source is not None:
+                    undo.callback(vertex.source.source.close)
+                    vertex.source.source.prepare(
+                        vertex.source.uid, plan.config.checkpoint_dir, plan.restore is not None
+                    )
+            _give_own_code(graph, plan.config)
+            plan = replace(
+                plan,
+                graph_bytes=cloudpickle.dumps(graph),
+                rescaled=lambda parallelism: rescaled(plan, LogicalGraph(list(self.nodes)), slots, parallelism),
+            )
+            job = start_job(plan, slots)
+            undo.pop_all()
+        return job
+
+
+def submission(
     logical: LogicalGraph,
     config: JobConfig,
     modules: Callable[[bytes], JobModules],
@@ -35,7 +70,7 @@ def submit(
     allow_dropped_state: bool,
     master: str | None,
     slots: SlotProvider | None,
-) -> Job:
+) -> Submission:
     """`modules`: those that the pickled graph needs in the slots. For the rest see `Environment.start`."""
     if slots is not None and master is not None:
         raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
@@ -49,28 +84,11 @@ def submit(
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
     _check_sinks(graph, restoring=restore_from is not None)
-    nodes = list(logical.nodes)
     plan = JobPlan(RandomIds().new_id(), graph, b"", config, restore_from, allow_dropped_state)
     check_restorable(plan, FileStorage)
     # what is wrong with them is said before Spark starts
     plan = replace(plan, modules=modules(cloudpickle.dumps(graph)))
-    with ExitStack() as undo:
-        if slots is None:
-            slots = _spark_slots(master)
-            undo.callback(slots.close)
-        for vertex in graph.vertices:
-            if vertex.source is not None:
-                undo.callback(vertex.source.source.close)
-                vertex.source.source.prepare(vertex.source.uid, config.checkpoint_dir, restore_from is not None)
-        _give_own_code(graph, config)
-        plan = replace(
-            plan,
-            graph_bytes=cloudpickle.dumps(graph),
-            rescaled=lambda parallelism: rescaled(plan, LogicalGraph(nodes), slots, parallelism),
-        )
-        job = start_job(plan, slots)
-        undo.pop_all()
-    return job
+    return Submission(plan, tuple(logical.nodes), master, slots)
 
 
 def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallelism: int) -> JobPlan:

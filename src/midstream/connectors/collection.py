@@ -67,6 +67,8 @@ def from_rows(
 
     Raises SchemaError when there is no row to infer from, or when a value does not fit its column.
     """
+    if type(rows).__module__.partition(".")[0] == "pandas":
+        raise SchemaError(f"from_collection: a pandas {type(rows).__name__}; give pl.from_pandas(…) of it")
     listed = list(rows)
     for position, row in enumerate(listed):
         if not isinstance(row, Mapping):

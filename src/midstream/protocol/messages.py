@@ -617,6 +617,22 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     def has_ended(self) -> bool:
         return self.state in ("finished", "stopped", "failed")
 
+    @property
+    def rows_read(self) -> int:
+        """Rows given out by all sources; what was read again after a failure counts again."""
+        fed = {target for _, target, _ in self.edges}
+        return sum(
+            vertex.operators[0].rows_out for vertex in self.vertices if vertex.operators and vertex.id not in fed
+        )
+
+    def __repr__(self) -> str:
+        """What a shell or a notebook shows; each part is an attribute."""
+        failed = f"; last failure: {self.failures[0].summary}" if self.failures else ""
+        return (
+            f"<JobStatus of {self.name!r} {self.job_id}: {self.state}, rows_read={self.rows_read}, "
+            f"checkpoints_completed={self.checkpoints_completed}, restarts={self.restarts}{failed}>"
+        )
+
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """`error` is empty when it went well.

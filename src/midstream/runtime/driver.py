@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -49,7 +50,7 @@ from midstream.coordinator.events import (
     TimePassed,
     TimerFired,
 )
-from midstream.core.errors import ClusterError, InvariantError, MidstreamError
+from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
 from midstream.core.row_text import printable
 from midstream.core.seams import Done, Failed, Timer
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
@@ -136,18 +137,21 @@ class Driver:
         """Who waits for the answer to which question."""
         self._questions: dict[int, Future[Reply]] = {}
         """Questions of other threads that are not answered; their last resort when the loop has ended."""
+        self._announced: Path | None = None
         self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
 
     # ---- for other threads
 
     def start(self) -> None:
-        """Raises StorageError when the job cannot be announced to the command line; all is closed then."""
+        """The job runs even if the command line cannot be told of it: a service may have no home to write to."""
         try:
             self._announced = registry.announce(
                 registry.entry_of_this_process(
                     self.plan.job_id, self.plan.config.name, self._lines.host, self._lines.port, self._secret
                 )
             )
+        except StorageError as error:
+            _log.warning("%s; the job runs all the same, but midstream list, status and stop do not find it", error)
         except BaseException:
             self._lines.close()
             self._slots.close()
@@ -186,7 +190,7 @@ class Driver:
             self._lines.close,
             self._slots.close,
             self._loop.close,
-            partial(registry.withdraw, self._announced),
+            self._withdraw,
         ):
             try:
                 step()
@@ -196,6 +200,10 @@ class Driver:
         _running.discard(self)
         self.ended.set()
         self._answer_unanswered()
+
+    def _withdraw(self) -> None:
+        if self._announced is not None:
+            registry.withdraw(self._announced)
 
     def _answer_unanswered(self) -> None:
         while self._questions:

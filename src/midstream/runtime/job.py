@@ -33,7 +33,7 @@ LOOK_S: Final = 0.2
 def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
     """Start a job on a thread of its own and return at once. `slots` is closed when the job has ended.
 
-    Raises ClusterError when the cluster is too small for it, StorageError when it cannot be announced.
+    Raises ClusterError when the cluster is too small for it.
     """
     driver = Driver(plan, slots)
     driver.start()
@@ -47,7 +47,15 @@ class Job:
         self._driver = driver
 
     def __repr__(self) -> str:
-        return f"<midstream job {self.name!r} {self.job_id}>"
+        return f"<midstream job {self.name!r} {self.job_id}: {self._state()}>"
+
+    def _state(self) -> str:
+        """Without a long wait: it is for people who look at the job in a shell."""
+        if self.ended:
+            return self.status().state
+        done, _ = wait([question := self._driver.ask(GetStatus())], LOOK_S)
+        reply = question.result() if done else Reply()
+        return reply.status.state if reply.status is not None else "busy"
 
     @property
     def job_id(self) -> str:

@@ -3,23 +3,27 @@
     driver                                   python -m midstream.runtime.processes
     u32 length, msgpack launch → stdin       reads it, then is a slot (`runtime.slot`)
     keeps stdin open                         ends when it closes: the driver is gone
-    copies stderr, keeps its last lines  ←   stderr (stdout is inherited)
+    copies stdout                        ←   stdout
+    copies stderr, keeps its last lines  ←   stderr
 
 The job's secret is never on a command line or in the environment. A slot's exit status is 0 when it
-was released; a line that begins with `LAST_WORD` says why it ends otherwise, to the driver alone.
+was released; a line that begins with `LAST_WORD` says why it ends otherwise, to the driver alone. Both outputs go
+to `sys.stdout` and `sys.stderr` of the driver as they are at that moment: whoever draws on its terminal, or keeps
+what is printed, can make room.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -40,6 +44,8 @@ FATAL: Final = "Fatal Python error: "
 """So begins what `faulthandler` says of a crash: where it was."""
 _ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals with which somebody else ends a process."""
+LAST_WORDS_WAIT_S: Final = 1.0
+COPIED_BYTES_MAX: Final = 2**16
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -96,6 +102,7 @@ class _Child(WatchedSlot):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**ENVIRONMENT, **os.environ},
                 start_new_session=True,
@@ -126,7 +133,9 @@ class _Child(WatchedSlot):
 
     def wait(self) -> SlotEnd:
         process = self._process
-        assert process.stderr is not None and process.stdin is not None
+        assert process.stdout is not None and process.stderr is not None and process.stdin is not None
+        copying = threading.Thread(target=_copy_stdout, args=(process.stdout,), name=f"stdout-{self.pid}", daemon=True)
+        copying.start()
         last_word = ""
         fatal: list[str] = []
         for raw in process.stderr:
@@ -141,6 +150,7 @@ class _Child(WatchedSlot):
                 sys.stderr.write(line)
         status = process.wait()
         process.stderr.close()
+        copying.join(LAST_WORDS_WAIT_S)  # longer only if a process that a function has started keeps it open
         with contextlib.suppress(BrokenPipeError):  # of what it never read
             process.stdin.close()
         how = how_it_ended(status)
@@ -150,6 +160,23 @@ class _Child(WatchedSlot):
             f"a slot's process {how}" if is_own_doing else "",
             "\n".join(fatal),
         )
+
+
+def _copy_stdout(stream: IO[bytes]) -> None:
+    """Whole lines, in as few writes as they come in."""
+    rest = b""
+    with stream:
+        while data := os.read(stream.fileno(), COPIED_BYTES_MAX):
+            lines, newline, rest = (rest + data).rpartition(b"\n")
+            _print(lines + newline)
+    _print(rest)
+
+
+def _print(data: bytes) -> None:
+    if data:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: the slot must not wait for that
+            sys.stdout.write(data.decode(errors="replace"))
+            sys.stdout.flush()
 
 
 def how_it_ended(status: int) -> str:
@@ -175,6 +202,8 @@ def main() -> int:
         del sys.path[0]  # by `-m`; on a cluster slots do not run where the job's modules are
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
     faulthandler.enable(all_threads=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot
 

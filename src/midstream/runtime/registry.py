@@ -47,7 +47,13 @@ _START_TICKS: Final = 22 - 3
 
 
 def home() -> Path:
-    return Path(os.environ.get("MIDSTREAM_HOME") or Path.home() / ".midstream")
+    """Raises StorageError for a user without one."""
+    try:
+        return Path(os.environ.get("MIDSTREAM_HOME") or Path.home() / ".midstream")
+    except RuntimeError as error:
+        raise StorageError(
+            f"there is no home directory ({error}); set MIDSTREAM_HOME to a directory of yours"
+        ) from error
 
 
 def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: bytes) -> JobEntry:

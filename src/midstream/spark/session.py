@@ -9,29 +9,26 @@ import atexit
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError, ConfigError, MidstreamError
 from midstream.runtime.processes import how_it_ended
 from midstream.runtime.threads import ENVIRONMENT
+from midstream.spark.jvm import interruptible, launch_jvm, log_option
 
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
@@ -135,15 +132,15 @@ def _create(master: str | None, name: str) -> SparkSession:
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]
     if not is_submitted:
         # "default": options of the user come after it
-        settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_log_settings()}"
+        settings["spark.driver.defaultJavaOptions"] = log_option(_log_settings())
     builder = SparkSession.builder.config(map=settings)
     on = f" on {master!r}" if master else ""
     try:
         with warnings.catch_warnings():  # what pyspark's own test module says of pandas
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
-            with _interrupts_waiting():
+            with interruptible():
                 if not is_submitted:
-                    _launch_jvm(settings)
+                    launch_jvm(settings)
                 session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
@@ -186,16 +183,6 @@ def check_master(master: str) -> None:
         raise ClusterError(f"no Spark master listens on {master!r} ({'; '.join(refusals)}); start it, or name another")
 
 
-def _launch_jvm(settings: dict[str, str]) -> None:
-    """In a session of its own: what a terminal or `timeout` sends to the process group is for the driver.
-
-    The driver ends in good order, with its slots; the JVM ends by itself when the driver is gone.
-    """
-    if SparkContext._gateway is None:
-        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"start_new_session": True}))
-
-
 def how_spark_ended(context: SparkContext) -> str:
     """Why this Spark runs nothing any more; empty as long as it does, or lives on and does not answer.
 
@@ -222,27 +209,6 @@ def how_spark_ended(context: SparkContext) -> str:
         with suppress(subprocess.TimeoutExpired):
             return f"{jvm} {how_it_ended(process.wait(0.1))}"
     return _STOPPED if context._jsc is None else otherwise
-
-
-@contextmanager
-def _interrupts_waiting() -> Iterator[None]:
-    """A Ctrl-C while the JVM is being launched would leave it behind for ever: it counts once Spark is up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is note:  # else Spark has put its own in place
-            signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def check_java() -> None:

@@ -9,12 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TextIO
+from typing import Final, TextIO
 
 import msgspec
 from rich.console import Console, RenderableType
 
 from midstream.ui.text import printable
+
+SLOTS: Final = ("spark", "process")
+"""What `--slots` may say."""
+
+
+FILE_COLUMNS: Final = 160
 
 
 class Exit(IntEnum):
@@ -32,8 +38,6 @@ class Answer:
     data: object
     view: RenderableType
     exit: int = Exit.OK
-    is_lines: bool = False
-    """The view is lines for other tools to read: they are not broken at the width of a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,13 @@ def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
         stream.write(msgspec.json.encode(answer.data).decode() + "\n")
         stream.flush()
     else:
-        Console(file=stream, highlight=False).print(answer.view, soft_wrap=answer.is_lines)
+        # a line is one line, for whoever copies a command or reads it with another tool
+        Console(file=stream, highlight=False, width=width_of(stream)).print(answer.view, soft_wrap=True)
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Columns of a table in a file, where no terminal says; None for what the terminal has."""
+    return None if stream.isatty() or "COLUMNS" in os.environ else FILE_COLUMNS
 
 
 @contextmanager

@@ -12,9 +12,7 @@ from rich.table import Table
 
 from midstream.core.errors import ConfigError
 from midstream.ui import text
-from midstream.ui.answer import Answer, busy_with
-
-SLOTS: Final = ("spark", "process")
+from midstream.ui.answer import SLOTS, Answer, busy_with
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ app = App(
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    import midstream
 
-    return f"midstream {version('midstream')}"
+    return f"midstream {midstream.__version__}"
 
 
 app.version = _version
@@ -65,6 +65,7 @@ def run(
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
     py_files: str | None = None,
+    slots: str | None = None,
     json: Json = False,
 ) -> Answer:
     """Run the job in a Python file until it ends, and show it live.
@@ -92,10 +93,14 @@ def run(
     py_files
         Python files, packages' directories and zips that the job imports, separated by commas: for the job's
         file, and for the slots besides what they are sent in any case.
+    slots
+        "spark": on Spark (the default); "process": on plain processes of this machine, without Spark and Java.
     """
     from midstream.ui.running import Overrides, run_job
 
-    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout, py_files)
+    overrides = Overrides(
+        parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout, py_files, slots
+    )
     return run_job(job, overrides, json)
 
 
@@ -212,7 +217,7 @@ def rescale(
     job: str | None = None,
     /,
     *,
-    parallelism: Annotated[int, Parameter(converter=_whole_number)],
+    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     json: Json = False,
 ) -> Answer:
     """Go on at another parallelism: a checkpoint, then from exactly there, rows in flight included.
@@ -226,6 +231,10 @@ def rescale(
     parallelism
         Of the operators whose parallelism the job does not set.
     """
+    if parallelism is None:
+        raise ConfigError(
+            "say at which parallelism the job is to go on, for example: midstream rescale --parallelism 4"
+        )
     from midstream.ui.remote import rescale_job
 
     return rescale_job(job, parallelism, json)
@@ -397,9 +406,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `midstream list | head`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return Exit.OK
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         print_error(errors, "interrupted")
-        return 128 + signal.SIGINT
+        return 128 + getattr(interruption, "number", signal.SIGINT)
 
 
 def log_to_stderr() -> None:

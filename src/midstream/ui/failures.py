@@ -28,9 +28,9 @@ def print_error(console: Console, message: str, hint: str = "") -> None:
     """A panel on a terminal, greppable lines elsewhere."""
     if console.is_terminal:
         body = Text(text.printable(message.strip()))
-        if hint:
-            body.append(f"\n{text.printable(hint)}", style="dim")
         console.print(Panel(body, title="error", title_align="left", border_style="red", expand=False))
+        if hint:  # a command that one may want to copy: neither framed nor broken into lines
+            console.print(Text(text.printable(hint), style="dim"), soft_wrap=True)
         return
     line = Text("error: ", style="bold red")
     line.append(text.printable(message.strip()), style="not bold default")

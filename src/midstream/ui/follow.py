@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -23,7 +23,7 @@ from midstream.core.errors import MidstreamError
 from midstream.protocol.messages import JobStatus
 from midstream.runtime.job import Job
 from midstream.ui.rates import Rates
-from midstream.ui.tables import job_view, progress_line
+from midstream.ui.tables import LiveView, progress_line
 
 POLL_S = 0.1
 REFRESH_S = 0.5
@@ -73,7 +73,7 @@ class Tables:
 
     def show(self, status: JobStatus) -> None:
         self._rates.add(status)
-        self._live.update(job_view(status, self._rates, tells_failures=False), refresh=True)
+        self._live.update(LiveView(status, self._rates), refresh=True)
 
     def say(self, message: str) -> None:
         self._live.console.print(message, markup=False, highlight=False, style="yellow")
@@ -104,6 +104,36 @@ def _logging_above_it() -> Iterator[None]:
             handler.setStream(stream)
 
 
+class Interrupted(KeyboardInterrupt):
+    """By that signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def ending_at_a_signal() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise Interrupted: for as long as there is no job that could be stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)
+
+
 class Interrupts:
     """Counts Ctrl-C and SIGTERM. The handler only counts: the loop in `follow` acts."""
 
@@ -121,13 +151,8 @@ class Interrupts:
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
         """Install the handlers; later than Spark does, whose own would end the slots under the job."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self.on_signal) for number in numbers]
-        try:
+        with _handled_by(self.on_signal):
             yield self
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
 
 
 class _Stop(threading.Thread):

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from midstream.core.errors import ConfigError
 from midstream.protocol.messages import JobStatus
+from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.provider import SlotProvider
 from midstream.ui import text
-from midstream.ui.answer import Answer, Exit, busy_with
+from midstream.ui.answer import SLOTS, Answer, Exit, busy_with
 from midstream.ui.failures import print_error, print_job_failure
-from midstream.ui.follow import Interrupts, display, follow
-from midstream.ui.tables import job_view, rows_read
+from midstream.ui.follow import Interrupts, display, ending_at_a_signal, follow
+from midstream.ui.tables import job_view
 
 if TYPE_CHECKING:
     from midstream.api.environment import Environment
@@ -33,6 +36,7 @@ class Overrides:
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
     py_files: str | None = None
+    slots: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -43,6 +47,7 @@ class Overrides:
             ("--checkpoint-dir", self.checkpoint_dir),
             ("--aligned-timeout", self.aligned_timeout),
             ("--py-files", self.py_files),
+            ("--slots", self.slots),
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
@@ -50,17 +55,20 @@ class Overrides:
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
     errors = Console(stderr=True, highlight=False)
+    provider = _provider(overrides.slots)
     py_files = [each for each in (overrides.py_files or "").split(",") if each]
-    environment = _load_with_its_own_logging(path, py_files)
-    with busy_with("starting Spark and the job's slots", silent=json):
-        job = environment.start(
-            parallelism=overrides.parallelism,
-            master=overrides.master,
-            restore_from=overrides.restore,
-            allow_dropped_state=overrides.allow_dropped_state,
-            checkpoint_dir=overrides.checkpoint_dir,
-            aligned_timeout=overrides.aligned_timeout,
-        )
+    submission = _load_with_its_own_logging(path, py_files).submission(
+        parallelism=overrides.parallelism,
+        master=overrides.master,
+        restore_from=overrides.restore,
+        allow_dropped_state=overrides.allow_dropped_state,
+        checkpoint_dir=overrides.checkpoint_dir,
+        aligned_timeout=overrides.aligned_timeout,
+        slots=provider,
+    )
+    what = "starting Spark and the job's slots" if provider is None else "starting the job's slots"
+    with ending_at_a_signal(), busy_with(what, silent=json):
+        job = submission.start()
     interrupts = Interrupts()
     with interrupts.installed():
         with display(errors, silent=json) as screen, job.awaited():
@@ -70,11 +78,12 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             if not last.failures:  # it never ran: a matter of what was asked, not of how it went
                 job.wait()
             print_job_failure(errors, last, _how_to_go_on(last, again))
-            return Answer(last, "", Exit.JOB_FAILED)
+            return Answer(_with_error(last, _why(last)), "", Exit.JOB_FAILED)
         if not last.has_ended:
             job.cancel("it could not be stopped cleanly")
-            print_error(errors, f"{last.name}: ended without a last checkpoint", _how_to_go_on(last, again))
-            return Answer(last, "", 128 + interrupts.last_signal)
+            problem = f"{last.name}: ended without a last checkpoint"
+            print_error(errors, problem, _how_to_go_on(last, again))
+            return Answer(_with_error(last, problem), "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
         view: RenderableType = summary if errors.is_terminal else Group(job_view(last, tells_failures=False), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
@@ -95,10 +104,26 @@ def _load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
             log_to_stderr()
 
 
+def _provider(slots: str | None) -> SlotProvider | None:
+    """None: Spark's. Raises ConfigError for what there is not."""
+    if slots not in (None, *SLOTS):
+        raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+    return ProcessSlots() if slots == "process" else None
+
+
+def _why(status: JobStatus) -> str:
+    return status.failures[0].summary if status.failures else "the job failed"
+
+
+def _with_error(status: JobStatus, problem: str) -> dict[str, object]:
+    """For machines: what went wrong is where every other command has it."""
+    return {**{field: getattr(status, field) for field in status.__struct_fields__}, "error": problem}
+
+
 def _summary(status: JobStatus, again: str) -> Text:
     took = text.span((status.now_ms - status.started_ms) / 1e3)
     line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
-    line.append(f": {text.rows(rows_read(status))} rows read in {took}", style="not bold")
+    line.append(f": {text.rows(status.rows_read)} rows read in {took}", style="not bold")
     if status.restarts:
         times = "1 restart" if status.restarts == 1 else f"{status.restarts} restarts"
         line.append(f", {times}, after which rows are read again and counted again", style="not bold")

@@ -98,7 +98,7 @@ def run_mutations(jobs: int | None, silent: bool) -> Answer:
 
 
 def _answer(done: Simulated) -> Answer:
-    return Answer(done.data, Text(text.printable(done.text)), Exit.OK if done.ok else Exit.JOB_FAILED, is_lines=True)
+    return Answer(done.data, Text(text.printable(done.text)), Exit.OK if done.ok else Exit.JOB_FAILED)
 
 
 @contextmanager

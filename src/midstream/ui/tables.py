@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.rule import Rule
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,11 @@ STATE_STYLE = {
 BAR_CELLS = 6
 WIDE = 118
 """Terminal columns from which on every column of the operator table fits."""
+NAME_CELLS_MIN = 16
+LINES_MIN = 5
+"""Of the operator table: its header, the first and the last operator, and what is left out between them."""
+BUSY, VERY_BUSY, BACKPRESSURED = 0.5, 0.8, 0.3
+"""From which shares of time on a task is said to be so."""
 SLOW_MS = 2000
 """From so long on it is said that a checkpoint is in progress."""
 ALIGNMENT_MS = 100
@@ -38,44 +44,79 @@ def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: b
 
     `tells_failures`: what the last failure was, where people have not been told of it as it happened.
     """
-    return Group(
-        Rule(_headline(status), align="left", style="dim"),
-        OperatorTable(status, rates),
-        *_facts(status, tells_failures),
-    )
+    return Group(Headline(status), OperatorTable(status, rates), *facts(status, tells_failures))
 
 
-def _headline(status: JobStatus) -> Text:
-    line = Text(text.printable(status.name), style="bold")
-    line.append(f"  {status.state}", style=STATE_STYLE.get(status.state, "cyan"))
-    recovered = recovered_share(status.vertices)
-    if recovered is not None:
-        line.append(f"  recovering {_percent(recovered)}", style="not bold yellow")
-    line.append(f"  {text.span((status.now_ms - status.started_ms) / 1e3)}", style="not bold")
-    line.append(f"  slots {status.slots}/{status.slots_needed}", style="not bold")
-    line.append(f"  {status.job_id}", style="not bold dim")
-    return line
+class LiveView:
+    """The same within the lines of a terminal: a line for each fact, and operators left out in the middle.
 
-
-class OperatorTable:
-    """One row per operator; operators chained into one task share its watermark and bars.
-
-    A renderable of rich: a terminal narrower than `WIDE` columns gets fewer and shorter ones.
+    The first and the last operator and the bottleneck are among those that stay. Failures are told above it.
     """
 
-    def __init__(self, status: JobStatus, rates: Rates | None = None) -> None:
+    def __init__(self, status: JobStatus, rates: Rates) -> None:
         self._status = status
         self._rates = rates
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield operator_table(self._status, self._rates, wide=options.max_width >= WIDE)
+        lines = facts(self._status, tells_failures=False)
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        yield Headline(self._status)
+        yield OperatorTable(self._status, self._rates, lines_max=max(LINES_MIN, options.max_height - 1 - len(lines)))
+        yield from lines
 
 
-def operator_table(status: JobStatus, rates: Rates | None, wide: bool) -> Table:
+class Headline:
+    """One line, in which the job's name gets the room that the rest leaves."""
+
+    def __init__(self, status: JobStatus) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        status = self._status
+        rest = Text(f"  {status.state}", style=STATE_STYLE.get(status.state, "cyan"))
+        recovered = recovered_share(status.vertices)
+        if recovered is not None:
+            rest.append(f"  recovering {_percent(recovered)}", style="not bold yellow")
+        rest.append(f"  {text.span((status.now_ms - status.started_ms) / 1e3)}", style="not bold")
+        rest.append(f"  slots {status.slots}/{status.slots_needed}", style="not bold")
+        rest.append(f"  {status.job_id}", style="not bold dim")
+        line = _shortened(status.name, options.max_width - rest.cell_len)
+        line.stylize("bold")
+        line.append_text(rest)
+        line.append(f" {'─' * (options.max_width - line.cell_len - 1)}", style="not bold dim")
+        line.truncate(options.max_width, overflow="crop")
+        yield line
+
+
+def _shortened(name: str, cells: int) -> Text:
+    """To so many cells, but not fewer than a few of them."""
+    line = Text(text.printable(name))
+    line.truncate(max(NAME_CELLS_MIN, cells), overflow="ellipsis")
+    return line
+
+
+class OperatorTable:
+    """One line per operator; operators chained into one task share its watermark and bars.
+
+    A renderable of rich: a terminal narrower than `WIDE` columns gets fewer and shorter columns.
+    `lines_max`: its header included; operators in the middle are left out for it.
+    """
+
+    def __init__(self, status: JobStatus, rates: Rates | None = None, lines_max: int | None = None) -> None:
+        self._status = status
+        self._rates = rates
+        self._lines_max = lines_max
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield operator_table(self._status, self._rates, options.max_width >= WIDE, self._lines_max)
+
+
+def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max: int | None = None) -> Table:
     """The table itself; `rates` adds rows per second."""
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    table.add_column("operator", min_width=16, overflow="fold")
-    table.add_column("×", justify="right")
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False, collapse_padding=not wide)
+    table.add_column("operator", min_width=NAME_CELLS_MIN)
+    table.add_column("×", justify="right", no_wrap=True)
     for header in ("rows in", "rows out") if wide else ("rows",):
         table.add_column(header, justify="right", no_wrap=True)
     if rates is not None:
@@ -86,25 +127,83 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool) -> Table:
     table.add_column("busy", no_wrap=True)
     table.add_column("backpressured" if wide else "backpr.", no_wrap=True)
     names = names_shown(status)
-    for vertex in status.vertices:
-        for index, operator in enumerate(vertex.operators):
-            first = index == 0
-            name = Text("" if first else "└ ", style="dim")
-            name.append(text.printable(names[operator.uid]), style="not dim")
-            if first:
-                name.append(_states(vertex), style="yellow")
-            if operator.late_rows:
-                name.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
-            counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
-            cells: list[RenderableType] = [name, str(operator.parallelism)]
-            cells += [text.rows(count) if count else "" for count in counts]
-            if rates is not None:
-                rate = rates.rows_per_s(operator.uid)
-                cells.append("" if rate is None else text.short(rate))
-            if first:
-                cells += _task_cells(vertex, status.now_ms, wide)
-            table.add_row(*cells)
+    slow = bottleneck(status)
+    listed = [(vertex, operator) for vertex in status.vertices for operator in vertex.operators]
+    slow_at = next((at for at, (vertex, _) in enumerate(listed) if vertex is slow), None)
+    shown = _shown(len(listed), slow_at, len(listed) if lines_max is None else lines_max - 1)
+    after = 0
+    for at in shown:
+        if at > after:
+            table.add_row(Text(f"… {at - after} more", style="dim"))
+        after = at + 1
+        vertex, operator = listed[at]
+        first = operator is vertex.operators[0]
+        said = Text(_states(vertex) if first else "", style="yellow")
+        if first and vertex is slow:
+            said.append("  bottleneck", style="bold yellow")
+        if operator.late_rows:
+            said.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
+        counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
+        cells: list[RenderableType] = [_Name(names[operator.uid], first, said), str(operator.parallelism)]
+        cells += [text.rows(count) if count else "" for count in counts]
+        if rates is not None:
+            rate = rates.rows_per_s(operator.uid)
+            cells.append("" if rate is None else text.short(rate))
+        if first:
+            cells += _task_cells(vertex, status.now_ms, wide)
+        table.add_row(*cells)
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """An operator's name in one line; what is said of the operator comes after it and is not cut for it."""
+
+    name: str
+    begins_task: bool
+    said: Text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        cells = len(self._indent) + Text(text.printable(self.name)).cell_len + self.said.cell_len
+        return Measurement(min(cells, NAME_CELLS_MIN), cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text(self._indent, style="dim")
+        room = options.max_width - len(self._indent) - self.said.cell_len
+        line.append_text(_shortened(self.name, room)).stylize("not dim", len(self._indent))
+        line.append_text(self.said)
+        line.truncate(options.max_width, overflow="ellipsis")
+        yield line
+
+    @property
+    def _indent(self) -> str:
+        return "" if self.begins_task else "└ "
+
+
+def _shown(count: int, slow_at: int | None, lines_max: int) -> list[int]:
+    """Which of `count` operators are shown in so many lines; each run of others takes one line."""
+    if count <= lines_max:
+        return list(range(count))
+    from_both_ends = [at for pair in zip(range(count - 1, -1, -1), range(count), strict=True) for at in pair]
+    kept: set[int] = set()
+    for at in (from_both_ends[0], from_both_ends[1], *([] if slow_at is None else [slow_at]), *from_both_ends):
+        more = kept | {at}
+        runs_left_out = sum(1 for each in range(count) if each not in more and (each == 0 or each - 1 in more))
+        if len(more) + runs_left_out <= lines_max:
+            kept = more
+    return sorted(kept)
+
+
+def bottleneck(status: JobStatus) -> VertexStatus | None:
+    """The task that the others wait for, if there is one: busy, while what feeds it is backpressured or it is the source."""
+    waiting = {v.id for v in status.vertices if v.backpressured >= BACKPRESSURED}
+    held_up = {target for source, target, _ in status.edges if source in waiting}
+    suspects = [
+        vertex
+        for vertex in status.vertices
+        if vertex.busy > vertex.backpressured and vertex.busy >= (BUSY if vertex.id in held_up else VERY_BUSY)
+    ]
+    return max(suspects, key=lambda vertex: vertex.busy, default=None)
 
 
 def names_shown(status: JobStatus) -> dict[str, str]:
@@ -126,7 +225,7 @@ def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[Renderabl
     if vertex.states.get("finished") == vertex.parallelism:
         return [mark]
     if not wide:
-        return [mark.removeprefix("20"), share(vertex.busy), share(vertex.backpressured)]
+        return [mark, share(vertex.busy), share(vertex.backpressured)]
     lag = text.lag(vertex.watermark_us, now_ms)
     return [mark, lag, bar(vertex.busy, "green"), bar(vertex.backpressured, "red")]
 
@@ -165,15 +264,16 @@ def bar(part: float, color: str) -> Text:
     """A bar of `part` (0 to 1) and the percentage."""
     full = round(min(1.0, max(0.0, part)) * BAR_CELLS)
     line = Text("━" * full, style=color)
-    line.append("━" * (BAR_CELLS - full), style="bright_black")
+    line.append("·" * (BAR_CELLS - full), style="bright_black")
     line.append(f" {share(part)}", style="default")
     return line
 
 
-def _facts(status: JobStatus, tells_failures: bool) -> list[RenderableType]:
-    facts: list[RenderableType] = [_checkpoints(status)]
+def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
+    """What happened to the job: each a line, if there is room for it."""
+    facts = _checkpoints(status)
     if status.restored_from:
-        facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim", overflow="fold"))
+        facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim"))
     if any(status.slot_memory_bytes):
         facts.append(Text(f"slot memory {', '.join(_slot_sizes(status))}", style="dim"))
     if status.restarts or status.failures:
@@ -201,9 +301,9 @@ def _slot_sizes(status: JobStatus) -> list[str]:
     return [f"{size} (process {pid})" for size, pid in zip(sizes, status.slot_pids, strict=True)]
 
 
-def _checkpoints(status: JobStatus) -> Text:
+def _checkpoints(status: JobStatus) -> list[Text]:
     if status.checkpoint_dir is None:
-        return Text("no checkpoints: the job has no checkpoint directory", style="dim")
+        return [Text("no checkpoints: the job has no checkpoint directory", style="dim")]
     line = Text("checkpoints ", style="dim")
     line.append(f"{status.checkpoints_completed} completed", style="not dim")
     if status.checkpoints_failed:
@@ -214,10 +314,14 @@ def _checkpoints(status: JobStatus) -> Text:
         line.append(checkpoint_line(last), style="not dim")
         line.append(f", {text.span(max(0, status.now_ms - last.created_ms) / 1e3)} ago", style="not dim")
     line.append(f"  in {text.printable(status.checkpoint_dir)}", style="dim")
-    for one in status.checkpoints:
-        if one.state == "in_progress" and one.duration_ms >= SLOW_MS:
-            line.append(f"\ncheckpoint {one.id} has been in progress for {text.span(one.duration_ms / 1e3)}", "yellow")
-    return line
+    slow = [one for one in status.checkpoints if one.state == "in_progress" and one.duration_ms >= SLOW_MS]
+    return [
+        line,
+        *(
+            Text(f"checkpoint {one.id} has been in progress for {text.span(one.duration_ms / 1e3)}", "yellow")
+            for one in slow
+        ),
+    ]
 
 
 def checkpoint_line(checkpoint: CheckpointStatus) -> str:
@@ -233,31 +337,35 @@ def checkpoint_line(checkpoint: CheckpointStatus) -> str:
     return f"{checkpoint.id} {state}{reason}"
 
 
-def jobs_table(statuses: Sequence[JobStatus]) -> Table:
-    """One row per job, for `midstream list`."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for header in ("job", "name", "state"):
-        table.add_column(header)
-    for header in ("since", "slots", "rows read", "checkpoints", "restarts"):
-        table.add_column(header, justify="right")
+def jobs_table(statuses: Sequence[JobStatus]) -> RenderableType:
+    """One row per job, for `midstream list`, then where each has its checkpoints: by that two of one name are told apart."""
+    table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
+    table.add_column("job", no_wrap=True)
+    table.add_column("name", min_width=NAME_CELLS_MIN)
+    table.add_column("state", no_wrap=True)
+    for header in ("started", "slots", "rows read"):
+        table.add_column(header, justify="right", no_wrap=True)
     for status in statuses:
         table.add_row(
             status.job_id,
-            Text(text.printable(status.name), style="bold"),
+            _Name(status.name, True, Text()),
             Text(status.state, style=STATE_STYLE.get(status.state, "cyan")),
-            text.span((status.now_ms - status.started_ms) / 1e3),
+            text.minute(status.started_ms),
             f"{status.slots}/{status.slots_needed}",
-            text.rows(rows_read(status)),
-            str(status.checkpoints_completed),
-            str(status.restarts),
+            text.rows(status.rows_read),
         )
-    return table
+    return Group(table, *(Text(f"{status.job_id} has {_history(status)}", style="dim") for status in statuses))
 
 
-def rows_read(status: JobStatus) -> int:
-    """Rows given out by all sources; what was read again after a failure counts again."""
-    targets = {target for _, target, _ in status.edges}
-    return sum(v.operators[0].rows_out for v in status.vertices if v.operators and v.id not in targets)
+def _history(status: JobStatus) -> str:
+    said = [_counted(status.checkpoints_completed, "checkpoint")] if status.checkpoint_dir else []
+    said += [_counted(status.restarts, "restart")] if status.restarts or not said else []
+    place = f" in {text.printable(status.checkpoint_dir)}" if status.checkpoint_dir else ", and no checkpoint directory"
+    return " and ".join(reversed(said)) + place
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
 
 
 def _ends(status: JobStatus) -> list[OperatorStatus]:

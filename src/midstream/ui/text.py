@@ -9,6 +9,7 @@ from midstream.core.row_text import printable as _printable
 
 NOTHING = "–"
 printable = _printable
+LAG_MAX_S = 365 * 86400
 _SPANS_S = ((365 * 86400, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -67,12 +68,18 @@ def watermark(watermark_us: int | None) -> str:
 
 
 def lag(watermark_us: int | None, now_ms: int) -> str:
-    """How far event time is behind the wall clock."""
+    """How far event time is behind the wall clock; nothing where it is of another year, made up or read again."""
     if watermark_us is None or watermark_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
         return NOTHING
-    return span(now_ms / 1e3 - watermark_us / 1e6)
+    behind_s = now_ms / 1e3 - watermark_us / 1e6
+    return span(behind_s) if abs(behind_s) < LAG_MAX_S else NOTHING
 
 
 def clock(now_ms: int) -> str:
     """Local wall-clock time of day."""
     return datetime.fromtimestamp(now_ms / 1e3).astimezone().strftime("%H:%M:%S")
+
+
+def minute(at_ms: int) -> str:
+    """Local date and time."""
+    return datetime.fromtimestamp(at_ms / 1e3).astimezone().strftime("%Y-%m-%d %H:%M")

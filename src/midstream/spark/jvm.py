@@ -1,0 +1,129 @@
+"""The JVM of an embedded Spark: how it is launched, what it prints, and how an interrupt ends its launch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+
+LAST_WORDS_WAIT_S: Final = 1.0
+END_WAIT_S: Final = 3.0
+_NOISE: Final = b"WARNING: Using incubator modules: "
+"""Spark asks for these modules itself; there is nothing in it for whoever reads."""
+
+
+def log_option(settings: Path) -> str:
+    """The Java option that has Spark log as that file says.
+
+    As a URI: Spark cuts options at blanks, and log4j takes `%` and `#` of a plain path for its own.
+    """
+    return f"-Dlog4j2.configurationFile={settings.absolute().as_uri()}"
+
+
+def launch_jvm(settings: Mapping[str, str]) -> None:
+    """In a session of its own: what a terminal or `timeout` sends to the process group is for the driver.
+
+    The driver ends in good order, with its slots; the JVM ends by itself when the driver is gone.
+    """
+    if SparkContext._gateway is not None:
+        return
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    reading, writing = os.pipe()
+    copier = Copier(reading)
+    copier.start()
+    try:
+        gateway = launch_gateway(conf, {"start_new_session": True, "stderr": writing})
+    except Exception:
+        os.close(writing)
+        copier.join(LAST_WORDS_WAIT_S)  # what Java said of it comes before what is said now
+        raise
+    os.close(writing)
+    SparkContext._ensure_initialized(gateway=gateway)
+    atexit.register(copier.finish, gateway.jvm.System.err.println)
+
+
+class Copier(threading.Thread):
+    """Copies what the JVM and the Python workers below it print to this program's standard error, line by line.
+
+    Through `sys.stderr` as it is at that moment, and not through an inherited descriptor: whoever draws
+    on the terminal, a spinner or live tables, or keeps what is printed, as a notebook does, can make room.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(name="midstream-jvm-stderr", daemon=True)
+        self._descriptor = descriptor
+        self._mark = secrets.token_hex(16)
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        mark = self._mark.encode()
+        with open(self._descriptor, "rb") as stream:
+            for line in stream:
+                if mark in line:
+                    self._is_over.set()
+                elif not line.startswith(_NOISE) and not self._is_over.is_set():
+                    with suppress(OSError, ValueError):  # nobody reads it any more: the JVM must not wait for that
+                        sys.stderr.write(line.decode(errors="replace"))
+        self._is_over.set()
+
+    def finish(self, say: Callable[[str], object]) -> None:
+        """Copy what was printed before this call, and nothing more: at the end of the program `sys.stderr` goes away.
+
+        `say` has the JVM print a line: what came before it was printed before.
+        """
+        asking = threading.Thread(target=self._ask, args=(say,), name="midstream-jvm-last-words", daemon=True)
+        asking.start()  # a JVM that hangs answers no call
+        self._is_over.wait(LAST_WORDS_WAIT_S)
+        self._is_over.set()
+
+    def _ask(self, say: Callable[[str], object]) -> None:
+        with suppress(Py4JError, OSError):
+            say(self._mark)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A Ctrl-C while Spark starts ends it at once, and with it the JVM that was being launched.
+
+    Without that the JVM would live on for ever in a program that goes on, such as a notebook.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    before = _children()
+    has_jvm = SparkContext._gateway is not None
+    signal.signal(signal.SIGINT, handler)  # of Python's kind: behind that of polars a call that waits would go on
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not has_jvm:
+            _end_jvm(_children() - before)
+        raise
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
+def _end_jvm(children: set[psutil.Process]) -> None:
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    for child in children:
+        with suppress(psutil.Error, ProcessLookupError):
+            if (process is not None and child.pid == process.pid) or "spark" in " ".join(child.cmdline()):
+                os.killpg(child.pid, signal.SIGKILL)  # it leads a session of its own
+    psutil.wait_procs(children, END_WAIT_S)
