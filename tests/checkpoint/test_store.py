@@ -15,14 +15,17 @@ from midstream.checkpoint.store import (
     Opened,
     Retained,
     UnknownOutcomeError,
+    begin,
+    choose,
     drop,
     drop_attempts_before,
     list_checkpoints,
     load,
-    open_store,
     publish,
+    say_where_from,
     split_restore,
     split_retained,
+    take_over,
 )
 from midstream.core.errors import StorageError
 
@@ -30,7 +33,9 @@ ROOT = "/data/flights"
 
 
 def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> Opened:
-    return open_store(storage, ROOT, job, "id", restore)
+    taken = take_over(storage, ROOT, job, "id")
+    found = None if restore is None else choose(taken.listed, restore, job, storage)
+    return begin(storage, say_where_from(storage, taken, fresh=False), found, 0, ())
 
 
 def made(storage: MemoryStorage, checkpoint_id: int, epoch: int = 1, files: tuple[str, ...] = ()) -> None:
@@ -110,10 +115,11 @@ def test_while_any_metadata_cannot_be_read_nothing_is_deleted() -> None:
     made(storage, 2)
     storage.files["chk-2/_metadata"] = b"MIDSTRM"
     storage.files[state_file(1, 0, 2, 0, 0)] = b"state"
-    again = opened(storage, "latest")
+    with pytest.raises(StorageError, match=r"checkpoint 2, the newest, cannot be used: .*--from 1 --newer-output"):
+        opened(storage, "latest")
+    again = opened(storage, "1")
     assert again.restore is not None and again.restore.checkpoint_id == 1
     assert storage.exists(state_file(1, 0, 2, 0, 0))
-    assert any("checkpoint 2 cannot be used and is skipped" in warning for warning in again.warnings)
     assert any("not cleaned up" in warning for warning in again.warnings)
 
 
@@ -124,9 +130,9 @@ def test_a_checkpoint_whose_state_file_is_missing_is_not_offered() -> None:
     made(storage, 1)
     made(storage, 2, files=(file,))
     storage.delete(file)
-    metadata, warnings = load(storage, "job", "latest")
-    assert metadata.checkpoint_id == 1
-    assert "state file" in warnings[0] and "is missing" in warnings[0]
+    with pytest.raises(StorageError, match=r"checkpoint 2, the newest, .* is missing\. The newest that can is 1"):
+        load(storage, "job", "latest")
+    assert load(storage, "job", "1").checkpoint_id == 1
     with pytest.raises(StorageError, match=f"{file} is missing"):
         load(storage, "job", "2")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,8 +12,8 @@ import msgspec
 
 from midstream.api.shipping import register_modules_below
 from midstream.checkpoint.store import split_restore
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.opening import check_restorable
+from midstream.coordinator.events import JobPlan, NewerOutput
+from midstream.coordinator.opening import check_plan, check_start, find_start
 from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError, JobError
 from midstream.graph.build import build_job_graph
@@ -24,6 +25,8 @@ from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import FileStorage, absolute
 
+_log = logging.getLogger(__name__)
+
 
 def submit(
     logical: LogicalGraph,
@@ -31,6 +34,8 @@ def submit(
     directory: str | None,
     restore_from: str | None,
     allow_dropped_state: bool,
+    newer_output: NewerOutput | None,
+    fresh: bool,
     master: str | None,
     slots: SlotProvider | None,
 ) -> Job:
@@ -48,10 +53,13 @@ def submit(
         register_modules_below(directory)  # sinks pickle what they make in validate()
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
-    _check_sinks(graph, restoring=restore_from is not None)
+    plan = JobPlan(RandomIds().new_id(), graph, b"", config, restore_from, allow_dropped_state, newer_output, fresh)
+    check_plan(plan)
+    start = find_start(plan, FileStorage)
+    _check_sinks(graph, restoring=start.metadata is not None)
+    for warning in check_start(plan, start, FileStorage):
+        _log.warning("job %s: %s", config.name, warning)  # at once: the status, which has it too, is looked at later
     nodes = list(logical.nodes)
-    plan = JobPlan(RandomIds().new_id(), graph, b"", config, restore_from, allow_dropped_state)
-    check_restorable(plan, FileStorage)
     with ExitStack() as undo:
         if slots is None:
             slots = _spark_slots(master)

@@ -34,11 +34,11 @@ from midstream.connectors.filesystem import (
 )
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.connectors.rolling import OpenFile, RollingFiles, explained
+from midstream.connectors.taking_back import JOURNAL, CommittedFiles, file_token
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
 
-_JOURNAL = "committed"
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
 
 
@@ -123,6 +123,24 @@ class FileSink(Sink):
     def committer(self, job_id: str) -> Committer | None:
         return _FileCommitter(self, job_id)
 
+    def newest_committed(self, output: Output) -> int:
+        """Raises StorageError when the directory cannot be read."""
+        with explained(f"cannot look into {self.directory}"):
+            return self._files_of(output).newest()
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        """Raises ConfigError when somebody has taken away newer files: it is not known who has read them."""
+        with explained(f"cannot look into {self.directory}"):
+            self._files_of(output).check(after)
+
+    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+        files = (msgspec.msgpack.decode(committable, type=PendingFile) for committable in kept)
+        with explained(f"cannot delete from {self.directory}"):
+            self._files_of(output).take_back(after, {file.pending for file in files})
+
+    def _files_of(self, output: Output) -> CommittedFiles:
+        return CommittedFiles(self.filesystem, self.directory, self.hidden, _folder(output.uid), output, self.append)
+
 
 class _FilesPart(Part):
     def __init__(self, sink: FileSink, context: WriterContext, next_pending: Callable[[], str]) -> None:
@@ -145,7 +163,7 @@ class _FilesPart(Part):
 
     def _committable(self, file: OpenFile, checkpoint_id: int) -> PendingFile:
         context = self._context
-        token = xxhash.xxh3_64_hexdigest(f"{context.job_id}/{context.uid}/{context.attempt}".encode())
+        token = file_token(context.job_id, context.uid, context.attempt)
         number = int(file.name.rpartition("-")[2])
         name = f"part-{checkpoint_id:06d}-{context.subtask:04d}-{number:04d}-{token}.{self._sink.format}"
         return PendingFile(context.job_id, context.attempt, file.name, name, file.size, file.rows)
@@ -194,7 +212,7 @@ class _FileCommitter(Committer):
 
     def _committed(self, folder: str) -> int:
         """The newest checkpoint of that job of which everything was committed; -1 if there is none."""
-        path = f"{self._sink.hidden}/{folder}/{_JOURNAL}"
+        path = f"{self._sink.hidden}/{folder}/{JOURNAL}"
         if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.File:
             return -1
         with self._filesystem.open_input_stream(path) as stream:
@@ -203,7 +221,7 @@ class _FileCommitter(Committer):
     def _write_journal(self, folder: str, checkpoint_id: int) -> None:
         if self._committed(folder) >= checkpoint_id:
             return
-        path = f"{self._sink.hidden}/{folder}/{_JOURNAL}"
+        path = f"{self._sink.hidden}/{folder}/{JOURNAL}"
         with self._filesystem.open_output_stream(f"{path}.new") as stream:
             stream.write(str(checkpoint_id).encode())
         make_durable(self._filesystem, f"{path}.new")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import copy_in
 from midstream.checkpoint.store import (
+    Listed,
     Opened,
     Retained,
+    begin,
+    check_owner,
     choose,
+    fresh_since,
+    is_superseded,
+    jobs_of,
     list_checkpoints,
     load,
-    open_store,
     publish,
+    say_where_from,
     split_restore,
+    take_over,
 )
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.going_back import Decision, ask_sinks, decide, take_back
 from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
@@ -39,6 +47,56 @@ def check_plan(plan: JobPlan) -> None:
             f"cannot start from checkpoint {plan.restore!r}: the job has no checkpoint directory; "
             "pass checkpoint_dir=…, the directory that the checkpoint is in, or that a savepoint is to be copied to"
         )
+    if plan.restore is not None and plan.fresh:
+        raise ConfigError(
+            f"cannot go on from checkpoint {plan.restore!r} and start over (fresh) at once; leave one of them out"
+        )
+    if plan.restore is None and plan.newer_output is not None:
+        raise ConfigError(
+            f"newer_output={plan.newer_output!r} says what becomes of output that is newer than a checkpoint that the job goes on "
+            "from; say which (--from, restore_from=), or leave it out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where a job begins."""
+
+    metadata: CheckpointMetadata | None
+    """None: from the beginning."""
+    elsewhere: str | None
+    """The directory that `metadata` is in, if it is not the job's."""
+    newest_known: int
+    """The newest checkpoint in these directories, whether it can be used or not."""
+    jobs: frozenset[str]
+    """Ids of the starts that may have gone on from one another's checkpoints."""
+    warnings: tuple[str, ...] = ()
+
+
+def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
+    """From where the job would begin, without changing anything. Raises as `open_checkpoints` does.
+
+    In time: to say so after the cluster has been started would be late.
+    """
+    root = plan.config.checkpoint_dir
+    if root is None:
+        return Start(None, None, 0, frozenset())
+    storage = open_storage(root)
+    check_owner(storage, plan.config.name)
+    start = _find(plan, root, storage, list_checkpoints(storage), open_storage)
+    _check_fits(plan, start)
+    return start
+
+
+def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
+    """See that the job can begin there, as far as output is concerned that its sinks have; warnings. Changes nothing."""
+    if plan.restore is None:
+        return start.warnings
+    committed = ask_sinks(plan.graph, start.jobs)
+    after = 0 if start.metadata is None else start.metadata.checkpoint_id
+    if any(found is not None and found > after for found in committed.values()):
+        start = find_start(plan, open_storage)  # a job that is still running may have completed another one since
+    return start.warnings + _decide(plan, start, committed).warnings
 
 
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
@@ -46,55 +104,103 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
 
     One elsewhere, such as a savepoint, is copied here and is this job's own from then on. Raises
     StorageError when the directory or the checkpoint cannot be used, ConfigError when the graph does
-    not fit to it.
+    not fit to it, or output is newer than it.
     """
     root = plan.config.checkpoint_dir
     assert root is not None
     storage = open_storage(root)
-    elsewhere, which = (None, None) if plan.restore is None else split_restore(plan.restore, root)
-    opened = open_store(storage, root, plan.config.name, plan.job_id, which if elsewhere is None else None)
-    if elsewhere is not None:
-        assert which is not None
-        opened = _copied_in(plan, open_storage(elsewhere), elsewhere, which, storage, opened)
+    taken = take_over(storage, root, plan.config.name, plan.job_id)
+    start = _find(plan, root, storage, taken.listed, open_storage)
+    metadata = start.metadata
+    # whoever was the head before commits nothing more that is newer than what is listed now
+    decision = Decision(0) if plan.restore is None else _decide(plan, start, ask_sinks(plan.graph, start.jobs))
+    if decision.takes_back or start.elsewhere is not None:
+        _check_fits(plan, start)  # before anything is changed
+    taken = say_where_from(
+        storage, taken, giving_up_after=decision.after if decision.takes_back else None, fresh=plan.fresh
+    )
+    if metadata is not None:
+        take_back(decision, metadata)
+    here = metadata if start.elsewhere is None else None
+    opened = begin(storage, taken, here, decision.newest_seen, start.warnings + decision.warnings)
+    if metadata is not None and start.elsewhere is not None:
+        opened = _copied_in(open_storage(start.elsewhere), start.elsewhere, metadata, storage, opened)
     return OpenedStorage(storage, opened, NOTHING if opened.restore is None else deal(opened.restore, plan))
 
 
-def check_restorable(plan: JobPlan, open_storage: Callable[[str], Storage]) -> None:
-    """See that the plan can go on from its checkpoint, without changing anything. Raises as `open_checkpoints` does.
+def _decide(plan: JobPlan, start: Start, committed: dict[str, int | None]) -> Decision:
+    by_name = plan.restore is not None and plan.restore != "latest"
+    return decide(
+        plan.graph,
+        start.jobs,
+        committed,
+        start.metadata,
+        start.newest_known,
+        by_name=by_name,
+        what=plan.newer_output,
+    )
 
-    In time: to say so after the cluster has been started would be late.
-    """
-    root = plan.config.checkpoint_dir
-    if plan.restore is None or root is None:
-        return
+
+def _find(
+    plan: JobPlan, root: str, storage: Storage, listed: Collection[Listed], open_storage: Callable[[str], Storage]
+) -> Start:
+    newest_known = max((entry.checkpoint_id for entry in listed), default=0)
+    jobs = frozenset(jobs_of(storage).values())
+    if plan.restore is None:
+        if listed and not plan.fresh:
+            raise ConfigError(
+                f"{root} has checkpoints of this job, the newest is {newest_known}: go on from it with --from latest "
+                '(start(restore_from="latest")), or start over with --fresh (start(fresh=True)), which deletes none of them before '
+                "the new job has one of its own"
+            )
+        return Start(None, None, newest_known, jobs)
     elsewhere, which = split_restore(plan.restore, root)
-    if elsewhere is None:
-        storage = open_storage(root)
-        metadata, _ = choose(list_checkpoints(storage), which, plan.config.name, storage)
-        if metadata is not None:
-            assign_state(metadata, plan.graph, plan.allow_dropped_state)
-        return
-    try:
-        _fitting(plan, open_storage(elsewhere), which)
-    except StorageError as error:
-        raise StorageError(f"{elsewhere}: {error}") from error
-
-
-def _fitting(plan: JobPlan, elsewhere: Storage, which: str) -> tuple[CheckpointMetadata, tuple[str, ...]]:
-    """The checkpoint elsewhere, and warnings."""
-    if not elsewhere.list(""):
-        raise StorageError(
-            "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
-            "path of a checkpoint or a savepoint"
+    if elsewhere is not None:
+        return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, newest_known, jobs)
+    metadata = choose(listed, which, plan.config.name, storage)
+    if metadata is None:
+        text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
+        return Start(None, None, newest_known, jobs, (text,))
+    if which == "latest" and fresh_since(storage, metadata):
+        raise ConfigError(
+            f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
+            f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"
         )
-    metadata, warnings = load(elsewhere, plan.config.name, which)
-    assign_state(metadata, plan.graph, plan.allow_dropped_state)
-    return metadata, warnings
+    return Start(metadata, None, newest_known, jobs | {metadata.job_id})
 
 
-def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage: Storage, opened: Opened) -> Opened:
+def _find_elsewhere(
+    plan: JobPlan, own: Storage, storage: Storage, url: str, which: str, newest_known: int, jobs: frozenset[str]
+) -> Start:
     try:
-        metadata, warnings = _fitting(plan, elsewhere, which)  # before anything is copied
+        if not storage.list(""):
+            raise StorageError(
+                "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
+                "path of a checkpoint or a savepoint"
+            )
+        metadata = load(storage, plan.config.name, which)
+        theirs = jobs_of(storage)
+        newest_known = max(newest_known, *(entry.checkpoint_id for entry in list_checkpoints(storage)))
+    except StorageError as error:
+        raise StorageError(f"{url}: {error}") from error
+    if jobs_of(own).get(metadata.epoch) == metadata.job_id and is_superseded(own, metadata):
+        raise StorageError(
+            f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
+            "there on was taken back: what this one says has been put out is gone"
+        )
+    return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}))
+
+
+def _check_fits(plan: JobPlan, start: Start) -> None:
+    if start.metadata is not None:
+        try:
+            assign_state(start.metadata, plan.graph, plan.allow_dropped_state)
+        except StorageError as error:
+            raise StorageError(f"{start.elsewhere}: {error}" if start.elsewhere else str(error)) from error
+
+
+def _copied_in(elsewhere: Storage, url: str, metadata: CheckpointMetadata, storage: Storage, opened: Opened) -> Opened:
+    try:
         copied = copy_in(elsewhere, metadata, storage, opened.epoch, opened.next_checkpoint_id)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
@@ -104,5 +210,4 @@ def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage:
         next_checkpoint_id=copied.checkpoint_id + 1,
         restore=copied,
         retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
-        warnings=opened.warnings + warnings,
     )

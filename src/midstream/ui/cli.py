@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 import cyclopts
 from cyclopts import App, Parameter
@@ -62,6 +62,8 @@ def run(
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     allow_dropped_state: bool = False,
+    newer_output: Literal["take-back", "keep"] | None = None,
+    fresh: Annotated[bool, Parameter(negative=())] = False,
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
     json: Json = False,
@@ -83,6 +85,12 @@ def run(
         a savepoint.
     allow_dropped_state
         Go on even if the checkpoint has state of operators that the job no longer has.
+    newer_output
+        What becomes of output that is newer than the checkpoint given by --from: "take-back" has the
+        sinks remove it, "keep" leaves it, and its rows are there twice.
+    fresh
+        Start over, although the checkpoint directory has completed checkpoints. They are deleted only
+        when the new job has one of its own.
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
     aligned_timeout
@@ -91,7 +99,9 @@ def run(
     """
     from midstream.ui.running import Overrides, run_job
 
-    overrides = Overrides(parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout)
+    overrides = Overrides(
+        parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout, newer_output, fresh
+    )
     return run_job(job, overrides, json)
 
 

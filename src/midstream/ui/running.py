@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -27,6 +28,8 @@ class Overrides:
     allow_dropped_state: bool = False
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
+    newer_output: Literal["take-back", "keep"] | None = None
+    fresh: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -52,9 +55,13 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             master=overrides.master,
             restore_from=overrides.restore,
             allow_dropped_state=overrides.allow_dropped_state,
+            newer_output=overrides.newer_output,
+            fresh=overrides.fresh,
             checkpoint_dir=overrides.checkpoint_dir,
             aligned_timeout=overrides.aligned_timeout,
         )
+    if job.checkpoint_dir is not None and not json:
+        errors.print(f"checkpoints in {text.printable(job.checkpoint_dir)}", markup=False, soft_wrap=True)
     interrupts = Interrupts()
     with interrupts.installed():
         with display(errors, silent=json) as screen:
@@ -84,7 +91,7 @@ def _summary(status: JobStatus, again: str) -> Text:
     if status.had_finished:
         line.append(
             f"\nit had finished before, in {text.printable(status.restored_from or '')}, so nothing was run; to run it "
-            "again, start it without --from",
+            "again, start it with --fresh",
             style="not bold",
         )
     if status.state == "stopped":
