@@ -282,11 +282,10 @@ def fresh_since(storage: Storage, metadata: CheckpointMetadata) -> bool:
 
 def check_records(storage: Storage) -> list[str]:
     """What is wrong with the small files of the directory, whichever checkpoint is asked for."""
-    owners: list[Callable[[], object]] = [
-        partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)
-    ]
+    looks: list[Callable[[], object]] = [partial(look, storage) for look in (_job_name, jobs_of, _starts)]
+    looks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
     problems = []
-    for look in [partial(_job_name, storage), partial(jobs_of, storage), partial(_starts, storage), *owners]:
+    for look in looks:
         try:
             look()
         except StorageError as error:
