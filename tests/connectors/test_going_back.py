@@ -10,10 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 import pytest
-from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
+from deltalake import DeltaTable, write_deltalake
 
 from in_memory import MemoryStorage, NeverRun, NoRows
 from midstream.checkpoint.metadata import (
@@ -27,7 +29,9 @@ from midstream.checkpoint.metadata import (
 from midstream.checkpoint.savepoint import Place, write_savepoint
 from midstream.checkpoint.store import SAVEPOINT, FencedError, publish
 from midstream.connectors import taking_back
+from midstream.connectors.delta import DeltaSink
 from midstream.connectors.file_sink import FileSink
+from midstream.connectors.postgres import PostgresSink
 from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.coordinator.opening import OpenedStorage, check_start, find_start, open_checkpoints
 from midstream.core.config import JobConfig
@@ -608,3 +612,107 @@ def test_what_is_newer_is_of_these_jobs_only(world: World) -> None:
     assert sink.newest_committed(Output("shared", frozenset(["foreign1"]))) == 900
     assert sink.newest_committed(Output("shared", frozenset(["nobody"]))) == 0
     assert world.files["out"].newest_committed(Output("out", frozenset(["nobody"]))) == 5, "the directory is one job's"
+
+
+def test_what_the_chosen_checkpoint_still_has_to_commit_is_kept(tmp_path: Path) -> None:
+    world = World(tmp_path, only="shared")
+    committed(world, 2).complete(2, commit=False)
+    world.start("2").complete(2)
+    world.start("3", "take-back").complete(1)
+    assert world.rows("shared") == [-1, *range(7)]
+
+
+# ---- other sinks ----
+
+
+def delta_sink(table: Path, *, append: bool = False) -> DeltaSink:
+    sink = DeltaSink(table, append=append)
+    sink.validate(SCHEMA, restoring=True)
+    return sink
+
+
+def delta_rows(table: Path) -> list[int]:
+    return sorted(pl.read_delta(str(table))["n"].to_list())
+
+
+def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
+    """A table to which each job has committed these checkpoints, of one row each: the checkpoint's number."""
+    sink = delta_sink(table)
+    for job_id, checkpoints in jobs.items():
+        committer = sink.committer(job_id)
+        assert committer is not None
+        for checkpoint_id in checkpoints:
+            rows = written(sink, batch(checkpoint_id), checkpoint_id, job_id=job_id, attempt=checkpoint_id)
+            committer.commit(checkpoint_id, rows)
+    return sink
+
+
+def test_a_delta_table_takes_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    sink = delta_of(table, {"a": range(1, 6), "b": (6, 7)})
+    output = Output("out", frozenset("abc"))
+    assert sink.newest_committed(output) == 7
+    sink.check_take_back(output, 6)
+    sink.take_back(output, 6, ())
+    assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2, 3, 4, 5, 6], 6)
+    version = DeltaTable(table).version()
+    sink.take_back(output, 6, ())
+    assert DeltaTable(table).version() == version, "once is enough"
+    sink.take_back(output, 2, ())
+    assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2], 2)
+    committer = sink.committer("c")
+    assert committer is not None
+    committer.commit(8, written(sink, batch(8), 8, job_id="c"))
+    assert delta_rows(table) == [1, 2, 8]
+    sink.take_back(output, 0, ())
+    assert delta_rows(table) == []
+
+
+def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path) -> None:
+    sink = delta_of(tmp_path / "table", {"a": range(1, 4)})
+    late = written(sink, batch(4), 4, job_id="a", attempt=1)
+    sink.take_back(Output("out", frozenset("a")), 2, ())
+    committer = sink.committer("a")
+    assert committer is not None
+    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 2 of this one"):
+        committer.commit(4, late)
+
+
+def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
+    write_deltalake(table, pa.table({"n": [100]}), mode="append")
+    with pytest.raises(ConfigError, match=r"others have written to the table since: version 4 is WRITE"):
+        sink.check_take_back(output, 2)
+    DeltaTable(table).optimize.compact()
+    with pytest.raises(ConfigError, match="others have written to the table since"):
+        sink.take_back(output, 2, ())
+    assert delta_rows(table) == [1, 2, 3, 100]
+    assert sink.newest_committed(Output("out", frozenset("b"))) == 0
+    sink.check_take_back(output, 3)
+
+
+def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
+    DeltaTable(table).create_checkpoint()
+    for version in range(3):
+        (table / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is gone from it"):
+        sink.check_take_back(output, 1)
+
+
+def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(database: str) -> None:
+    sink = PostgresSink(database, "numbers")
+    sink.validate(SCHEMA, restoring=False)
+    committer = sink.committer("a")
+    assert committer is not None
+    for checkpoint_id in (1, 2):
+        committer.commit(
+            checkpoint_id, written(sink, batch(checkpoint_id), checkpoint_id, job_id="a", attempt=checkpoint_id)
+        )
+    assert sink.newest_committed(Output("out", frozenset("ab"))) == 2
+    assert sink.newest_committed(Output("out", frozenset("b"))) == 0
+    assert sink.newest_committed(Output("other", frozenset("a"))) == 0
+    with pytest.raises(ConfigError, match="do not say with which commit they came"):
+        sink.check_take_back(Output("out", frozenset("a")), 1)

@@ -20,6 +20,8 @@ from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.sink import Output
 
 JOURNAL: Final = "committed"
+_LOWERED: Final = "lowered"
+"""Beside a journal that was lowered: it no longer says that there were files of just that checkpoint."""
 ATTEMPTS_MAX: Final = 10_000
 """Where others write too, files are known by a hash of job and attempt: so many attempts of a job are tried."""
 _FILE = re.compile(r"part-(\d+)-\d+-\d+-([0-9a-f]{16})\.(?:parquet|jsonl)")
@@ -65,7 +67,7 @@ class CommittedFiles:
         there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
         for job in sorted(self._output.jobs):
             journal = self._journal(job)
-            if journal > after and journal not in there:
+            if journal > after and journal not in there and not self._is_file(f"{self._above}/{job}/{_LOWERED}"):
                 raise ConfigError(
                     f"the files of checkpoint {journal} are no longer in {self._directory}: somebody has taken them away"
                 )
@@ -79,6 +81,7 @@ class CommittedFiles:
                     delete_if_there(self._filesystem, f"{self._above}/{job}/{name}")
         for job in sorted(jobs):
             if self._journal(job) > after:
+                self._filesystem.open_output_stream(f"{self._above}/{job}/{_LOWERED}").close()
                 self._write_journal(job, after)
         for _, name in self._files(after):
             delete_if_there(self._filesystem, f"{self._directory}/{name}")
@@ -107,10 +110,13 @@ class CommittedFiles:
 
     def _journal(self, job: str) -> int:
         path = f"{self._above}/{job}/{JOURNAL}"
-        if self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.File:
+        if not self._is_file(path):
             return 0
         with self._filesystem.open_input_stream(path) as stream:
             return int(stream.read())
+
+    def _is_file(self, path: str) -> bool:
+        return bool(self._filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
 
     def _write_journal(self, job: str, checkpoint_id: int) -> None:
         path = f"{self._above}/{job}/{JOURNAL}"
