@@ -16,6 +16,7 @@ from midstream.checkpoint.store import (
     Retained,
     UnknownOutcomeError,
     begin,
+    check_records,
     choose,
     drop,
     drop_attempts_before,
@@ -318,3 +319,64 @@ def test_a_checkpoint_that_is_dropped_while_somebody_looks_is_not_listed() -> No
     made(storage, 1)
     made(storage, 2)
     assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]
+
+
+# ---- the small files ----
+
+
+RECORDS = ("_job", "epochs/00000001", "epochs/00000001.from", "chk-1/_owner")
+
+
+def small_files() -> MemoryStorage:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    return storage
+
+
+@pytest.mark.parametrize("path", RECORDS)
+def test_a_flipped_bit_in_a_small_file_is_found_wherever_it_is(path: str) -> None:
+    content = small_files().files[path]
+    for bit in range(8 * len(content)):
+        storage = small_files()
+        data = bytearray(content)
+        data[bit // 8] ^= 1 << bit % 8
+        storage.files[path] = bytes(data)
+        problems = check_records(storage)
+        assert len(problems) == 1, (path, bit, bytes(data))
+        assert problems[0].startswith(f"{path}: "), problems
+        assert "It says wh" in problems[0], "what it is for, and the remedy"
+
+
+@pytest.mark.parametrize("path", RECORDS)
+def test_small_files_that_are_torn_or_another_ones_are_found(path: str) -> None:
+    for content in (b"", b"{", small_files().files[path][:-3]):
+        storage = small_files()
+        storage.files[path] = content
+        assert len(check_records(storage)) == 1, content
+    storage = small_files()
+    opened(storage)
+    storage.files["epochs/00000002.from"] = storage.files["epochs/00000001.from"]
+    assert check_records(storage)[0].startswith("epochs/00000002.from: the checksum is wrong")
+
+
+def test_a_wrong_digit_does_not_hide_the_newest_checkpoint() -> None:
+    storage = small_files()
+    made(storage, 2)
+    made(storage, 3)
+    opened(storage)
+    path = "epochs/00000002.from"
+    storage.files[path] = storage.files[path].replace(b'"newest":3', b'"newest":2')
+    with pytest.raises(StorageError, match=r"epochs/00000002.from: the checksum is wrong.*Bring it back from a copy"):
+        opened(storage, "latest")
+
+
+def test_small_files_of_older_versions_are_read() -> None:
+    storage = small_files()
+    storage.files["_job"] = b'{"job":"job"}'
+    storage.files["epochs/00000001"] = b'{"job_id":"id"}'
+    storage.files["epochs/00000001.from"] = b'{"newest":0}'
+    storage.files["chk-1/_owner"] = b"1"
+    assert check_records(storage) == []
+    found = opened(storage, "latest").restore
+    assert found is not None and found.checkpoint_id == 1
