@@ -14,7 +14,7 @@ from midstream.checkpoint.channel_state import segment_bytes
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, files_of
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, copy_in, discard, write_savepoint
 from midstream.checkpoint.state_files import StateFile, state_file, verify_chunks
-from midstream.checkpoint.store import SAVEPOINT, load, open_store, publish
+from midstream.checkpoint.store import SAVEPOINT, Opened, begin, load, publish, say_where_from, take_over
 from midstream.core.errors import StorageError
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
 from midstream.runtime.storage import FileStorage
@@ -65,7 +65,7 @@ def test_it_holds_what_it_needs_and_nothing_else_and_refers_to_nothing_outside()
     source, target = MemoryStorage(), MemoryStorage()
     place = claim_place(lambda url: target, "/saved", "/job", ABOUT)
     write_savepoint(source, checkpoint(source), place)
-    saved, _ = load(target, "job", "latest")
+    saved = load(target, "job", "latest")
     assert saved.checkpoint_id == 7 and saved.committables == ()
     assert target.files[OLD] == b"kept"
     assert set(target.files) == {SAVEPOINT, "chk-7/_metadata", OLD, NEW, CHANNELS}
@@ -142,14 +142,18 @@ def test_a_place_that_may_not_be_written_says_so(open_path: Path) -> None:
         claim_place(FileStorage, str(open_path / "here"), "/job", ABOUT)
 
 
+def opened_by(own: MemoryStorage, job_id: str) -> Opened:
+    return begin(own, say_where_from(own, take_over(own, "/job", "job", job_id), fresh=False), None, 0, ())
+
+
 def test_a_checkpoint_elsewhere_becomes_one_of_the_jobs_own() -> None:
     source, own = MemoryStorage(), MemoryStorage()
     saved = checkpoint(source)
-    opened = open_store(own, "/job", "job", "id2", None)
+    opened = opened_by(own, "id2")
     copied = copy_in(source, saved, own, opened.epoch, opened.next_checkpoint_id)
     publish(own, copied)
     source.files.clear()
-    found, _ = load(own, "job", "latest")
+    found = load(own, "job", "latest")
     assert (found.checkpoint_id, found.epoch) == (7, opened.epoch)
     assert found.committables == saved.committables
     assert is_whole(own, found)
@@ -159,15 +163,15 @@ def test_a_checkpoint_elsewhere_becomes_one_of_the_jobs_own() -> None:
 
 def test_it_takes_a_number_above_those_that_are_there() -> None:
     source, own = MemoryStorage(), MemoryStorage()
-    opened = open_store(own, "/job", "job", "id2", None)
+    opened = opened_by(own, "id2")
     assert copy_in(source, checkpoint(source), own, opened.epoch, 12).checkpoint_id == 12
 
 
 def test_a_copy_that_was_cut_off_is_cleaned_up_by_the_next_start() -> None:
     source, own = MemoryStorage(), MemoryStorage()
-    opened = open_store(own, "/job", "job", "id2", None)
+    opened = opened_by(own, "id2")
     copy_in(source, checkpoint(source), own, opened.epoch, opened.next_checkpoint_id)
-    again = open_store(own, "/job", "job", "id3", None)
+    again = opened_by(own, "id3")
     assert own.list("shared") == []
     assert again.retained == ()
 
@@ -179,5 +183,5 @@ def test_a_savepoint_can_be_moved(tmp_path: Path) -> None:
     write_savepoint(source, metadata, place)
     (tmp_path / "here").rename(tmp_path / "there")
     moved = FileStorage(str(tmp_path / "there"))
-    saved, _ = load(moved, "job", "latest")
+    saved = load(moved, "job", "latest")
     assert verify_chunks(moved, parts_of(saved), "there") > 0

@@ -15,14 +15,18 @@ from midstream.checkpoint.store import (
     Opened,
     Retained,
     UnknownOutcomeError,
+    begin,
+    check_records,
+    choose,
     drop,
     drop_attempts_before,
     list_checkpoints,
     load,
-    open_store,
     publish,
+    say_where_from,
     split_restore,
     split_retained,
+    take_over,
 )
 from midstream.core.errors import StorageError
 
@@ -30,7 +34,9 @@ ROOT = "/data/flights"
 
 
 def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> Opened:
-    return open_store(storage, ROOT, job, "id", restore)
+    taken = take_over(storage, ROOT, job, "id")
+    found = None if restore is None else choose(taken.listed, restore, job, storage)
+    return begin(storage, say_where_from(storage, taken, fresh=False), found, 0, ())
 
 
 def made(storage: MemoryStorage, checkpoint_id: int, epoch: int = 1, files: tuple[str, ...] = ()) -> None:
@@ -110,10 +116,11 @@ def test_while_any_metadata_cannot_be_read_nothing_is_deleted() -> None:
     made(storage, 2)
     storage.files["chk-2/_metadata"] = b"MIDSTRM"
     storage.files[state_file(1, 0, 2, 0, 0)] = b"state"
-    again = opened(storage, "latest")
+    with pytest.raises(StorageError, match=r"checkpoint 2, the newest, cannot be used: .*--from 1 --newer-output"):
+        opened(storage, "latest")
+    again = opened(storage, "1")
     assert again.restore is not None and again.restore.checkpoint_id == 1
     assert storage.exists(state_file(1, 0, 2, 0, 0))
-    assert any("checkpoint 2 cannot be used and is skipped" in warning for warning in again.warnings)
     assert any("not cleaned up" in warning for warning in again.warnings)
 
 
@@ -124,9 +131,9 @@ def test_a_checkpoint_whose_state_file_is_missing_is_not_offered() -> None:
     made(storage, 1)
     made(storage, 2, files=(file,))
     storage.delete(file)
-    metadata, warnings = load(storage, "job", "latest")
-    assert metadata.checkpoint_id == 1
-    assert "state file" in warnings[0] and "is missing" in warnings[0]
+    with pytest.raises(StorageError, match=r"checkpoint 2, the newest, .* is missing\. The newest that can is 1"):
+        load(storage, "job", "latest")
+    assert load(storage, "job", "1").checkpoint_id == 1
     with pytest.raises(StorageError, match=f"{file} is missing"):
         load(storage, "job", "2")
 
@@ -312,3 +319,64 @@ def test_a_checkpoint_that_is_dropped_while_somebody_looks_is_not_listed() -> No
     made(storage, 1)
     made(storage, 2)
     assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]
+
+
+# ---- the small files ----
+
+
+RECORDS = ("_job", "epochs/00000001", "epochs/00000001.from", "chk-1/_owner")
+
+
+def small_files() -> MemoryStorage:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    return storage
+
+
+@pytest.mark.parametrize("path", RECORDS)
+def test_a_flipped_bit_in_a_small_file_is_found_wherever_it_is(path: str) -> None:
+    content = small_files().files[path]
+    for bit in range(8 * len(content)):
+        storage = small_files()
+        data = bytearray(content)
+        data[bit // 8] ^= 1 << bit % 8
+        storage.files[path] = bytes(data)
+        problems = check_records(storage)
+        assert len(problems) == 1, (path, bit, bytes(data))
+        assert problems[0].startswith(f"{path}: "), problems
+        assert "It says wh" in problems[0], "what it is for, and the remedy"
+
+
+@pytest.mark.parametrize("path", RECORDS)
+def test_small_files_that_are_torn_or_another_ones_are_found(path: str) -> None:
+    for content in (b"", b"{", small_files().files[path][:-3]):
+        storage = small_files()
+        storage.files[path] = content
+        assert len(check_records(storage)) == 1, content
+    storage = small_files()
+    opened(storage)
+    storage.files["epochs/00000002.from"] = storage.files["epochs/00000001.from"]
+    assert check_records(storage)[0].startswith("epochs/00000002.from: the checksum is wrong")
+
+
+def test_a_wrong_digit_does_not_hide_the_newest_checkpoint() -> None:
+    storage = small_files()
+    made(storage, 2)
+    made(storage, 3)
+    opened(storage)
+    path = "epochs/00000002.from"
+    storage.files[path] = storage.files[path].replace(b'"newest":3', b'"newest":2')
+    with pytest.raises(StorageError, match=r"epochs/00000002.from: the checksum is wrong.*Bring it back from a copy"):
+        opened(storage, "latest")
+
+
+def test_small_files_of_older_versions_are_read() -> None:
+    storage = small_files()
+    storage.files["_job"] = b'{"job":"job"}'
+    storage.files["epochs/00000001"] = b'{"job_id":"id"}'
+    storage.files["epochs/00000001.from"] = b'{"newest":0}'
+    storage.files["chk-1/_owner"] = b"1"
+    assert check_records(storage) == []
+    found = opened(storage, "latest").restore
+    assert found is not None and found.checkpoint_id == 1

@@ -20,6 +20,7 @@ from midstream.coordinator.events import (
     IoDone,
     JobEnded,
     JobPlan,
+    NewerOutput,
     ReplyTo,
     RequestSlot,
     RunIo,
@@ -140,6 +141,8 @@ class Bench:
         restore: str | None = None,
         job_id: str = "job1",
         allow_dropped_state: bool = False,
+        newer_output: NewerOutput | None = None,
+        fresh: bool = False,
         held: tuple[str, ...] = (),
         checkpoint_dir: str | None = ROOT,
         graphs: Callable[[int], JobGraph] | None = None,
@@ -168,6 +171,8 @@ class Bench:
             JobConfig(name="bench", checkpoint_dir=checkpoint_dir, **config),
             restore,
             allow_dropped_state,
+            newer_output,
+            fresh,
             rescaled=self._rescaled,
         )
         self._graphs = graphs

@@ -276,7 +276,8 @@ def test_the_checkpoint_that_the_job_would_restart_from_is_not_dropped_for_newer
     first = Bench(retained_checkpoints=3).run()
     for _ in range(3):
         first.checkpoint()
-    bench = Bench(retained_checkpoints=1, storage=first.storage, restore="2", job_id="job2").run()
+    again = {"restore": "2", "newer_output": "keep", "job_id": "job2"}
+    bench = Bench(retained_checkpoints=1, storage=first.storage, **again).run()
     assert bench.storage.checkpoints() == [2, 3]
     bench.fail(READ0)
     bench.advance(1)

@@ -42,7 +42,7 @@ def test_a_savepoint_is_made_of_a_checkpoint_while_the_job_runs_on() -> None:
     assert bench.triggers == [1] and client not in bench.replies
     acknowledge(bench, 1)
     assert bench.replies[client] == m.Reply(checkpoint=SAVED)
-    saved, _ = load(bench.elsewhere[SAVED], "bench", "latest")
+    saved = load(bench.elsewhere[SAVED], "bench", "latest")
     assert saved.checkpoint_id == 1 and len(saved.files) == 4
     assert all(bench.elsewhere[SAVED].files[file] == b"state" for file in saved.files)
     assert bench.state == "running" and bench.checkpoint() == 2
@@ -92,7 +92,7 @@ def test_it_waits_until_what_it_covers_is_committed_and_refers_to_none_of_it() -
     assert client not in bench.replies and bench.elsewhere[SAVED].checkpoints() == []
     bench.release("commit")
     assert bench.replies[client].checkpoint == SAVED
-    assert load(bench.elsewhere[SAVED], None, "latest")[0].committables == ()
+    assert load(bench.elsewhere[SAVED], None, "latest").committables == ()
 
 
 def test_its_checkpoint_is_kept_until_it_is_copied() -> None:
@@ -106,7 +106,7 @@ def test_its_checkpoint_is_kept_until_it_is_copied() -> None:
     assert bench.replies[client].checkpoint == SAVED
     bench.checkpoint()
     assert bench.storage.checkpoints() == [5]
-    assert len(load(bench.elsewhere[SAVED], None, "latest")[0].files) == 4
+    assert len(load(bench.elsewhere[SAVED], None, "latest").files) == 4
 
 
 def test_a_place_that_is_taken_is_refused_before_anything_is_made() -> None:
@@ -213,7 +213,7 @@ def test_a_job_stops_with_a_savepoint() -> None:
     assert bench.ended is not None and (bench.ended.state, bench.ended.checkpoint) == ("stopped", SAVED)
     assert bench.replies[client] == m.Reply(checkpoint=SAVED)
     assert bench.sink.committed == [(1, (b"1/0", b"1/1"))]
-    assert load(bench.elsewhere[SAVED], "bench", "latest")[0].checkpoint_id == 1
+    assert load(bench.elsewhere[SAVED], "bench", "latest").checkpoint_id == 1
 
 
 def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_read_on() -> None:
@@ -412,7 +412,10 @@ def test_in_a_directory_with_newer_checkpoints_it_becomes_the_newest() -> None:
     busy = Bench().run()
     for _ in range(4):
         busy.checkpoint()
-    bench = Bench(storage=busy.storage, restore=SAVED, elsewhere={SAVED: saved}, job_id="job2").run()
+    again = {"restore": SAVED, "elsewhere": {SAVED: saved}, "job_id": "job2"}
+    refused = Bench(storage=busy.storage, **again).start()
+    assert "checkpoint 1 is older than what has been committed: sink 'write' perhaps" in refused.error
+    bench = Bench(storage=busy.storage, newer_output="keep", **again).run()
     assert bench.status.restored_from == f"{ROOT}/chk-5"
     bench.fail(READ0)
     bench.advance(1)

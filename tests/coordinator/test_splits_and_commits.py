@@ -425,7 +425,7 @@ def finished_run(**options: object) -> MemoryStorage:
 
 def test_latest_an_id_and_a_path_can_be_restored() -> None:
     for restore, expected in (("latest", 3), ("2", 2), ("chk-1", 1), ("memory://checkpoints/chk-2/_metadata", 2)):
-        bench = Bench(storage=finished_run(), restore=restore).run()
+        bench = Bench(storage=finished_run(), restore=restore, newer_output="keep").run()
         assert bench.status.restored_from == f"memory://checkpoints/chk-{expected}"
         assert bench.checkpoint() == 4
         assert bench.messages(m.Deploy)[0].epoch == 2
@@ -444,13 +444,19 @@ def test_a_checkpoint_that_is_not_there_names_those_that_are() -> None:
     assert not bench.requests
 
 
-def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning() -> None:
+def test_a_damaged_newest_checkpoint_is_not_passed_over() -> None:
     for damage in (b"", b"MIDSTRM", b"garbage that is long enough to be a header, but is none at all"):
         storage = finished_run()
         storage.files["chk-3/_metadata"] = damage
-        bench = Bench(storage=storage, restore="latest").run()
+        bench = Bench(storage=storage, restore="latest").start()
+        assert "checkpoint 3, the newest, cannot be used" in bench.error
+        assert "--from 2 --newer-output take-back, or keep" in bench.error
+        assert not bench.requests
+        bench = Bench(storage=storage, restore="2").start()
+        assert "sink 'write' perhaps (it cannot say) up to checkpoint 3" in bench.error
+        bench = Bench(storage=storage, restore="2", newer_output="keep").run()
         assert bench.status.restored_from == "memory://checkpoints/chk-2"
-        assert any("checkpoint 3 cannot be used" in warning for warning in bench.status.warnings)
+        assert any("will be there twice" in warning for warning in bench.status.warnings)
 
 
 def test_a_damaged_checkpoint_that_was_named_is_refused() -> None:

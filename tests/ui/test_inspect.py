@@ -198,6 +198,17 @@ def test_a_damaged_channel_file_is_named_with_its_channel(checkpoint, capsys):
     assert "checksum is wrong" in problem
 
 
+def test_a_damaged_small_file_of_the_directory_is_named(checkpoint, capsys):
+    for name in ("_job", "epochs/00000001", "chk-1/_owner"):
+        path = checkpoint.parent / name
+        before = path.read_bytes()
+        path.write_bytes(before.replace(b'"checksum"', b'"chacksum"'))
+        assert main(["inspect", str(checkpoint), "--json"]) == 2
+        (problem,) = json.loads(capsys.readouterr().out)["problems"]
+        assert problem.startswith(f"{name}: not what midstream writes there")
+        path.write_bytes(before)
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["inspect", *arguments]) == 2
     out, err = capsys.readouterr()

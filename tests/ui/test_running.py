@@ -22,6 +22,7 @@ class Job:
         self._statuses = list(statuses)
         self._error = error
         self.cancelled = ""
+        self.checkpoint_dir = "/data/flights"
 
     def status(self):
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
@@ -82,7 +83,7 @@ def test_a_job_that_had_finished_says_that_nothing_was_run(status, run):
     last = ended(status, "finished", had_finished=True, restored_from=path)
     code, out, _ = run(Job(last), "--from", "latest")
     assert code == 0
-    assert f"it had finished before, in {path}, so nothing was run; to run it again, start it without --from" in out
+    assert f"it had finished before, in {path}, so nothing was run; to run it again, start it with --fresh" in out
 
 
 def test_for_machines_the_last_status_is_all_there_is_on_stdout(status, run):
@@ -104,12 +105,16 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "--aligned-timeout",
         "1 s",
         "--allow-dropped-state",
+        "--newer-output",
+        "take-back",
     )
     assert run.overrides == {
         "parallelism": 3,
         "master": "local[3]",
         "restore_from": "latest",
         "allow_dropped_state": True,
+        "newer_output": "take-back",
+        "fresh": False,
         "checkpoint_dir": None,
         "aligned_timeout": "1 s",
         "slots": None,

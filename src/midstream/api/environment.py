@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import Submission
+    from midstream.coordinator.events import NewerOutput
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
 
@@ -281,6 +282,8 @@ class Environment:
         master: str | None = None,
         restore_from: str | int | None = None,
         allow_dropped_state: bool = False,
+        newer_output: NewerOutput | None = None,
+        fresh: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -294,6 +297,8 @@ class Environment:
             master=master,
             restore_from=restore_from,
             allow_dropped_state=allow_dropped_state,
+            newer_output=newer_output,
+            fresh=fresh,
             checkpoint_dir=checkpoint_dir,
             aligned_timeout=aligned_timeout,
             slots=slots,
@@ -311,6 +316,8 @@ class Environment:
         master: str | None = None,
         restore_from: str | int | None = None,
         allow_dropped_state: bool = False,
+        newer_output: NewerOutput | None = None,
+        fresh: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -320,8 +327,10 @@ class Environment:
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
         by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
         path of a checkpoint, or the path of a savepoint; `allow_dropped_state`: also when that has state of
-        operators that the job no longer has. `slots`: where the job runs in place of Spark;
-        `runtime.processes.ProcessSlots()` for plain processes of this machine.
+        operators that the job no longer has; `newer_output`: what becomes of output that is newer than an older
+        checkpoint: "take-back" has the sinks remove it, "keep" leaves it, and its rows are there twice. `fresh`:
+        start over, although `checkpoint_dir` has completed checkpoints of the job. `slots`: where the job runs in
+        place of Spark; `runtime.processes.ProcessSlots()` for plain processes of this machine.
 
         Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
         ClusterError when its surroundings do not allow it.
@@ -331,6 +340,8 @@ class Environment:
             master=master,
             restore_from=restore_from,
             allow_dropped_state=allow_dropped_state,
+            newer_output=newer_output,
+            fresh=fresh,
             checkpoint_dir=checkpoint_dir,
             aligned_timeout=aligned_timeout,
             slots=slots,
@@ -343,6 +354,8 @@ class Environment:
         master: str | None = None,
         restore_from: str | int | None = None,
         allow_dropped_state: bool = False,
+        newer_output: NewerOutput | None = None,
+        fresh: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -363,9 +376,21 @@ class Environment:
             config = msgspec.structs.replace(config, checkpoint_dir=_directory(checkpoint_dir))
         if aligned_timeout is not None:
             config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(aligned_timeout))
+        if newer_output not in (None, "take-back", "keep"):
+            raise ConfigError(f"newer_output: {newer_output!r} is neither 'take-back' nor 'keep'")
         restore = None if restore_from is None else str(restore_from)
         code = partial(collect, self._file, self._modules)
-        return submission(self._program.graph, config.check(), code, restore, allow_dropped_state, master, slots)
+        return submission(
+            self._program.graph,
+            config.check(),
+            code,
+            restore,
+            allow_dropped_state,
+            newer_output,
+            fresh,
+            master,
+            slots,
+        )
 
 
 def _directory(path: str | os.PathLike[str] | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,8 +12,8 @@ import cloudpickle
 import msgspec
 
 from midstream.checkpoint.store import split_restore
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.opening import check_restorable
+from midstream.coordinator.events import JobPlan, NewerOutput
+from midstream.coordinator.opening import check_plan, check_start, find_start
 from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError, JobError
 from midstream.graph.build import build_job_graph
@@ -25,6 +26,8 @@ from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import FileStorage, absolute
 from midstream.state.own_code import own_code
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ def submission(
     modules: Callable[[bytes], JobModules],
     restore_from: str | None,
     allow_dropped_state: bool,
+    newer_output: NewerOutput | None,
+    fresh: bool,
     master: str | None,
     slots: SlotProvider | None,
 ) -> Submission:
@@ -83,9 +88,21 @@ def submission(
         restore_from = absolute(restore_from)
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
-    _check_sinks(graph, restoring=restore_from is not None)
-    plan = JobPlan(RandomIds().new_id(), graph, b"", config, restore_from, allow_dropped_state)
-    check_restorable(plan, FileStorage)
+    plan = JobPlan(
+        RandomIds().new_id(),
+        graph,
+        b"",
+        config,
+        restore_from,
+        allow_dropped_state,
+        newer_output=newer_output,
+        fresh=fresh,
+    )
+    check_plan(plan)
+    start = find_start(plan, FileStorage)
+    _check_sinks(graph, restoring=start.metadata is not None)
+    for warning in check_start(plan, start, FileStorage):
+        _log.warning("job %s: %s", config.name, warning)  # at once: the status, which has it too, is looked at later
     # what is wrong with them is said before Spark starts
     plan = replace(plan, modules=modules(cloudpickle.dumps(graph)))
     return Submission(plan, tuple(logical.nodes), master, slots)

@@ -216,5 +216,5 @@ def _damaged(segment: Segment, place: str, what: str) -> StorageError:
     lies = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
     return StorageError(
         f"{place}: channel state {lies if segment.file else 'in the metadata'}: {what}. "
-        "This checkpoint cannot be restored; choose another one with --from."
+        "This checkpoint cannot be restored; to go back to an older one, name it with --from."
     )

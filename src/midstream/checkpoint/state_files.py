@@ -322,5 +322,5 @@ class _Files:
         place = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
         return StorageError(
             f"{self._where}: chunk {chunk.id} ({place if chunk.file else 'in the metadata'}): {what}. "
-            "This checkpoint cannot be restored; choose another one with --from."
+            "This checkpoint cannot be restored; to go back to an older one, name it with --from."
         )

@@ -2,7 +2,7 @@
 
     _job                    whose directory this is: the job's name
     epochs/00000007         coordinators number themselves; the highest one is the job's head
-    epochs/00000007.from    where that coordinator went on from (the newest checkpoint it saw)
+    epochs/00000007.from    the newest checkpoint that counted when that coordinator started
     chk-17/_owner           the epoch that makes checkpoint 17
     chk-17/_metadata        written last: without it there is no checkpoint 17
     shared/e7-a2-c17-v3-s0.state     state files, see `state_files`
@@ -14,7 +14,11 @@ before it publishes or deletes; it claims `_owner` exclusively, so it cannot ove
 one has published under the same id; and it looks at the epochs again *after* publishing and before
 anybody is told. A checkpoint that slips in between has a lower epoch than the later coordinator and
 a higher id than anything that one saw when it started (`.from`), which is how it is recognised as
-superseded and never offered.
+superseded and never offered. A coordinator that has the sinks take back what is newer than the
+checkpoint it goes back to says so in the same way, before the first of them does: from then on the
+newer checkpoints, whose output goes, are superseded.
+
+These small files carry a checksum each, with their own name in it. Older versions wrote them without.
 
 Everything here blocks: for `RunIo` only.
 """
@@ -22,13 +26,12 @@ Everything here blocks: for `RunIo` only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
-
-import msgspec
+from functools import partial
 
 from midstream.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
+from midstream.checkpoint.records import EpochFile, FromFile, JobFile, OwnerFile, sealed, unsealed
 from midstream.checkpoint.state_files import SHARED, StateFile
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
@@ -43,19 +46,6 @@ _JOB = "_job"
 _EPOCHS = "epochs"
 _EPOCH = re.compile(r"(\d{8})(\.from)?")
 _CHECKPOINT = re.compile(r"chk-(\d+)")
-
-
-class _JobFile(msgspec.Struct, frozen=True):
-    job: str
-
-
-class _EpochFile(msgspec.Struct, frozen=True):
-    job_id: str
-
-
-class _FromFile(msgspec.Struct, frozen=True):
-    newest: int
-    """Id of the newest complete checkpoint when this coordinator started; 0 if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +67,17 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenOver:
+    """What a coordinator finds when it has become the head of the job. Nothing else has been changed yet."""
+
+    epoch: int
+    listed: tuple[Listed, ...]
+    """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
-    """What a coordinator finds when it takes over the directory."""
+    """With what a coordinator begins."""
 
     epoch: int
     next_checkpoint_id: int
@@ -99,11 +98,8 @@ def metadata_path(checkpoint_id: int) -> str:
 # ---- taking over -----------------------------------------------------------
 
 
-def open_store(storage: Storage, root: str, job_name: str, job_id: str, restore: str | None) -> Opened:
-    """Make the directory this job's, become its head, find what to restore, and clean up after the dead.
-
-    `root` is the directory's URL. `restore` is None, "latest", an id or "chk-<id>". Raises StorageError.
-    """
+def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenOver:
+    """Make the directory this job's and become its head. `root` is the directory's URL. Raises StorageError."""
     if storage.exists(SAVEPOINT):
         raise StorageError(
             f"{root} holds a savepoint, which a job must not change: give another checkpoint directory, and start "
@@ -111,26 +107,51 @@ def open_store(storage: Storage, root: str, job_name: str, job_id: str, restore:
         )
     claim_directory(storage, job_name)
     epoch = take_epoch(storage, job_id)
-    ids = _checkpoint_ids(storage)
-    listed = list_checkpoints(storage)
-    metadata, warnings = (None, ()) if restore is None else choose(listed, restore, job_name, storage)
-    usable = [entry.metadata for entry in listed if entry.metadata is not None]
-    newest = max((m.checkpoint_id for m in usable), default=0)
-    storage.create(f"{_EPOCHS}/{epoch:08}.from", msgspec.json.encode(_FromFile(newest)))
-    warnings += clean_up(storage, epoch, listed)
+    return TakenOver(epoch, tuple(list_checkpoints(storage)))
+
+
+def say_where_from(storage: Storage, taken: TakenOver, *, giving_up_after: int | None = None, fresh: bool) -> TakenOver:
+    """Write down, for all who come later, which checkpoints count; those that do.
+
+    `giving_up_after`: of the coordinators before this one none above that id.
+    """
+    newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
+    if giving_up_after is not None:
+        newest = min(newest, giving_up_after)
+    path = f"{_EPOCHS}/{taken.epoch:08}.from"
+    storage.create(path, sealed(path, FromFile(newest, fresh)))
+    return TakenOver(taken.epoch, tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest))
+
+
+def begin(
+    storage: Storage, taken: TakenOver, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
+) -> Opened:
+    """Clean up after the dead, and begin. `newest_seen`: the newest checkpoint that anybody, such as a sink, knows of."""
+    next_id = next_checkpoint_id(storage, newest_seen)
+    usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
+    warnings += clean_up(storage, taken.epoch, taken.listed)
     return Opened(
-        epoch=epoch,
-        next_checkpoint_id=max([0, *ids]) + 1,
-        restore=metadata,
+        epoch=taken.epoch,
+        next_checkpoint_id=next_id,
+        restore=restore,
         retained=tuple(Retained(m.checkpoint_id, frozenset(m.files)) for m in usable),
         warnings=warnings,
     )
 
 
+def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
+    return max([0, newest_seen, *_checkpoint_ids(storage)]) + 1
+
+
 def claim_directory(storage: Storage, job_name: str) -> None:
     """The directory belongs to one job name from now on. Raises StorageError if it is another job's."""
-    storage.create(_JOB, msgspec.json.encode(_JobFile(job_name)))
-    owner = _decode(storage.read(_JOB), _JobFile, _JOB).job
+    storage.create(_JOB, sealed(_JOB, JobFile(job_name)))
+    check_owner(storage, job_name)
+
+
+def check_owner(storage: Storage, job_name: str) -> None:
+    """Raises StorageError if the directory is another job's."""
+    owner = _job_name(storage) or job_name
     if owner != job_name:
         raise StorageError(
             f"this is the checkpoint directory of another job: of {owner!r}, not of {job_name!r}; "
@@ -138,13 +159,18 @@ def claim_directory(storage: Storage, job_name: str) -> None:
         )
 
 
+def _job_name(storage: Storage) -> str | None:
+    data = _read_if_there(storage, _JOB)
+    return None if data is None else unsealed(data, JobFile, _JOB).job
+
+
 def take_epoch(storage: Storage, job_id: str) -> int:
     """Become the head of the job: an epoch above all others, which fences them."""
     epoch = _highest_epoch(storage)
-    content = msgspec.json.encode(_EpochFile(job_id))
     while True:
         epoch += 1
-        if storage.create(f"{_EPOCHS}/{epoch:08}", content):
+        path = f"{_EPOCHS}/{epoch:08}"
+        if storage.create(path, sealed(path, EpochFile(job_id))):
             return epoch
 
 
@@ -177,20 +203,19 @@ def list_checkpoints(storage: Storage) -> list[Listed]:
         path = metadata_path(checkpoint_id)
         if not storage.exists(path):
             continue
-        try:
-            data = storage.read(path)
-        except StorageError:
-            if not storage.exists(path):
-                continue  # dropped meanwhile by the job that is running
-            raise  # not to be read now is not damaged: going on from an older one would double what was committed since
+        data = _read_if_there(storage, path)  # not to be read now is not damaged: that is raised
+        if data is None:
+            continue
         try:
             metadata = decode_metadata(data, path)
             if metadata.checkpoint_id != checkpoint_id:
                 raise StorageError(f"{path}: holds checkpoint {metadata.checkpoint_id}; was it copied by hand?")
         except StorageError as error:
-            found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), None, str(error)))
+            epoch = _epoch_of(storage, checkpoint_id)
+            if epoch is None or not _superseded(epoch, checkpoint_id, starts):
+                found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), None, str(error)))
             continue
-        if not _superseded(metadata, starts):
+        if not _superseded(metadata.epoch, checkpoint_id, starts):
             found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), metadata))
     return found
 
@@ -199,69 +224,125 @@ def _checkpoint_ids(storage: Storage) -> list[int]:
     return sorted(int(match[1]) for name in storage.list("") if (match := _CHECKPOINT.fullmatch(name)))
 
 
-def _starts(storage: Storage) -> dict[int, int]:
-    """By epoch: the newest checkpoint that its coordinator saw when it started."""
-    starts = {}
+def _starts(storage: Storage) -> dict[int, FromFile]:
+    """By epoch, what its coordinator said when it started."""
+    return {epoch: unsealed(data, FromFile, path) for epoch, path, data in _epoch_files(storage, ".from")}
+
+
+def jobs_of(storage: Storage) -> dict[int, str]:
+    """By epoch, the ids of the starts of this directory's job, as far back as they are remembered."""
+    return {epoch: unsealed(data, EpochFile, path).job_id for epoch, path, data in _epoch_files(storage, None)}
+
+
+def _epoch_files(storage: Storage, suffix: str | None) -> Iterator[tuple[int, str, bytes]]:
     for name in storage.list(_EPOCHS):
         match = _EPOCH.fullmatch(name)
-        if match and match[2]:
+        if match and match[2] == suffix:
             path = f"{_EPOCHS}/{name}"
-            starts[int(match[1])] = _decode(storage.read(path), _FromFile, path).newest
-    return starts
+            data = _read_if_there(storage, path)
+            if data is not None:
+                yield int(match[1]), path, data
+
+
+def _read_if_there(storage: Storage, path: str) -> bytes | None:
+    """None if it is dropped by the job that is running while somebody looks."""
+    try:
+        return storage.read(path)
+    except StorageError:
+        if storage.exists(path):
+            raise
+        return None
+
+
+def _epoch_of(storage: Storage, checkpoint_id: int) -> int | None:
+    """Who made it, of a checkpoint whose metadata cannot be read. None if that cannot be read either."""
+    try:
+        return _owner(storage, checkpoint_id)
+    except StorageError:
+        return None
+
+
+def _owner(storage: Storage, checkpoint_id: int) -> int | None:
+    path = f"{checkpoint_path(checkpoint_id)}/_owner"
+    data = _read_if_there(storage, path)
+    if data is None:
+        return None
+    return int(data) if data.isdigit() else unsealed(data, OwnerFile, path).epoch  # digits: an older version's
 
 
 def is_superseded(storage: Storage, metadata: CheckpointMetadata) -> bool:
     """Whether a later coordinator has gone on from an older checkpoint: this one is never offered."""
-    return _superseded(metadata, _starts(storage))
+    return _superseded(metadata.epoch, metadata.checkpoint_id, _starts(storage))
 
 
-def _superseded(metadata: CheckpointMetadata, starts: dict[int, int]) -> bool:
-    return any(epoch > metadata.epoch and metadata.checkpoint_id > newest for epoch, newest in starts.items())
+def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
+    return any(epoch > made_by and checkpoint_id > start.newest for epoch, start in starts.items())
 
 
-def load(storage: Storage, job_name: str | None, which: str) -> tuple[CheckpointMetadata, tuple[str, ...]]:
-    """The checkpoint that `which` names ("latest", an id, a path), and warnings about any skipped.
+def fresh_since(storage: Storage, metadata: CheckpointMetadata) -> bool:
+    """Whether the job has been started anew since this checkpoint was made."""
+    return any(epoch > metadata.epoch and start.fresh for epoch, start in _starts(storage).items())
 
-    `job_name` None: whosever it is. Raises StorageError when there is none or it cannot be used.
+
+def check_records(storage: Storage) -> list[str]:
+    """What is wrong with the small files of the directory, whichever checkpoint is asked for."""
+    looks: list[Callable[[], object]] = [partial(look, storage) for look in (_job_name, jobs_of, _starts)]
+    looks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
+    problems = []
+    for look in looks:
+        try:
+            look()
+        except StorageError as error:
+            problems.append(str(error))
+    return problems
+
+
+def load(storage: Storage, job_name: str | None, which: str) -> CheckpointMetadata:
+    """The checkpoint that `which` names ("latest", an id, a path). `job_name` None: whosever it is.
+
+    Raises StorageError when there is none or it cannot be used.
     """
-    metadata, warnings = choose(list_checkpoints(storage), which, job_name, storage)
+    metadata = choose(list_checkpoints(storage), which, job_name, storage)
     if metadata is None:
         if storage.exists(SAVEPOINT):
             raise StorageError("a savepoint was begun here and never completed: there is nothing to start from")
         raise StorageError("no checkpoint has been completed here yet")
-    return metadata, warnings
+    return metadata
 
 
-def choose(
-    listed: list[Listed], which: str, job_name: str | None, storage: Storage
-) -> tuple[CheckpointMetadata | None, tuple[str, ...]]:
+def choose(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata | None:
     """Pick from `listed`. None only for "latest" in a directory where nothing was ever completed.
 
-    Then nothing was ever committed either, and the job may begin at the beginning. A newer
-    checkpoint that is damaged is skipped, with a warning that says so.
+    Then nothing was ever committed either, and the job may begin at the beginning. If the newest one is
+    damaged, latest is refused: what sinks have committed since an older one would be there twice.
     """
     if which != "latest":
-        return _by_name(listed, which, job_name, storage), ()
+        return _by_name(listed, which, job_name, storage)
     problems: list[tuple[int, StorageError]] = []
-    for entry in reversed(listed):
+    for entry in sorted(listed, key=lambda entry: -entry.checkpoint_id):
         try:
-            return _usable(entry, job_name, storage), tuple(
-                f"checkpoint {checkpoint_id} cannot be used and is skipped: {error} "
-                "(what sinks committed after the older one that is used instead may appear twice)"
-                for checkpoint_id, error in problems
-            )
+            found = _usable(entry, job_name, storage)
         except StorageError as error:
             problems.append((entry.checkpoint_id, error))
+            continue
+        if problems:
+            (newest, why), *_ = problems
+            raise StorageError(
+                f"checkpoint {newest}, the newest, cannot be used: {why}. The newest that can is {found.checkpoint_id}. What "
+                "sinks have committed since then would be there twice, so it is gone back to only by name, saying what is to "
+                f"become of that output: --from {found.checkpoint_id} --newer-output take-back, or keep"
+            )
+        return found
     if problems and storage.exists(SAVEPOINT):
         raise StorageError(f"this savepoint cannot be used: {'; '.join(str(error) for _, error in problems)}")
     if problems:
         raise StorageError(
             f"no checkpoint can be used: {'; '.join(f'checkpoint {i}: {error}' for i, error in problems)}"
         )
-    return None, ("no checkpoint has been completed here yet: starting from the beginning",)
+    return None
 
 
-def _by_name(listed: list[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
+def _by_name(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
     name = which.rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
     match = _CHECKPOINT.fullmatch(name)
     digits = match[1] if match else name
@@ -318,7 +399,8 @@ def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
     """
     check_epoch(storage, metadata.epoch)
     path = checkpoint_path(metadata.checkpoint_id)
-    if not storage.create(f"{path}/_owner", str(metadata.epoch).encode(), durable=False):
+    owner = f"{path}/_owner"
+    if not storage.create(owner, sealed(owner, OwnerFile(metadata.epoch)), durable=False):
         check_epoch(storage, metadata.epoch)
         raise StorageError(f"{path} exists already, though it is not in the list of checkpoints")
     try:
@@ -375,7 +457,7 @@ def split_retained(
     return kept, dropped, frozenset().union(*(r.files for r in dropped)) - referenced
 
 
-def clean_up(storage: Storage, epoch: int, listed: list[Listed]) -> tuple[str, ...]:
+def clean_up(storage: Storage, epoch: int, listed: Collection[Listed]) -> tuple[str, ...]:
     """Delete state files of earlier epochs that no complete checkpoint references, and unfinished checkpoints.
 
     If any metadata cannot be read, nothing is deleted: it may reference anything. Returns warnings.
@@ -412,13 +494,3 @@ def _drop_state_files(
     found = [f"{SHARED}/{name}" for name in storage.list(SHARED) if is_unwanted(name)]
     drop(storage, epoch, (), [file for file in found if file not in referenced])
     storage.sweep(SHARED, is_unwanted)
-
-
-_Record = TypeVar("_Record", _JobFile, _FromFile)
-
-
-def _decode(data: bytes, kind: type[_Record], path: str) -> _Record:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
-        raise StorageError(f"{path}: not what midstream writes there: {error}") from error

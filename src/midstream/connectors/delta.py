@@ -62,7 +62,7 @@ from midstream.core.batches import conform, first_null, from_polars, to_polars
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.core.values import shown
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
     import os
@@ -193,6 +193,84 @@ class DeltaSink(Sink):
     def committer(self, job_id: str) -> Committer | None:
         return _DeltaCommitter(self, job_id)
 
+    def newest_committed(self, output: Output) -> int:
+        marks = self._marks(self._opened_to_read(), output)
+        return max((_checkpoint_of(mark) for mark in marks.values()), default=0)
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        """Raises ConfigError when others have written to the table since, or its log does not go back so far."""
+        self._version_before(self._opened_to_read(), output, after)
+
+    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+        """In one transaction: the table as it was, and the mark that these jobs commit nothing more."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import DeltaError
+
+        table = self._opened_to_read()
+        marks = self._marks(table, output)
+        ended = {app: _SUPERSEDED + min(_checkpoint_of(mark), after) for app, mark in marks.items()}
+        if ended == marks:
+            return
+        version = self._version_before(table, output, after)
+        properties = CommitProperties(app_transactions=[Transaction(app, mark) for app, mark in ended.items()])
+        try:
+            if version == table.version():
+                partition_by = table.metadata().partition_columns
+                table.create_write_transaction([], "append", table.schema(), partition_by, commit_properties=properties)
+            else:
+                table.restore(version, commit_properties=properties)
+            _make_log_durable(self, table)
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: {error}") from error
+
+    def _opened_to_read(self) -> DeltaTable:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return self.opened()
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: cannot be read: {error}") from error
+
+    def _marks(self, table: DeltaTable, output: Output) -> dict[str, int]:
+        """By application, of those of `output` that have committed something, what it has committed last."""
+        found = {app: table.transaction_version(app) for app in _applications(output)}
+        return {app: mark for app, mark in found.items() if mark is not None}
+
+    def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
+        """The newest version of the table in which there is nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
+        applications = set(_applications(output))
+        before, newest = table.version(), table.version()
+        others: list[tuple[int, str]] = []
+        for version in range(newest, -1, -1):
+            path = f"{self.directory}/_delta_log/{version:020d}.json"
+            try:
+                with self.filesystem.open_input_stream(path) as stream:
+                    actions = [msgspec.json.decode(line) for line in stream.read().splitlines() if line.strip()]
+            except FileNotFoundError:
+                raise ConfigError(
+                    f"{self._where}: the table's log no longer goes back to checkpoint {after}: version {version} is gone from it"
+                ) from None
+            except (OSError, msgspec.MsgspecError) as error:
+                raise StorageError(f"{path}: cannot be read: {error}") from error
+            kinds = {kind for action in actions for kind in action}
+            ours = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] in applications]
+            if ours and max(map(_checkpoint_of, ours)) <= after:
+                break
+            if kinds <= {"txn", "commitInfo"}:
+                continue
+            if ours:
+                before = version - 1
+            else:
+                info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+                others.append((version, str(info.get("operation", "a commit"))))
+        for version, operation in others:
+            if version > before:
+                raise ConfigError(
+                    f"{self._where}: others have written to the table since: version {version} is {operation}; only what lies on "
+                    "top can be taken back"
+                )
+        return before
+
     # ---- for this module
 
     def opened(self) -> DeltaTable:
@@ -233,6 +311,18 @@ class DeltaSink(Sink):
                 f"{self._where}: is no Delta table and not empty (it has {names[0]}); name another directory, or make a "
                 "Delta table of it first (deltalake.convert_to_deltalake)"
             )
+
+
+def _applications(output: Output) -> list[str]:
+    return [_application(job, output.uid) for job in sorted(output.jobs)]
+
+
+def _application(job_id: str, uid: str) -> str:
+    return f"midstream/{job_id}/{uid}"
+
+
+def _checkpoint_of(mark: int) -> int:
+    return mark - _SUPERSEDED if mark >= _SUPERSEDED else mark
 
 
 class _FilesPart(Part):
@@ -391,7 +481,7 @@ class _DeltaCommitter(Committer):
                     partition_by,
                     commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
                 )
-                self._make_durable(table)
+                _make_log_durable(self._sink, table)
                 return
             except CommitFailedError as error:
                 if tries == _TRIES_MAX:
@@ -429,15 +519,15 @@ class _DeltaCommitter(Committer):
             actions.append(AddAction(file.name, file.size, file.partition, written_ms, True, file.statistics))
         return actions
 
-    def _make_durable(self, table: DeltaTable) -> None:
-        """deltalake leaves it to the system when a local log reaches the disk."""
-        filesystem, directory = self._sink.filesystem, self._sink.directory
-        before = table.version()
-        table.update_incremental()
-        for version in range(before + 1, table.version() + 1):
-            make_durable(filesystem, f"{directory}/_delta_log/{version:020d}.json")
-        make_durable(filesystem, f"{directory}/_delta_log")
-        make_durable(filesystem, directory)
+
+def _make_log_durable(sink: DeltaSink, table: DeltaTable) -> None:
+    """deltalake leaves it to the system when a local log reaches the disk."""
+    before = table.version()
+    table.update_incremental()
+    for version in range(before + 1, table.version() + 1):
+        make_durable(sink.filesystem, f"{sink.directory}/_delta_log/{version:020d}.json")
+    make_durable(sink.filesystem, f"{sink.directory}/_delta_log")
+    make_durable(sink.filesystem, sink.directory)
 
 
 def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[WrittenFile]]:
@@ -456,10 +546,6 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
             )
         groups[file.job_id, file.uid, file.place].append(file)
     return groups
-
-
-def _application(job_id: str, uid: str) -> str:
-    return f"midstream/{job_id}/{uid}"
 
 
 def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:

@@ -43,11 +43,11 @@ from midstream.connectors.filesystem import (
 )
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.connectors.rolling import OpenFile, RollingFiles, explained
+from midstream.connectors.taking_back import JOURNAL, CommittedFiles, file_token
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
 
-_JOURNAL = "committed"
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
 _PENDING_PATH = re.compile(r"[A-Za-z0-9_-]+/([A-Za-z0-9_-]+)/(\d+)-\d+-\d+")
 _NAME = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.(parquet|jsonl)")
@@ -163,6 +163,24 @@ class FileSink(Sink):
                 f"both, and the directory they are in, must be writable and on one filesystem: {error}"
             ) from error
 
+    def newest_committed(self, output: Output) -> int:
+        """Raises StorageError when the directory cannot be read."""
+        with explained(f"cannot look into {self.directory}"):
+            return self._files_of(output).newest()
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        """Raises ConfigError when somebody has taken away newer files: it is not known who has read them."""
+        with explained(f"cannot look into {self.directory}"):
+            self._files_of(output).check(after)
+
+    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+        files = map(_decoded, kept)
+        with explained(f"cannot delete from {self.directory}"):
+            self._files_of(output).take_back(after, {file.pending for file in files})
+
+    def _files_of(self, output: Output) -> CommittedFiles:
+        return CommittedFiles(self.filesystem, self.directory, self.hidden, _folder(output.uid), output, self.append)
+
 
 class _FilesPart(Part):
     def __init__(self, sink: FileSink, context: WriterContext, next_pending: Callable[[], str]) -> None:
@@ -185,7 +203,7 @@ class _FilesPart(Part):
 
     def _committable(self, file: OpenFile, checkpoint_id: int) -> PendingFile:
         context = self._context
-        token = xxhash.xxh3_64_hexdigest(f"{context.job_id}/{context.uid}/{context.attempt}".encode())
+        token = file_token(context.job_id, context.uid, context.attempt)
         number = int(file.name.rpartition("-")[2])
         name = f"part-{checkpoint_id:06d}-{context.subtask:04d}-{number:04d}-{token}.{self._sink.format}"
         place = place_of(self._sink.filesystem, self._sink.directory)
@@ -218,7 +236,7 @@ class _Place:
 
     def committed(self, folder: str) -> int:
         """The newest checkpoint of that job of which everything was committed; -1 if there is none."""
-        path = below(self.filesystem, self.hidden, f"{folder}/{_JOURNAL}")
+        path = below(self.filesystem, self.hidden, f"{folder}/{JOURNAL}")
         if not self.is_file(path):
             return -1
         with self.filesystem.open_input_stream(path) as stream:
@@ -227,7 +245,7 @@ class _Place:
     def write_journal(self, folder: str, checkpoint_id: int) -> None:
         if self.committed(folder) >= checkpoint_id:
             return
-        path = below(self.filesystem, self.hidden, f"{folder}/{_JOURNAL}")
+        path = below(self.filesystem, self.hidden, f"{folder}/{JOURNAL}")
         make_directory(self.filesystem, path.rpartition("/")[0])
         with self.filesystem.open_output_stream(f"{path}.new") as stream:
             stream.write(str(checkpoint_id).encode())

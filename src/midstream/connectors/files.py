@@ -276,7 +276,7 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
         raise StorageError(
             f"{part.path}: the file is gone since it was found; reading was to go on at offset {offset} of this part, "
             f"and what else is left is {_left(filesystem, part.path)}. A source's files must stay until they are read: "
-            "put it back, or start without it and without --from"
+            "put it back, or start without it and with --fresh"
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
         raise StorageError(

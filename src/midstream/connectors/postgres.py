@@ -51,7 +51,7 @@ from midstream.connectors.postgres_tables import (
 )
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
     from typing import LiteralString  # new in Python 3.11
@@ -229,6 +229,23 @@ class PostgresSink(Sink):
 
     def committer(self, job_id: str) -> Committer | None:
         return _PostgresCommitter(self, job_id)
+
+    def newest_committed(self, output: Output) -> int:
+        from psycopg.sql import SQL
+
+        with self._connected(self._where) as connection:
+            place = self._place(self._find(connection))
+            select = SQL("SELECT max(checkpoint) FROM {} WHERE job = ANY(%s) AND sink = %s")
+            found = connection.execute(
+                select.format(place.staged(_COMMITS)), [sorted(output.jobs), place.sink_of(output.uid)]
+            ).fetchone()
+        return max(0, found[0] or 0) if found is not None else 0
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        raise ConfigError(
+            f"{self._where}: rows in a table do not say with which commit they came, and those that were replaced are gone; "
+            "midstream_commits says when each checkpoint was committed, if you want to bring a backup of the table back"
+        )
 
     # ---- for this module
 

@@ -360,10 +360,10 @@ class Checkpoints:
 
         Not while one is in progress: it may refer to any file that was there when it began.
         """
-        if self.pending is not None:
-            return
+        if self.pending is not None or self.newest is None:
+            return  # of a job that was started over the old ones are kept until it has one of its own
         # The one to restore is not the newest on disk when the job was told to begin from an older one.
-        needed = self.newest.checkpoint_id if self.newest is not None else self._next_id
+        needed = self.newest.checkpoint_id
         needed = min([needed, *(checkpoint_id for checkpoint_id in still_needed if checkpoint_id is not None)])
         keep = max(self._plan.config.retained_checkpoints, sum(r.checkpoint_id >= needed for r in self.retained))
         if len(self.retained) <= keep:

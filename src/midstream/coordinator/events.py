@@ -18,6 +18,7 @@ from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import ClientRequest, FromSlot, JobModules, JobStatus, Register, Reply, ToSlot
 
 EndState: TypeAlias = Literal["finished", "stopped", "failed"]
+NewerOutput: TypeAlias = Literal["take-back", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class JobPlan:
     """None: from the beginning. "latest", a checkpoint's id ("17") or its path: from there."""
     allow_dropped_state: bool = False
     """Whether state of operators that the graph no longer has may be left behind."""
+    newer_output: NewerOutput | None = None
+    """What becomes of output that is newer than the checkpoint to restore. None: there must be none."""
+    fresh: bool = False
+    """From the beginning although there are completed checkpoints."""
     modules: JobModules = field(default=JobModules(), repr=False)
     """Imported by slots; those of the program's start, for as long as the job runs."""
     rescaled: Callable[[int], JobPlan] | None = field(default=None, compare=False, repr=False)

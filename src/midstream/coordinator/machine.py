@@ -206,7 +206,7 @@ class Coordinator:
             self.slots.resize(0)
             self._warn(
                 f"the job had finished in {self.restored_from}: all its input is read and all its output committed, so "
-                "nothing is run. To run it again, start it without a checkpoint"
+                "nothing is run. To run it again, start it over (--fresh, fresh=True)"
             )
         self._gather()
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import copy_in
 from midstream.checkpoint.store import (
+    Listed,
     Opened,
     Retained,
+    begin,
+    check_owner,
     choose,
+    fresh_since,
+    is_superseded,
+    jobs_of,
     list_checkpoints,
     load,
-    open_store,
+    next_checkpoint_id,
     publish,
+    say_where_from,
     split_restore,
+    take_over,
 )
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.going_back import Decision, ask_sinks, decide, take_back
 from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
@@ -27,6 +36,8 @@ from midstream.graph.job_graph import JobGraph
 
 TRIES_MAX: Final = 10
 """How often the latest checkpoint of another job is taken up anew because it has made newer ones meanwhile."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,61 @@ def check_plan(plan: JobPlan) -> None:
             f"cannot start from checkpoint {plan.restore!r}: the job has no checkpoint directory; "
             "pass checkpoint_dir=…, the directory that the checkpoint is in, or that a savepoint is to be copied to"
         )
+    if plan.restore is not None and plan.fresh:
+        raise ConfigError(
+            f"cannot go on from checkpoint {plan.restore!r} and start over (fresh) at once; leave one of them out"
+        )
+    if plan.restore is None and plan.newer_output is not None:
+        raise ConfigError(
+            f"newer_output={plan.newer_output!r} says what becomes of output that is newer than a checkpoint that the job goes on "
+            "from; say which (--from, restore_from=), or leave it out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where a job begins."""
+
+    metadata: CheckpointMetadata | None
+    """None: from the beginning."""
+    elsewhere: str | None
+    """The directory that `metadata` is in, if it is not the job's."""
+    newest_known: int
+    """The newest checkpoint in these directories, whether it can be used or not."""
+    jobs: frozenset[str]
+    """Ids of the starts that may have gone on from one another's checkpoints."""
+    warnings: tuple[str, ...] = ()
+
+
+def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
+    """From where the job would begin, without changing anything. Raises as `open_checkpoints` does.
+
+    In time: to say so after the cluster has been started would be late.
+    """
+    root = plan.config.checkpoint_dir
+    if root is None:
+        return Start(None, None, 0, frozenset())
+    storage = open_storage(root)
+    check_owner(storage, plan.config.name)
+
+    def look(_: int) -> Start:
+        start = _find(plan, root, storage, list_checkpoints(storage), open_storage)
+        _check_fits(plan, start)
+        return start
+
+    return _while_it_moves_on(plan, open_storage, look)
+
+
+def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
+    """See that the job can begin there, as far as output is concerned that its sinks have; warnings. Changes nothing."""
+    if plan.restore is None:
+        return start.warnings
+    if start.metadata is not None:
+        _check_committables(start.metadata, plan.graph)
+    committed = ask_sinks(plan.graph, start.jobs)
+    if _is_newer(committed, start):
+        start = find_start(plan, open_storage)  # a job that is still running may have completed another one since
+    return start.warnings + _decide(plan, start, committed).warnings
 
 
 def copies_in(plan: JobPlan) -> bool:
@@ -57,79 +123,81 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
 
     One elsewhere, such as a savepoint, is copied here and is this job's own from then on. Raises
     StorageError when the directory or the checkpoint cannot be used, ConfigError when the graph does
-    not fit to it.
+    not fit to it, or output is newer than it.
     """
     root = plan.config.checkpoint_dir
     assert root is not None
     storage = open_storage(root)
-    elsewhere, which = (None, None) if plan.restore is None else split_restore(plan.restore, root)
-    opened = open_store(storage, root, plan.config.name, plan.job_id, which if elsewhere is None else None)
-    if elsewhere is not None:
-        assert which is not None
-        opened = _copied_in(plan, open_storage(elsewhere), elsewhere, which, storage, opened)
+    taken = take_over(storage, root, plan.config.name, plan.job_id)
+
+    def look(number: int) -> tuple[Start, Decision, CheckpointMetadata | None]:
+        # whoever was the head before commits nothing more that is newer than what is listed now
+        start = _find(plan, root, storage, taken.listed, open_storage)
+        decision = Decision(0)
+        if plan.restore is not None:
+            committed = ask_sinks(plan.graph, start.jobs)
+            if start.elsewhere is not None and _is_newer(committed, start):
+                start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
+            decision = _decide(plan, start, committed)
+        if decision.takes_back or start.elsewhere is not None:
+            _check_fits(plan, start)  # before anything is changed
+        if start.metadata is None or start.elsewhere is None:
+            return start, decision, None
+        # under another id each time: files of the time before may be there
+        next_id = next_checkpoint_id(storage, decision.newest_seen) + number
+        try:
+            copied = copy_in(open_storage(start.elsewhere), start.metadata, storage, taken.epoch, next_id)
+        except StorageError as error:
+            raise StorageError(f"{start.elsewhere}: {error}") from error
+        return start, decision, copied
+
+    start, decision, copied = _while_it_moves_on(plan, open_storage, look)
+    taken = say_where_from(
+        storage, taken, giving_up_after=decision.after if decision.takes_back else None, fresh=plan.fresh
+    )
+    if start.metadata is not None:
+        take_back(decision, start.metadata)
+    warnings = start.warnings + decision.warnings
+    opened = begin(storage, taken, start.metadata if copied is None else None, decision.newest_seen, warnings)
+    if copied is not None:
+        publish(storage, copied)
+        opened = replace(
+            opened,
+            next_checkpoint_id=copied.checkpoint_id + 1,
+            restore=copied,
+            retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
+        )
     return OpenedStorage(storage, opened, NOTHING if opened.restore is None else deal(opened.restore, plan))
 
 
-def check_restorable(plan: JobPlan, open_storage: Callable[[str], Storage]) -> None:
-    """See that the plan can go on from its checkpoint, without changing anything. Raises as `open_checkpoints` does.
+def _while_it_moves_on(plan: JobPlan, open_storage: Callable[[str], Storage], look: Callable[[int], Found]) -> Found:
+    """What `look` finds. It gets how often it was called before.
 
-    In time: to say so after the cluster has been started would be late.
+    A job that may be running drops its latest checkpoint as soon as it has newer ones: then these are looked at.
     """
-    root = plan.config.checkpoint_dir
-    if plan.restore is None or root is None:
-        return
-    elsewhere, which = split_restore(plan.restore, root)
-    if elsewhere is None:
-        storage = open_storage(root)
-        metadata, _ = choose(list_checkpoints(storage), which, plan.config.name, storage)
-        if metadata is not None:
-            assign_state(metadata, plan.graph, plan.allow_dropped_state)
-            _check_committables(metadata, plan.graph)
-        return
+    assert plan.config.checkpoint_dir is not None
+    elsewhere, which = (None, "") if plan.restore is None else split_restore(plan.restore, plan.config.checkpoint_dir)
+    if elsewhere is None or which != "latest":
+        return look(0)
     storage = open_storage(elsewhere)
-    try:
-        metadata, _ = _while_it_moves_on(storage, which, lambda _: _fitting(plan, storage, which))
-        _check_committables(metadata, plan.graph)
-    except StorageError as error:
-        raise StorageError(f"{elsewhere}: {error}") from error
-
-
-def _fitting(plan: JobPlan, elsewhere: Storage, which: str) -> tuple[CheckpointMetadata, tuple[str, ...]]:
-    """The checkpoint elsewhere, and warnings."""
-    if not elsewhere.list(""):
-        raise StorageError(
-            "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
-            "path of a checkpoint or a savepoint"
-        )
-    metadata, warnings = load(elsewhere, plan.config.name, which)
-    assign_state(metadata, plan.graph, plan.allow_dropped_state)
-    return metadata, warnings
-
-
-def _while_it_moves_on(
-    elsewhere: Storage, which: str, work: Callable[[int], tuple[CheckpointMetadata, tuple[str, ...]]]
-) -> tuple[CheckpointMetadata, tuple[str, ...]]:
-    """Work on the latest checkpoint of a job that may be running: it drops that one as soon as it has newer ones.
-
-    `work` gets how often it was called before, and gives a checkpoint, and warnings about any skipped.
-    """
-    for number in range(TRIES_MAX):
-        newest = _newest(elsewhere)
-        has_moved_on = False
+    for number in range(TRIES_MAX - 1):
+        newest = _newest(storage)
         try:
-            found = work(number)
-            has_moved_on = bool(found[1]) and _newest(elsewhere) != newest  # what was skipped may only be gone
+            return look(number)
         except StorageError:
-            if which != "latest" or number + 1 == TRIES_MAX or _newest(elsewhere) == newest:
+            if _newest(storage) == newest:
                 raise
-            continue
-        if not has_moved_on:
-            break
-    return found
+    return look(TRIES_MAX - 1)
 
 
 def _newest(storage: Storage) -> int:
     return max((entry.checkpoint_id for entry in list_checkpoints(storage)), default=0)
+
+
+def _is_newer(committed: Mapping[str, int | None], start: Start) -> bool:
+    """Whether a sink has committed what is newer than the start."""
+    after = 0 if start.metadata is None else start.metadata.checkpoint_id
+    return any(found is not None and found > after for found in committed.values())
 
 
 def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
@@ -144,21 +212,72 @@ def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 raise type(error)(f"sink {spec.name!r}: checkpoint {metadata.checkpoint_id}: {error}") from error
 
 
-def _copied_in(plan: JobPlan, elsewhere: Storage, url: str, which: str, storage: Storage, opened: Opened) -> Opened:
-    def copy(number: int) -> tuple[CheckpointMetadata, tuple[str, ...]]:
-        metadata, warnings = _fitting(plan, elsewhere, which)  # before anything is copied
-        # under another id each time: files of the time before may be there
-        return copy_in(elsewhere, metadata, storage, opened.epoch, opened.next_checkpoint_id + number), warnings
+def _decide(plan: JobPlan, start: Start, committed: dict[str, int | None]) -> Decision:
+    by_name = plan.restore is not None and plan.restore != "latest"
+    return decide(
+        plan.graph,
+        start.jobs,
+        committed,
+        start.metadata,
+        start.newest_known,
+        by_name=by_name,
+        what=plan.newer_output,
+    )
 
+
+def _find(
+    plan: JobPlan, root: str, storage: Storage, listed: Collection[Listed], open_storage: Callable[[str], Storage]
+) -> Start:
+    newest_known = max((entry.checkpoint_id for entry in listed), default=0)
+    jobs = frozenset(jobs_of(storage).values())
+    if plan.restore is None:
+        if listed and not plan.fresh:
+            raise ConfigError(
+                f"{root} has checkpoints of this job, the newest is {newest_known}: go on from it with --from latest "
+                '(start(restore_from="latest")), or start over with --fresh (start(fresh=True)), which deletes none of them before '
+                "the new job has one of its own"
+            )
+        return Start(None, None, newest_known, jobs)
+    elsewhere, which = split_restore(plan.restore, root)
+    if elsewhere is not None:
+        return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, newest_known, jobs)
+    metadata = choose(listed, which, plan.config.name, storage)
+    if metadata is None:
+        text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
+        return Start(None, None, newest_known, jobs, (text,))
+    if which == "latest" and fresh_since(storage, metadata):
+        raise ConfigError(
+            f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
+            f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"
+        )
+    return Start(metadata, None, newest_known, jobs | {metadata.job_id})
+
+
+def _find_elsewhere(
+    plan: JobPlan, own: Storage, storage: Storage, url: str, which: str, newest_known: int, jobs: frozenset[str]
+) -> Start:
     try:
-        copied, warnings = _while_it_moves_on(elsewhere, which, copy)
+        if not storage.list(""):
+            raise StorageError(
+                "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
+                "path of a checkpoint or a savepoint"
+            )
+        metadata = load(storage, plan.config.name, which)
+        theirs = jobs_of(storage)
+        newest_known = max(newest_known, *(entry.checkpoint_id for entry in list_checkpoints(storage)))
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
-    publish(storage, copied)
-    return replace(
-        opened,
-        next_checkpoint_id=copied.checkpoint_id + 1,
-        restore=copied,
-        retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
-        warnings=opened.warnings + warnings,
-    )
+    if jobs_of(own).get(metadata.epoch) == metadata.job_id and is_superseded(own, metadata):
+        raise StorageError(
+            f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
+            "there on was taken back: what this one says has been put out is gone"
+        )
+    return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}))
+
+
+def _check_fits(plan: JobPlan, start: Start) -> None:
+    if start.metadata is not None:
+        try:
+            assign_state(start.metadata, plan.graph, plan.allow_dropped_state)
+        except StorageError as error:
+            raise StorageError(f"{start.elsewhere}: {error}" if start.elsewhere else str(error)) from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from midstream.core.errors import ConfigError
 from midstream.core.seams import Executor
 from midstream.state.pickles import OwnCode
 
@@ -68,6 +69,15 @@ class Committer(ABC):
         """These belong to a checkpoint that never completed: clean them up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What several starts of one job have put out through one sink."""
+
+    uid: str
+    jobs: frozenset[str]
+    """Their ids: all that may have gone on from one another's checkpoints."""
+
+
 class Sink(ABC):
     """Configuration that pickles."""
 
@@ -91,6 +101,25 @@ class Sink(ABC):
 
         They may have been committed already, and the sink may be another one by now. Changes nothing.
         """
+
+    def newest_committed(self, output: Output) -> int | None:
+        """On the driver: the newest checkpoint of which any of these jobs has committed something here; 0 if none has.
+
+        None, by default: the sink cannot say. A job then takes it that all completed checkpoints are committed.
+        """
+        return None
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        """On the driver: raise ConfigError, saying why, unless `take_back` can do what it is to do. Changes nothing."""
+        raise ConfigError("it has no way to take back what it has committed")
+
+    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+        """On the driver: remove what these jobs have committed of checkpoints newer than `after`, and nothing else.
+
+        From then on none of them can commit anything newer either. `kept`: committables that are still to
+        be committed. Whoever is killed meanwhile calls again, so half of it may have been done.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...

@@ -66,6 +66,11 @@ class Job:
         return self._driver.plan.config.name
 
     @property
+    def checkpoint_dir(self) -> str | None:
+        """A local path is absolute."""
+        return self._driver.plan.config.checkpoint_dir
+
+    @property
     def ended(self) -> bool:
         """Whether the job is over and everything that was opened for it is closed."""
         return self._driver.ended.is_set()

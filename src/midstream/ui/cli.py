@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 import cyclopts
 from cyclopts import App, Parameter
@@ -62,6 +62,8 @@ def run(
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     allow_dropped_state: bool = False,
+    newer_output: Literal["take-back", "keep"] | None = None,
+    fresh: Annotated[bool, Parameter(negative=())] = False,
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
     py_files: str | None = None,
@@ -85,6 +87,12 @@ def run(
         a savepoint.
     allow_dropped_state
         Go on even if the checkpoint has state of operators that the job no longer has.
+    newer_output
+        What becomes of output that is newer than the checkpoint given by --from: "take-back" has the
+        sinks remove it, "keep" leaves it, and its rows are there twice.
+    fresh
+        Start over, although the checkpoint directory has completed checkpoints. They are deleted only
+        when the new job has one of its own.
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
     aligned_timeout
@@ -99,7 +107,16 @@ def run(
     from midstream.ui.running import Overrides, run_job
 
     overrides = Overrides(
-        parallelism, master, from_, allow_dropped_state, checkpoint_dir, aligned_timeout, py_files, slots
+        parallelism,
+        master,
+        from_,
+        allow_dropped_state,
+        checkpoint_dir,
+        aligned_timeout,
+        newer_output=newer_output,
+        fresh=fresh,
+        py_files=py_files,
+        slots=slots,
     )
     return run_job(job, overrides, json)
 

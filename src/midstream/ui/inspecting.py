@@ -15,7 +15,7 @@ from midstream.checkpoint.channel_state import segment_bytes, where
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.checkpoint.references import batches_of, each_once, left_bytes, segments_left
 from midstream.checkpoint.state_files import read_parts, verify_chunks
-from midstream.checkpoint.store import SAVEPOINT, checkpoint_path, load
+from midstream.checkpoint.store import SAVEPOINT, check_records, checkpoint_path, load
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChannelState, PartHandle
@@ -122,8 +122,6 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     verified_bytes: int
     problems: tuple[str, ...]
     """What does not verify: empty for a checkpoint that can be restored."""
-    warnings: tuple[str, ...]
-    """Newer checkpoints that were passed over when the latest one was asked for."""
 
 
 def inspect_checkpoint(where: str) -> Answer:
@@ -142,19 +140,19 @@ def read_report(where: str) -> CheckpointReport:
     if not storage.list(""):
         raise StorageError(f"{root}: there is no such directory, or nothing is in it")
     try:
-        metadata, warnings = load(storage, None, which)
+        metadata = load(storage, None, which)
     except StorageError as error:
         raise StorageError(f"{root}: {error}") from error
-    return _report(storage, root, metadata, warnings)
+    return _report(storage, root, metadata)
 
 
 def _root(path: str | None) -> str:
     return "." if path is None else path or "/"
 
 
-def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings: tuple[str, ...]) -> CheckpointReport:
+def _report(storage: Storage, root: str, metadata: CheckpointMetadata) -> CheckpointReport:
     path = checkpoint_path(metadata.checkpoint_id)
-    problems: list[str] = []
+    problems = check_records(storage)
     verified = 0
     for operator in metadata.operators:
         try:
@@ -206,7 +204,6 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata, warnings:
         in_flight_bytes=sum(edge.bytes for edge in in_flight),
         verified_bytes=verified,
         problems=tuple(problems),
-        warnings=warnings,
     )
 
 
@@ -316,7 +313,6 @@ def report_view(report: CheckpointReport) -> RenderableType:
         Text(f"sink {text.printable(c.name)}: {c.count} prepared in checkpoint {c.checkpoint_id}, {text.size(c.bytes)}")
         for c in report.committables
     ]
-    parts += [Text(f"warning: {text.printable(warning)}", style="yellow") for warning in report.warnings]
     parts += [Text(f"damaged: {text.printable(problem)}", style="bold red") for problem in report.problems]
     if not report.problems:
         parts.append(

@@ -6,7 +6,7 @@ import logging
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -35,6 +35,8 @@ class Overrides:
     allow_dropped_state: bool = False
     checkpoint_dir: str | None = None
     aligned_timeout: str | None = None
+    newer_output: Literal["take-back", "keep"] | None = None
+    fresh: bool = False
     py_files: str | None = None
     slots: str | None = None
 
@@ -62,6 +64,8 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         master=overrides.master,
         restore_from=overrides.restore,
         allow_dropped_state=overrides.allow_dropped_state,
+        newer_output=overrides.newer_output,
+        fresh=overrides.fresh,
         checkpoint_dir=overrides.checkpoint_dir,
         aligned_timeout=overrides.aligned_timeout,
         slots=provider,
@@ -130,7 +134,7 @@ def _summary(status: JobStatus, again: str) -> Text:
     if status.had_finished:
         line.append(
             f"\nit had finished before, in {text.printable(status.restored_from or '')}, so nothing was run; to run it "
-            "again, start it without --from",
+            "again, start it with --fresh",
             style="not bold",
         )
     if status.state == "stopped":

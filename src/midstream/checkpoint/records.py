@@ -1,0 +1,76 @@
+"""The small files of a checkpoint directory: who it belongs to, who has started, from where, who makes what.
+
+A line of JSON, whose last field is a checksum of the rest and of the file's name. Older versions wrote
+them without. A digit that is wrong in one of these could hide the newest checkpoint, so what cannot
+be believed is an error that says what the file is for and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+import xxhash
+
+from midstream.core.errors import StorageError
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    job: str
+
+
+class EpochFile(msgspec.Struct, frozen=True):
+    job_id: str
+
+
+class OwnerFile(msgspec.Struct, frozen=True):
+    epoch: int
+
+
+class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    newest: int
+    """Id of the newest checkpoint that counted when this coordinator started; 0 if there was none.
+
+    Newer ones of coordinators before it do not count from then on.
+    """
+    fresh: bool = False
+    """It began at the beginning, although there were checkpoints."""
+
+
+_Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)
+_SEALED: Final = re.compile(rb'(\{.+),"checksum":"([0-9a-f]{16})"\}', re.DOTALL)
+
+_REMEDIES: Final = {
+    JobFile: "It says whose directory this is. If it is this job's, delete the file: the next start writes it again",
+    EpochFile: "It says which start of the job this was. Bring it back from a copy of the directory; or delete it, and the "
+    "output of that start is not looked for when the job goes back to an older checkpoint",
+    OwnerFile: "It says which start of the job has made this checkpoint, whose metadata says it too: delete the file",
+    FromFile: "It says which checkpoints of earlier starts count; without it one that does not could be taken for the newest, "
+    "and output be lost or doubled. Bring it back from a copy of the directory; or copy the checkpoint that is to be gone on "
+    "from, with shared/, to another place, and start from there (--from PATH) with another checkpoint directory",
+}
+"""What a damaged file means, and what to do."""
+
+
+def sealed(path: str, record: msgspec.Struct) -> bytes:
+    content = msgspec.json.encode(record)[:-1]
+    return b'%s,"checksum":"%s"}' % (content, _checksum(path, content))
+
+
+def unsealed(data: bytes, kind: type[_Record], path: str) -> _Record:
+    """Raises StorageError for what was not written there."""
+    match = _SEALED.fullmatch(data)
+    if match is not None and _checksum(path, match[1]) != match[2]:
+        raise StorageError(f"{path}: the checksum is wrong: the file is damaged. {_REMEDIES[kind]}")
+    try:
+        record = msgspec.json.decode(data if match is None else match[1] + b"}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"{path}: not what midstream writes there: {error}. {_REMEDIES[kind]}") from error
+    if match is None and msgspec.json.encode(record) != data:  # without a checksum only what older versions wrote
+        raise StorageError(f"{path}: not what midstream writes there: the file is damaged. {_REMEDIES[kind]}")
+    return record
+
+
+def _checksum(path: str, content: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(path.encode() + b"\0" + content).encode()

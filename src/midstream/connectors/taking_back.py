@@ -1,0 +1,126 @@
+"""What a file sink has committed, by checkpoint, and how it is taken back.
+
+Two things say it: the journal of each job, written when all files of a checkpoint are there, and the
+names of the files, which are there as soon as they are moved. Whoever takes back does away first with
+pending files, so that a driver that wakes up has nothing to move; lowers the journals next, so that
+it cannot believe that it has moved them; and deletes files last. Killed in between, it finds the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Final
+
+import pyarrow.fs
+import xxhash
+
+from midstream.connectors.filesystem import delete_if_there, make_durable, names_in
+from midstream.core.errors import ConfigError, StorageError
+from midstream.operators.sink import Output
+
+JOURNAL: Final = "committed"
+_LOWERED: Final = "lowered"
+"""Beside a journal that was lowered: it no longer says that there were files of just that checkpoint."""
+ATTEMPTS_MAX: Final = 10_000
+"""Where others write too, files are known by a hash of job and attempt: so many attempts of a job are tried."""
+_FILE = re.compile(r"part-(\d+)-\d+-\d+-([0-9a-f]{16})\.(?:parquet|jsonl)")
+_PENDING = re.compile(r"\d+-\d+-\d+")
+_JOB = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def file_token(job_id: str, uid: str, attempt: int) -> str:
+    """The part of a file's name that says who has written it."""
+    return xxhash.xxh3_64_hexdigest(f"{job_id}/{uid}/{attempt}".encode())
+
+
+class CommittedFiles:
+    """Those of one sink. `is_shared`: other jobs write to the directory as well; else all in it is of `output`."""
+
+    def __init__(
+        self,
+        filesystem: pyarrow.fs.FileSystem,
+        directory: str,
+        hidden: str,
+        folder: str,
+        output: Output,
+        is_shared: bool,
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._above = f"{hidden}/{folder}"
+        self._folder = folder
+        self._output = output
+        self._is_shared = is_shared
+        strange = [job for job in output.jobs if not _JOB.fullmatch(job)]
+        if strange:
+            raise StorageError(
+                f"{strange[0]!r} is not the id of a job; who has written it into the checkpoint directory?"
+            )
+
+    def newest(self) -> int:
+        journals = max((self._journal(job) for job in self._output.jobs), default=0)
+        return max((checkpoint_id for checkpoint_id, _ in self._files(journals)), default=journals)
+
+    def check(self, after: int) -> None:
+        """Raises ConfigError when not all that is newer than `after` can be there."""
+        there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
+        for job in sorted(self._output.jobs):
+            journal = self._journal(job)
+            if journal > after and journal not in there and not self._is_file(f"{self._above}/{job}/{_LOWERED}"):
+                raise ConfigError(
+                    f"the files of checkpoint {journal} are no longer in {self._directory}: somebody has taken them away"
+                )
+
+    def take_back(self, after: int, kept: Collection[str]) -> None:
+        """`kept`: paths of pending files that are still to be committed."""
+        jobs = self._output.jobs if self._is_shared else {*self._output.jobs, *names_in(self._filesystem, self._above)}
+        for job in sorted(jobs):
+            for name in names_in(self._filesystem, f"{self._above}/{job}"):
+                if _PENDING.fullmatch(name) and f"{self._folder}/{job}/{name}" not in kept:
+                    delete_if_there(self._filesystem, f"{self._above}/{job}/{name}")
+        for job in sorted(jobs):
+            if self._journal(job) > after:
+                self._filesystem.open_output_stream(f"{self._above}/{job}/{_LOWERED}").close()
+                self._write_journal(job, after)
+        for _, name in self._files(after):
+            delete_if_there(self._filesystem, f"{self._directory}/{name}")
+        if self._filesystem.get_file_info(self._directory).type == pyarrow.fs.FileType.Directory:
+            make_durable(self._filesystem, self._directory)
+
+    def _files(self, after: int) -> list[tuple[int, str]]:
+        """Committed files of checkpoints newer than `after`."""
+        found = [match for name in names_in(self._filesystem, self._directory) if (match := _FILE.fullmatch(name))]
+        newer = [match for match in found if int(match[1]) > after]
+        if self._is_shared:
+            unknown, ours = {match[2] for match in newer}, set()
+            for token in self._tokens():
+                if not unknown:
+                    break
+                if token in unknown:
+                    unknown.remove(token)
+                    ours.add(token)
+            newer = [match for match in newer if match[2] in ours]
+        return [(int(match[1]), match[0]) for match in newer]
+
+    def _tokens(self) -> Iterator[str]:
+        for attempt in range(ATTEMPTS_MAX):
+            for job in self._output.jobs:
+                yield file_token(job, self._output.uid, attempt)
+
+    def _journal(self, job: str) -> int:
+        path = f"{self._above}/{job}/{JOURNAL}"
+        if not self._is_file(path):
+            return 0
+        with self._filesystem.open_input_stream(path) as stream:
+            return int(stream.read())
+
+    def _is_file(self, path: str) -> bool:
+        return bool(self._filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
+
+    def _write_journal(self, job: str, checkpoint_id: int) -> None:
+        path = f"{self._above}/{job}/{JOURNAL}"
+        with self._filesystem.open_output_stream(f"{path}.new") as stream:
+            stream.write(str(checkpoint_id).encode())
+        make_durable(self._filesystem, f"{path}.new")
+        self._filesystem.move(f"{path}.new", path)

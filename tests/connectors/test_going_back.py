@@ -1,0 +1,718 @@
+"""Going back to an older checkpoint: what is refused, what is kept, and what is taken back, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
+from deltalake import DeltaTable, write_deltalake
+
+from in_memory import MemoryStorage, NeverRun, NoRows
+from midstream.checkpoint.metadata import (
+    CheckpointMetadata,
+    Committables,
+    OperatorState,
+    SourcePosition,
+    layout_of,
+    names_of,
+)
+from midstream.checkpoint.savepoint import Place, write_savepoint
+from midstream.checkpoint.store import SAVEPOINT, FencedError, publish
+from midstream.connectors import taking_back
+from midstream.connectors.delta import DeltaSink
+from midstream.connectors.file_sink import FileSink
+from midstream.connectors.postgres import PostgresSink
+from midstream.coordinator.events import JobPlan, NewerOutput
+from midstream.coordinator.opening import OpenedStorage, check_start, find_start, open_checkpoints
+from midstream.core.config import JobConfig
+from midstream.core.errors import ConfigError, StorageError
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.protocol.messages import OperatorSnapshot
+
+ROOT = "memory://checkpoints"
+
+
+class Fate:
+    """After so many changes of files everywhere the process is dead, and does nothing more."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def change(self, what: Callable[[], Any]) -> Any:
+        """The process may die before it or behind it."""
+        self.look()
+        if self.left is not None:
+            self.left -= 1
+            self.look()
+        return what()
+
+    def look(self) -> None:
+        if self.left is not None and self.left <= 0:
+            raise OSError("killed")
+
+
+class MortalStorage(MemoryStorage):
+    def __init__(self, fate: Fate) -> None:
+        super().__init__()
+        self.fate = fate
+
+    def read(self, path: str) -> bytes:
+        self._do(self.fate.look)
+        return super().read(path)
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        self._do(lambda: self.fate.change(lambda: super(MortalStorage, self).write(path, parts)))
+
+    def delete(self, path: str) -> None:
+        self._do(lambda: self.fate.change(lambda: super(MortalStorage, self).delete(path)))
+
+    def list(self, path: str) -> list[str]:
+        self._do(self.fate.look)
+        return super().list(path)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except OSError as error:
+            raise StorageError(str(error)) from error
+
+
+class MortalFiles(pyarrow.fs.FileSystemHandler):
+    def __init__(self, fate: Fate) -> None:
+        self.base = pyarrow.fs.LocalFileSystem()
+        self.fate = fate
+
+    def get_type_name(self) -> str:
+        return "mortal"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[pyarrow.fs.FileInfo]:
+        self.fate.look()
+        return self.base.get_file_info(paths)
+
+    def get_file_info_selector(self, selector: pyarrow.fs.FileSelector) -> list[pyarrow.fs.FileInfo]:
+        self.fate.look()
+        return self.base.get_file_info(selector)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.fate.look()
+        self.base.create_dir(path, recursive=recursive)
+
+    def delete_file(self, path: str) -> None:
+        self.fate.change(lambda: self.base.delete_file(path))
+
+    def move(self, src: str, dest: str) -> None:
+        self.fate.change(lambda: self.base.move(src, dest))
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        self.fate.look()
+        return self.base.open_input_stream(path)
+
+    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
+        return self.fate.change(lambda: self.base.open_output_stream(path))
+
+
+MortalFiles.__abstractmethods__ = frozenset()  # what no sink needs
+
+
+class Mute(Sink):
+    """Commits, and cannot say what."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise AssertionError("made on slots only")
+
+    def committer(self, job_id: str) -> Committer | None:
+        raise AssertionError("nothing is committed here")
+
+
+class Loud(Sink):
+    """Shows rows as they come."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise AssertionError("made on slots only")
+
+
+def graph_of(sinks: dict[str, Sink]) -> JobGraph:
+    names = list(sinks)
+    return JobGraph(
+        (
+            Vertex(0, 1, SourceSpec("read", "read", NoRows()), ()),
+            *(
+                Vertex(i + 1, 1, None, (OperatorSpec(name, name, NeverRun(), sinks[name]),))
+                for i, name in enumerate(names)
+            ),
+        ),
+        tuple(Edge(i, 0, i + 1, Partitioning.FORWARD, SCHEMA) for i in range(len(names))),
+        16,
+    )
+
+
+@dataclass
+class Start:
+    """One start of the job: rows counted up into every file sink."""
+
+    world: World
+    job_id: str
+    opened: OpenedStorage
+    row: int = 0
+    newest: CheckpointMetadata | None = None
+    next_id: int = field(init=False)
+    loop: Loop = field(default_factory=Loop)
+
+    def __post_init__(self) -> None:
+        opened = self.opened.opened
+        self.next_id = opened.next_checkpoint_id
+        self.newest = opened.restore
+        if opened.restore is not None:
+            self.row = int(opened.restore.sources[0].position or b"0")
+        self.writers = {
+            uid: open_writer(sink, SCHEMA, self.loop, job_id=self.job_id, uid=uid)
+            for uid, sink in self.world.files.items()
+        }
+
+    def commit(self) -> None:
+        """What the newest checkpoint holds; as often as one likes."""
+        for entry in self.newest.committables if self.newest else ():
+            committer = self.world.files[entry.uid].committer(self.job_id)
+            assert committer is not None
+            committer.commit(entry.checkpoint_id, entry.items)
+
+    def complete(self, rows: int, *, commit: bool = True) -> int:
+        """A checkpoint behind so many more rows: its id."""
+        for _ in range(rows):
+            for writer in self.writers.values():
+                writer.write(batch(self.row))
+            self.row += 1
+        checkpoint_id, self.next_id = self.next_id, self.next_id + 1
+        prepared_by = {uid: tuple(prepared(writer, checkpoint_id)) for uid, writer in self.writers.items()}
+        vertices, edges = layout_of(self.world.graph)
+        names = names_of(self.world.graph)
+        metadata = CheckpointMetadata(
+            job_name="job",
+            job_id=self.job_id,
+            checkpoint_id=checkpoint_id,
+            epoch=self.opened.opened.epoch,
+            attempt=0,
+            created_ms=1,
+            completed_ms=2,
+            max_parallelism=16,
+            vertices=vertices,
+            edges=edges,
+            operators=tuple(OperatorState(uid, uid, i, 1, (OperatorSnapshot(uid),)) for i, uid in enumerate(names)),
+            sources=(SourcePosition("read", b"%d" % self.row, False, ()),),
+            committables=tuple(
+                Committables(checkpoint_id, uid, uid, items) for uid, items in prepared_by.items() if items
+            ),
+            state_bytes=0,
+            files=(),
+        )
+        publish(self.world.storage, metadata)
+        self.newest = metadata
+        if commit:
+            self.commit()
+        return checkpoint_id
+
+
+class World:
+    """A checkpoint directory, and file sinks: `out` for this job alone, `shared` with another job's files in it."""
+
+    def __init__(self, directory: Path, *, others: dict[str, Sink] | None = None, only: str | None = None) -> None:
+        self.directory = directory
+        self.fate = Fate()
+        self.storage: MemoryStorage = MortalStorage(self.fate)
+        self.elsewhere: dict[str, MemoryStorage] = {}
+        filesystem = pyarrow.fs.PyFileSystem(MortalFiles(self.fate))
+        self.files = {
+            name: FileSink(directory / name, format="jsonl", append=name == "shared", filesystem=filesystem)
+            for name in ("out", "shared")
+            if only in (None, name)
+        }
+        if "shared" in self.files:
+            self.foreign(-1)
+        self.graph = graph_of({**self.files, **(others or {})})
+        self.starts = 0
+
+    def foreign(self, row: int) -> None:
+        """Another job, whose sink has the same uid, adds a row to `shared`."""
+        sink = self.files["shared"]
+        writer = open_writer(sink, SCHEMA, Loop(), job_id=f"foreign{-row}", uid="shared")
+        writer.write(batch(row))
+        committer = sink.committer(f"foreign{-row}")
+        assert committer is not None
+        committer.commit(900, prepared(writer, 900))
+
+    def plan(self, restore: str | None, newer_output: NewerOutput | None = None, fresh: bool = False) -> JobPlan:
+        self.starts += 1
+        config = JobConfig(name="job", checkpoint_dir=ROOT)
+        return JobPlan(f"start{self.starts}", self.graph, b"", config, restore, False, newer_output, fresh)
+
+    def open(self, root: str) -> MemoryStorage:
+        return self.storage if root == ROOT else self.elsewhere[root]
+
+    def start(self, restore: str | None, newer_output: NewerOutput | None = None, fresh: bool = False) -> Start:
+        plan = self.plan(restore, newer_output, fresh)
+        check_start(plan, find_start(plan, self.open), self.open)
+        started = Start(self, plan.job_id, open_checkpoints(plan, self.open))
+        started.commit()
+        return started
+
+    def save(self, start: Start) -> str:
+        """A savepoint of its newest checkpoint: its URL."""
+        assert start.newest is not None
+        url = f"memory://saved/{len(self.elsewhere)}"
+        place = self.elsewhere[url] = MemoryStorage()
+        place.create(SAVEPOINT, b"{}")
+        write_savepoint(self.storage, start.newest, Place(url, place))
+        return url
+
+    def rows(self, name: str = "out") -> list[int]:
+        files = sorted((self.directory / name).glob("*.jsonl"))
+        return sorted(json.loads(line)["n"] for file in files for line in file.read_text().splitlines())
+
+
+def must_say(error: Exception, *texts: str) -> None:
+    """One of these."""
+    assert any(text in str(error) for text in texts), error
+
+
+@pytest.fixture(autouse=True)
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying all takes a tenth of a second for each start."""
+    monkeypatch.setattr(taking_back, "ATTEMPTS_MAX", 3)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def committed(world: World, checkpoints: int = 5) -> Start:
+    """A first start that has completed so many checkpoints, of two rows each."""
+    start = world.start(None)
+    for _ in range(checkpoints):
+        start.complete(2)
+    return start
+
+
+# ---- refused ----
+
+
+def test_an_older_checkpoint_is_refused_naming_the_sinks_and_the_ways_on(world: World) -> None:
+    committed(world)
+    before = dict(world.storage.files), world.rows(), world.rows("shared")
+    plan = world.plan("3")
+    with pytest.raises(ConfigError) as caught:
+        check_start(plan, find_start(plan, world.open), world.open)
+    for words in (
+        "checkpoint 3 is older than what has been committed: sink 'out' up to checkpoint 5, sink 'shared' up to checkpoint 5",
+        "makes the rows in between once more",
+        "--newer-output take-back",
+        'newer_output="take-back"',
+        "--newer-output keep",
+        "--from latest",
+    ):
+        assert words in str(caught.value)
+    with pytest.raises(ConfigError, match="checkpoint 3 is older"):
+        open_checkpoints(plan, world.open)
+    assert (world.rows(), world.rows("shared")) == before[1:]
+    assert {path for path in world.storage.files if not path.startswith("epochs/")} == {
+        path for path in before[0] if not path.startswith("epochs/")
+    }
+
+
+def test_latest_is_refused_where_sinks_are_further_than_the_directory_that_was_brought_back(world: World) -> None:
+    start = committed(world, 3)
+    backup = dict(world.storage.files)
+    start.complete(2)
+    world.storage.files = backup
+    for newer_output in (None, "take-back", "keep"):
+        with pytest.raises(ConfigError, match=r"'out' up to checkpoint 4.*--from 3 --newer-output take-back"):
+            world.start("latest", newer_output)  # type: ignore[arg-type]
+    world.start("3", "take-back").complete(1)
+    assert world.rows() == list(range(7))
+    assert world.start("latest").row == 7
+
+
+def test_an_older_checkpoint_after_which_nothing_is_committed_is_gone_on_from(world: World) -> None:
+    start = committed(world, 3)
+    start.complete(2, commit=False)
+    world.start("3").complete(2)
+    assert world.rows() == list(range(8))
+
+
+def test_a_checkpoint_directory_that_was_emptied_is_no_beginning(world: World) -> None:
+    committed(world)
+    for checkpoint_id in range(1, 6):
+        world.storage.delete(f"chk-{checkpoint_id}")
+    with pytest.raises(ConfigError, match=r"there is output of this job: sink 'out' up to checkpoint 5.*--fresh"):
+        world.start("latest")
+
+
+def test_a_savepoint_is_refused_where_more_is_committed_since(world: World) -> None:
+    start = committed(world, 2)
+    url = world.save(start)
+    start.complete(2)
+    with pytest.raises(
+        ConfigError, match="checkpoint 2 is older than what has been committed: sink 'out' up to checkpoint 3"
+    ):
+        world.start(url)
+    again = world.start(url, "take-back")
+    assert again.row == 4
+    again.complete(3)
+    assert world.rows() == list(range(7))
+
+
+def test_a_savepoint_in_a_new_directory_is_refused_where_more_is_committed_since(world: World) -> None:
+    start = committed(world, 2)
+    url = world.save(start)
+    start.complete(2)
+    world.storage = MemoryStorage()
+    with pytest.raises(ConfigError, match="checkpoint 2 is older"):
+        world.start(url)
+    kept = world.start(url, "keep")
+    kept.complete(1)
+    assert world.start("latest").row == 5, "what was accepted once is not asked for again"
+    assert Counter(world.rows()) == Counter([*range(6), 4])
+
+
+def test_who_cannot_say_is_taken_to_have_committed_what_the_directory_has(tmp_path: Path) -> None:
+    world = World(tmp_path, others={"mute": Mute()}, only="out")
+    committed(world)
+    with pytest.raises(
+        ConfigError, match=r"sink 'mute' perhaps \(it cannot say\) up to checkpoint 5.*'mute' cannot: it has no way"
+    ):
+        world.start("3")
+    with pytest.raises(ConfigError, match=r"sink 'mute' cannot take back.*Nothing has been changed"):
+        world.start("3", "take-back")
+    assert world.rows() == list(range(10))
+    world.start("3", "keep")
+
+
+def test_without_sinks_that_commit_an_older_checkpoint_doubles_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, others={"loud": Loud()}, only="none")
+    committed(world)
+    plan = world.plan("3")
+    assert check_start(plan, find_start(plan, world.open), world.open) == (
+        "sink 'loud' is given the rows since checkpoint 3 once more",
+    )
+    assert world.start("3").row == 6
+
+
+# ---- kept ----
+
+
+def test_what_is_kept_is_there_twice_and_said_so(world: World) -> None:
+    committed(world)
+    plan = world.plan("3", "keep")
+    warnings = check_start(plan, find_start(plan, world.open), world.open)
+    assert warnings[0].startswith("sink 'out' up to checkpoint 5 is kept, although the job goes on from checkpoint 3")
+    again = world.start("3", "keep")
+    assert any("will be there twice" in warning for warning in again.opened.opened.warnings)
+    assert again.complete(2) == 6
+    assert Counter(world.rows()) == Counter([*range(10), 6, 7])
+    assert world.start("latest").row == 8
+
+
+# ---- taken back ----
+
+
+def test_what_is_taken_back_is_not_there_twice(world: World) -> None:
+    committed(world)
+    again = world.start("3", "take-back")
+    assert world.rows() == list(range(6))
+    again.complete(5)
+    assert world.rows() == list(range(11))
+    assert world.rows("shared") == [-1, *range(11)]
+    assert world.storage.checkpoints() == [1, 2, 3, 6]
+
+
+def test_a_checkpoint_whose_output_was_taken_back_is_never_offered_again(world: World) -> None:
+    start = committed(world)
+    url = world.save(start)
+    world.start("3", "take-back")
+    assert world.start("latest").row == 6
+    with pytest.raises(StorageError, match="there is no checkpoint 5"):
+        world.start("5", "keep")
+    with pytest.raises(StorageError, match=r"gone back to a checkpoint before checkpoint 5 since.*was taken back"):
+        world.start(url, "keep")
+
+
+def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: World) -> None:
+    zombie = committed(world, 4)
+    zombie.complete(2, commit=False)
+    again = world.start("2", "take-back")
+    with pytest.raises(StorageError, match="is gone"):
+        zombie.commit()
+    again.complete(1)
+    assert world.rows() == list(range(5))
+
+
+def test_files_that_somebody_has_taken_away_cannot_be_taken_back(world: World) -> None:
+    committed(world)
+    for file in (world.directory / "out").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"sink 'out' cannot take back.*files of checkpoint 5 are no longer in"):
+        world.start("3", "take-back")
+    assert world.rows("shared") == [-1, *range(10)], "refused before anything is changed"
+
+
+def test_a_damaged_newest_checkpoint_is_gone_back_behind(world: World) -> None:
+    committed(world)
+    world.storage.files["chk-5/_metadata"] = world.storage.files["chk-5/_metadata"][:-1] + b"?"
+    with pytest.raises(StorageError, match=r"checkpoint 5, the newest, cannot be used.*--from 4 --newer-output"):
+        world.start("latest")
+    world.start("4", "take-back").complete(3)
+    assert world.rows() == list(range(11))
+    assert not world.storage.exists("chk-5"), "what counts no more does not keep others from being cleaned up"
+
+
+@pytest.mark.parametrize("only", ["out", "shared"])
+def test_killed_at_any_step_of_taking_back_it_ends_right_when_it_is_asked_for_again(tmp_path: Path, only: str) -> None:
+    for step in range(1, 200):
+        world = World(tmp_path / str(step), only=only)
+        committed(world, 4).complete(2, commit=False)
+        world.fate.left = step
+        try:
+            started = world.start("2", "take-back")
+        except (StorageError, OSError) as error:
+            must_say(error, "killed")
+            world.fate.left = None
+            started = None
+        else:
+            world.fate.left = None
+        if started is None:
+            started = world.start("2", "take-back")
+        started.complete(1)
+        assert [row for row in world.rows(only) if row >= 0] == list(range(5)), step
+        if started.job_id == "start2":
+            break
+    else:
+        raise AssertionError("never got to the end")
+    assert step > 8
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_path: Path, seed: int) -> None:
+    random = Random(f"going back {seed}")
+    world = World(tmp_path)
+    current: Start | None = world.start(None)
+    zombies: list[Start] = []
+    saved: list[str] = []
+    asked, foreign = "latest", 1
+
+    def mortally(what: Callable[[], Any]) -> Any:
+        """None if it was killed, or fenced, in the midst of it."""
+        world.fate.left = random.choice((None, None, random.randrange(1, 40)))
+        try:
+            return what()
+        except FencedError:
+            return None
+        except (StorageError, OSError) as error:
+            if "killed" not in str(error):
+                raise
+            return None
+        finally:
+            world.fate.left = None
+
+    def again() -> Start | None:
+        nonlocal asked
+        choices = [str(n) for n in world.storage.checkpoints()] + saved
+        asked = random.choice(("latest", asked, random.choice(choices or ["latest"])))
+        try:
+            return mortally(lambda: world.start(asked, None if asked == "latest" else "take-back"))
+        except ConfigError as error:
+            must_say(error, "checkpoint 0" if asked != "latest" else "is older than what has been committed")
+            asked = str(error).partition("checkpoint ")[2].split()[0]
+        except StorageError as error:
+            must_say(error, "there is no checkpoint", "was taken back")
+            asked = "latest"
+        return None
+
+    for _ in range(40):
+        step = random.choice(("complete", "complete", "complete", "again", "zombie", "save", "foreign"))
+        if current is None or step == "again":
+            if current is not None:
+                zombies.append(current)
+            current = again()
+        elif step == "complete":
+            rows = random.randrange(3)
+            if mortally(lambda rows=rows, current=current: current.complete(rows)) is None:
+                zombies.append(current)
+                current = None
+        elif step == "zombie" and zombies:
+            try:
+                random.choice(zombies).commit()
+            except StorageError as error:
+                must_say(error, "is gone")
+        elif step == "save" and current.newest is not None:
+            current.commit()
+            saved.append(world.save(current))
+        elif step == "foreign":
+            foreign += 1
+            world.foreign(-foreign)
+    for _ in range(20):
+        if current is not None:
+            break
+        current = again()
+    assert current is not None
+    current.complete(1)
+    assert world.rows() == list(range(current.row))
+    assert world.rows("shared") == [*range(-foreign, 0), *range(current.row)]
+
+
+# ---- starting over ----
+
+
+def test_a_start_over_completed_checkpoints_is_refused_unless_it_is_meant(world: World) -> None:
+    committed(world)
+    with pytest.raises(ConfigError, match=r"has checkpoints of this job, the newest is 5: .*--from latest.*--fresh"):
+        world.start(None)
+    fresh = world.start(None, fresh=True)
+    assert fresh.row == 0
+    assert world.storage.checkpoints() == [1, 2, 3, 4, 5]
+    with pytest.raises(ConfigError, match=r"was started over since checkpoint 5.*--from 5.*--fresh"):
+        world.start("latest")
+    assert world.start("5").row == 10
+    assert world.start(None, fresh=True).complete(1) == 6
+    assert world.start("latest").row == 1
+
+
+def test_what_contradicts_itself_is_refused(world: World) -> None:
+    from midstream.coordinator.opening import check_plan
+
+    with pytest.raises(ConfigError, match="start over"):
+        check_plan(world.plan("latest", fresh=True))
+    with pytest.raises(ConfigError, match="newer_output='keep'"):
+        check_plan(world.plan(None, "keep"))
+
+
+def test_the_beginning_is_said_at_once(world: World) -> None:
+    plan = world.plan("latest")
+    (warning,) = check_start(plan, find_start(plan, world.open), world.open)
+    assert warning == f"no checkpoint has been completed in {ROOT} yet: starting from the beginning"
+
+
+def test_what_is_newer_is_of_these_jobs_only(world: World) -> None:
+    committed(world)
+    sink = world.files["shared"]
+    assert sink.newest_committed(Output("shared", frozenset(["start1"]))) == 5
+    assert sink.newest_committed(Output("shared", frozenset(["foreign1"]))) == 900
+    assert sink.newest_committed(Output("shared", frozenset(["nobody"]))) == 0
+    assert world.files["out"].newest_committed(Output("out", frozenset(["nobody"]))) == 5, "the directory is one job's"
+
+
+def test_what_the_chosen_checkpoint_still_has_to_commit_is_kept(tmp_path: Path) -> None:
+    world = World(tmp_path, only="shared")
+    committed(world, 2).complete(2, commit=False)
+    world.start("2").complete(2)
+    world.start("3", "take-back").complete(1)
+    assert world.rows("shared") == [-1, *range(7)]
+
+
+# ---- other sinks ----
+
+
+def delta_sink(table: Path, *, append: bool = False) -> DeltaSink:
+    sink = DeltaSink(table, append=append)
+    sink.validate(SCHEMA, restoring=True)
+    return sink
+
+
+def delta_rows(table: Path) -> list[int]:
+    return sorted(pl.read_delta(str(table))["n"].to_list())
+
+
+def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
+    """A table to which each job has committed these checkpoints, of one row each: the checkpoint's number."""
+    sink = delta_sink(table)
+    for job_id, checkpoints in jobs.items():
+        committer = sink.committer(job_id)
+        assert committer is not None
+        for checkpoint_id in checkpoints:
+            rows = written(sink, batch(checkpoint_id), checkpoint_id, job_id=job_id, attempt=checkpoint_id)
+            committer.commit(checkpoint_id, rows)
+    return sink
+
+
+def test_a_delta_table_takes_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    sink = delta_of(table, {"a": range(1, 6), "b": (6, 7)})
+    output = Output("out", frozenset("abc"))
+    assert sink.newest_committed(output) == 7
+    sink.check_take_back(output, 6)
+    sink.take_back(output, 6, ())
+    assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2, 3, 4, 5, 6], 6)
+    version = DeltaTable(table).version()
+    sink.take_back(output, 6, ())
+    assert DeltaTable(table).version() == version, "once is enough"
+    sink.take_back(output, 2, ())
+    assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2], 2)
+    committer = sink.committer("c")
+    assert committer is not None
+    committer.commit(8, written(sink, batch(8), 8, job_id="c"))
+    assert delta_rows(table) == [1, 2, 8]
+    sink.take_back(output, 0, ())
+    assert delta_rows(table) == []
+
+
+def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path) -> None:
+    sink = delta_of(tmp_path / "table", {"a": range(1, 4)})
+    late = written(sink, batch(4), 4, job_id="a", attempt=1)
+    sink.take_back(Output("out", frozenset("a")), 2, ())
+    committer = sink.committer("a")
+    assert committer is not None
+    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 2 of this one"):
+        committer.commit(4, late)
+
+
+def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
+    write_deltalake(table, pa.table({"n": [100]}), mode="append")
+    with pytest.raises(ConfigError, match=r"others have written to the table since: version 4 is WRITE"):
+        sink.check_take_back(output, 2)
+    DeltaTable(table).optimize.compact()
+    with pytest.raises(ConfigError, match="others have written to the table since"):
+        sink.take_back(output, 2, ())
+    assert delta_rows(table) == [1, 2, 3, 100]
+    assert sink.newest_committed(Output("out", frozenset("b"))) == 0
+    sink.check_take_back(output, 3)
+
+
+def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
+    DeltaTable(table).create_checkpoint()
+    for version in range(3):
+        (table / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is gone from it"):
+        sink.check_take_back(output, 1)
+
+
+def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(database: str) -> None:
+    sink = PostgresSink(database, "numbers")
+    sink.validate(SCHEMA, restoring=False)
+    committer = sink.committer("a")
+    assert committer is not None
+    for checkpoint_id in (1, 2):
+        committer.commit(
+            checkpoint_id, written(sink, batch(checkpoint_id), checkpoint_id, job_id="a", attempt=checkpoint_id)
+        )
+    assert sink.newest_committed(Output("out", frozenset("ab"))) == 2
+    assert sink.newest_committed(Output("out", frozenset("b"))) == 0
+    assert sink.newest_committed(Output("other", frozenset("a"))) == 0
+    with pytest.raises(ConfigError, match="do not say with which commit they came"):
+        sink.check_take_back(Output("out", frozenset("a")), 1)
