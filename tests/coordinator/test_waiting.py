@@ -195,6 +195,16 @@ def test_a_slot_in_a_long_call_says_so_until_it_beats_by_itself_again() -> None:
     assert sentences(bench) == []
 
 
+def test_a_slot_that_is_given_up_in_a_long_call_is_so_with_that_reason() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    bench.answers[m.Cancel] = False
+    bench.lose(0)
+    bench.feed_from(1, m.InCall("operator 'slow' (subtask 1)", 29_000, ""))
+    bench.wait(31)
+    assert bench.closed == [1]
+    assert bench.status.warnings[-1].endswith("was given up: operator 'slow' (subtask 1) had been in one call for 29 s")
+
+
 # ---- savepoints, the final checkpoint, alignment
 
 

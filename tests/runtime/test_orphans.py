@@ -30,7 +30,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(script.parent.parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent.parent), *sys.path])},
         )
         processes.append(process)
         assert process.stdout is not None

@@ -85,8 +85,10 @@ class Attempts:
         attempt = self._attempt()
         for slot in sorted(attempt.awaited):
             self._effects.close_slot(slot, "it did not cancel its tasks in time")
-            self._slots.lost(slot)
-            self._warn(f"slot {slot} did not cancel its tasks in time and was given up")
+            lost = self._slots.lost(slot)
+            call = lost.in_call if lost is not None else None
+            why = "" if call is None else f": {call.operator} had been in one call for {call.for_ms // 1000} s"
+            self._warn(f"slot {slot} did not cancel its tasks in time and was given up{why}")
         attempt.awaited.clear()
         self._slots.gather()
 

@@ -123,6 +123,7 @@ def rescale_before_stored() -> Replacements:
         if pending.is_rescale and pending.publishing and owner.rescaling.stage is Stage.STORING:
             rescale = owner.rescaling._current
             rescale.checkpoint, rescale.stage = self.path_of(pending.checkpoint_id), Stage.STORED
+            self._effects.cancel_timer(pending.timer)
             self.pending = None
 
     def published(self: Any, pending: Any, *rest: Any) -> None:

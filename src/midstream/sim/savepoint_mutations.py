@@ -72,7 +72,7 @@ def not_retained() -> Replacements:
 def not_aligned() -> Replacements:
     original = Checkpoints.trigger
 
-    def trigger(self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, _: bool) -> int:
+    def trigger(self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *_: bool) -> int:
         return original(self, attempt, sources, clients, is_stop, is_rescale)
 
     return [(Checkpoints, "trigger", trigger)]
