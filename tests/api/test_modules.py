@@ -191,6 +191,11 @@ def test_modules_of_no_file_are_refused_by_name(tmp_path: Path) -> None:
     sys.modules["mods_made"] = module
     with pytest.raises(JobError, match="the job uses module 'mods_made', which was not loaded from a file"):
         collect(JobFile(None, ""), (), cloudpickle.dumps(module.f))
+    sys.modules["pytest.mods_made"] = sys.modules.pop("mods_made")  # an installed package may make some of its own
+    try:
+        assert collect(JobFile(None, ""), (), b"cpytest.mods_made\nf\n.").packages[0][0] == "pytest"
+    finally:
+        del sys.modules["pytest.mods_made"]
 
 
 def test_too_much_is_refused_with_the_biggest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

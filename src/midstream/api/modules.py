@@ -157,7 +157,9 @@ class _Search:
         """The pickled job imports this one."""
         if name == "__main__":
             return
-        if name in sys.modules and _spec(name) is None:
+        top = name.partition(".")[0]
+        of_package = name != top and not self._is_local(top)  # installed ones may make modules of their own
+        if name in sys.modules and _spec(name) is None and not of_package:
             raise JobError(
                 f"the job uses module {name!r}, which was not loaded from a file that can be sent to the slots; "
                 "put it into a file that can be imported"
@@ -173,11 +175,10 @@ class _Search:
                 continue
             self._seen[name] = needed
             top = name.partition(".")[0]
-            if top not in self._tops:
-                self._tops[top] = self._take(top)
-            if self._tops[top] is False and needed:
+            is_local = self._is_local(top)
+            if is_local is False and needed:
                 self.packages.add(top)
-            spec = _spec(name) if self._tops[top] else None
+            spec = _spec(name) if is_local else None
             if spec is None or (spec.origin and is_installed(spec.origin)):  # an attribute of a module, or installed
                 continue
             waiting.extend((member, False) for member in self._add(name, spec))
@@ -192,6 +193,11 @@ class _Search:
                 waiting.append((parent, needed))
             package = name if spec.submodule_search_locations is not None else parent
             waiting.extend((imported, needed and always) for imported, always in _imports_of(_source(spec), package))
+
+    def _is_local(self, top: str) -> bool | None:
+        if top not in self._tops:
+            self._tops[top] = self._take(top)
+        return self._tops[top]
 
     def _take(self, top: str) -> bool | None:
         """Whether that top-level module is local. A zip is taken along as a whole."""
