@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import msgspec
 import pyarrow as pa
 import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, values
@@ -11,7 +12,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, values
 from midstream.connectors import collect
 from midstream.connectors.collect import CollectSink
 from midstream.connectors.print_sink import PrintSink
-from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.core.errors import ConfigError, JobError, SchemaError, StorageError
 
 
 @pytest.fixture
@@ -65,6 +66,11 @@ def test_a_value_that_python_cannot_hold_is_named_and_is_in_the_table(job_id, co
     with pytest.raises(SchemaError, match=rf"CollectSink: row 1: column 'v' is {says}.*; take table\(\) or frame\(\)"):
         sink.rows()
     assert sink.table()["v"].combine_chunks() == column
+
+
+def test_what_another_kind_of_sink_has_prepared_is_refused():
+    with pytest.raises(StorageError, match="CollectSink: what the checkpoint has to commit was not collected"):
+        CollectSink().check_committables(1, [msgspec.msgpack.encode(["job", 0, "pending"])])
 
 
 def test_maps_are_dicts(job_id):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pyarrow as pa
+import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.metadata import SourcePosition, decode_metadata
+from midstream.checkpoint.compatible import dropped_state
+from midstream.checkpoint.metadata import Committables, SourcePosition, decode_metadata
 from midstream.checkpoint.state_files import store_parts
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.core.ids import TaskId
 from midstream.operators.source import Split
 from midstream.protocol import messages as m
@@ -484,6 +486,19 @@ def test_state_of_an_operator_that_is_gone_is_refused_unless_allowed() -> None:
     assert "--allow-dropped-state" in bench.error
     allowed = Bench(other, storage=storage, restore="latest", allow_dropped_state=True).run()
     assert allowed.status.restored_from == "memory://checkpoints/chk-3"
+
+
+def test_output_that_a_checkpoint_holds_is_not_left_to_what_is_no_sink() -> None:
+    storage = finished_run()
+    metadata = decode_metadata(storage.files["chk-3/_metadata"], "chk-3")
+    held = msgspec.structs.replace(metadata, committables=(Committables(3, "write", "write", (b"x",)),))
+    graph = two_vertices(ScriptedSource(()), Ledger())
+    spec = graph.vertices[1].operators[0]
+    other = type(spec)(spec.uid, spec.name, spec.operator, None)
+    vertices = (graph.vertices[0], type(graph.vertices[1])(1, 2, None, (other,)))
+    assert dropped_state(held, graph, False) == ()
+    with pytest.raises(ConfigError, match="'write' was a sink in checkpoint 3, with output to commit"):
+        dropped_state(held, type(graph)(vertices, graph.edges, 16), True)
 
 
 def _renamed(spec: object) -> object:

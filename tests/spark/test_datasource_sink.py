@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
@@ -22,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError
+from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.operators.sink import SinkWriter, WriterContext
 from midstream.spark import datasource_sink
 from midstream.spark.datasource_sink import DataSourceSink
@@ -174,6 +175,12 @@ def test_committables_of_a_killed_job_are_committed_by_the_restored_one(tmp_path
     restored.own = own_code(restored)
     restored.committer("job-b").commit(1, items)
     assert committed(tmp_path) == [1, 2]
+
+
+def test_what_another_kind_of_sink_has_prepared_is_refused(tmp_path):
+    sink = sink_on(tmp_path)
+    with pytest.raises(StorageError, match="what the checkpoint has to commit is not of a data source"):
+        sink.check_committables(1, [msgspec.msgpack.encode(["job", 0, "pending"])])
 
 
 def test_an_error_of_write_fails_the_task_with_the_users_exception(tmp_path):
