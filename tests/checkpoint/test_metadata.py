@@ -55,7 +55,7 @@ def test_splits_that_wait_come_back_and_many_of_them_take_little_room() -> None:
         )
         encoded = encode_metadata(metadata)
         assert decode_metadata(encoded, "it") == metadata
-        assert len(encoded) < 4096 + max(64 * 2**10, sum(map(len, pending)) / 8)
+        assert len(encoded) < 4096 + max(64 * 2**10, sum(map(len, pending)) / 7)
 
 
 def test_splits_of_an_older_format_are_read() -> None:
