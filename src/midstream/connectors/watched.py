@@ -135,7 +135,9 @@ class Watch:
         self._check(now, is_known, known)
         self._remember(now, since_s, known)
         is_taken = ~is_known & self._rests(now, since_s, now_ns, now_s)
-        taken = sorted((now.infos[at] for at in np.flatnonzero(is_taken)), key=lambda info: (info.mtime_ns, info.path))
+        taken = sorted(
+            (now.infos[at] for at in np.flatnonzero(is_taken).tolist()), key=lambda info: (info.mtime_ns, info.path)
+        )
         listed = now.hashes[is_known]
         seen, gone, gone_since_s = _forget(known, listed, int(now_ns / 1e9))
         counted = is_known | is_taken
