@@ -13,7 +13,14 @@ import xxhash
 from checkpoint_samples import metadata_of, pipeline
 
 from midstream.checkpoint.compatible import check_hashes
-from midstream.checkpoint.metadata import MAGIC, VERSION, CheckpointMetadata, decode_metadata, encode_metadata
+from midstream.checkpoint.metadata import (
+    MAGIC,
+    VERSION,
+    CheckpointMetadata,
+    SourcePosition,
+    decode_metadata,
+    encode_metadata,
+)
 from midstream.core.errors import ConfigError, StorageError
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import ChannelState, Segment
@@ -38,6 +45,26 @@ def test_channels_come_back_however_many_there_are() -> None:
         )
         metadata = msgspec.structs.replace(metadata_of(pipeline()), channels=channels)
         assert decode_metadata(encode_metadata(metadata), "it") == metadata
+
+
+def test_splits_that_wait_come_back_and_many_of_them_take_little_room() -> None:
+    for count in (0, 1, 1000, 100_000):
+        pending = tuple(b"%08d:/data/in/part-%08d.csv:%d" % (n, n, n * 7919 % 1000) * 3 for n in range(count))
+        metadata = msgspec.structs.replace(
+            metadata_of(pipeline()), sources=(SourcePosition("in", b"p", True, pending),)
+        )
+        encoded = encode_metadata(metadata)
+        assert decode_metadata(encoded, "it") == metadata
+        assert len(encoded) < 4096 + max(64 * 2**10, sum(map(len, pending)) / 7)
+
+
+def test_splits_of_an_older_format_are_read() -> None:
+    content = msgspec.to_builtins(metadata_of(pipeline()), builtin_types=(bytes,))
+    waits = {"uid": "in", "position": b"p", "exhausted": False, "pending": [b"x" * 100_000, b"y"]}
+    payload = msgspec.msgpack.encode({**content, "sources": [waits]})
+    checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", 4, len(payload)) + payload)
+    (source,) = decode_metadata(struct.pack("<8sIQQ", MAGIC, 4, len(payload), checksum) + payload, "it").sources
+    assert source == SourcePosition("in", b"p", False, (b"x" * 100_000, b"y"))
 
 
 def test_channels_of_an_older_format_are_read() -> None:

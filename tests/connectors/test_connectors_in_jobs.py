@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from midstream import ConfigError, Environment, JobError, StorageError
+from midstream.connectors import watched
 from midstream.connectors.files import FileSource
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -56,7 +57,10 @@ def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, input
     assert pending(out) == []
 
 
-def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came_meanwhile(tmp_path, inputs):
+def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came_meanwhile(
+    tmp_path, inputs, monkeypatch
+):
+    monkeypatch.setattr(watched, "REST_S", 0.0)
     out = tmp_path / "out"
     add_file(inputs, "5.parquet", range(5000))
     job = copying(tmp_path, inputs, watch=True, rows_per_s=20_000).start(slots=ProcessSlots())

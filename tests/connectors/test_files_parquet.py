@@ -263,7 +263,7 @@ def test_what_a_file_lacks_is_null_if_it_is_declared_so(tmp_path):
 
 def test_floats_that_a_declared_type_does_not_hold_are_refused(tmp_path):
     pq.write_table(pa.table({"x": [0.5, 0.1]}), tmp_path / "1.parquet")
-    with pytest.raises(SchemaError, match="double does not fit float: 0.1 would become another value"):
+    with pytest.raises(SchemaError, match=r"double does not fit float: 0\.1 would become another value"):
         read_all(FileSource(tmp_path, schema=pa.schema([("x", pa.float32())])))
     pq.write_table(pa.table({"x": [0.5, 0.25]}), tmp_path / "1.parquet")
     assert values(read_all(FileSource(tmp_path, schema=pa.schema([("x", pa.float32())]))), "x") == [0.5, 0.25]
@@ -351,6 +351,17 @@ def test_a_file_just_begun_is_left_until_there_is_something_in_it(tmp_path):
     assert rows == [0]
     parquet_file(tmp_path / "2.parquet", 2, 3)
     assert found(source, position)[0] == [2]
+
+
+def test_looks_that_take_long_are_less_frequent(tmp_path, monkeypatch):
+    parquet_file(tmp_path / "1.parquet", 0, 1)
+    source = FileSource(tmp_path, watch=True, interval="1 s")
+    found(source, None)
+    assert source.discovery_interval_s == 1
+    times = iter([10.0, 12.0])
+    monkeypatch.setattr(files.time, "thread_time", lambda: next(times))
+    source.discover(None, CONTEXT)
+    assert source.discovery_interval_s == 18
 
 
 def test_an_empty_directory_can_be_watched_when_format_and_schema_are_given(tmp_path):

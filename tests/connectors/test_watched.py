@@ -113,10 +113,14 @@ def test_a_file_that_is_written_again_is_refused(restart):
     assert there.look() == []
 
 
-def test_an_older_file_in_the_place_of_one_that_was_taken_is_refused():
+@pytest.mark.parametrize("was_gone", [False, True])
+def test_an_older_file_in_the_place_of_one_that_was_taken_is_refused(was_gone):
     there = Directory()
     there.put("a")
     there.look()
+    if was_gone:
+        del there.files["a"]
+        there.look()
     there.put("a", age_s=5000)
     with pytest.raises(StorageError, match="a: was taken"):
         there.look()

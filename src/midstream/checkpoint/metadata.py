@@ -10,6 +10,7 @@ Pure functions: bytes in, structs out.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -22,7 +23,7 @@ from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 4
+VERSION: Final = 5
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
@@ -61,6 +62,8 @@ class SourcePosition(msgspec.Struct, frozen=True):
     exhausted: bool
     pending: tuple[bytes, ...]
     """Encoded operators.source.Split, in the order in which they are to be handed out."""
+    packed: bytes = b""
+    """In a file: those of `pending`, which is empty then, if they are many; their names are much alike."""
 
 
 class Committables(msgspec.Struct, frozen=True):
@@ -126,9 +129,11 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({op.vertex for op in self.operators if op.fully_finished}))
 
 
+_PACKED_FROM_BYTES: Final = 64 * 2**10
 _CHANNELS_AT_ONCE: Final = 4096
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(CheckpointMetadata).decode
+_decode_splits: Final = msgspec.msgpack.Decoder(tuple[bytes, ...]).decode
 
 
 def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayout, ...]]:
@@ -179,7 +184,8 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
 
 def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
     """In pieces: one call for 100,000s of channels would keep all threads of the process waiting."""
-    without = _encode(msgspec.structs.replace(metadata, channels=()))
+    sources = tuple(map(_packed, metadata.sources))
+    without = _encode(msgspec.structs.replace(metadata, sources=sources, channels=()))
     assert CheckpointMetadata.__struct_fields__[-1] == "channels" and without[-1] == 0x90, "no empty array at the end"
     yield without[:-1]
     channels = metadata.channels
@@ -209,9 +215,22 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
         )
     try:
         metadata = _decode(payload)
-    except msgspec.MsgspecError as error:
+        sources = tuple(map(_unpacked, metadata.sources))
+    except (msgspec.MsgspecError, zlib.error) as error:
         raise StorageError(f"{where}: the checksum is right but the content is not: {error}") from error
-    return msgspec.structs.replace(metadata, format=version)
+    return msgspec.structs.replace(metadata, format=version, sources=sources)
+
+
+def _packed(source: SourcePosition) -> SourcePosition:
+    if sum(map(len, source.pending)) < _PACKED_FROM_BYTES:
+        return source
+    return msgspec.structs.replace(source, pending=(), packed=zlib.compress(_encode(source.pending), 1))
+
+
+def _unpacked(source: SourcePosition) -> SourcePosition:
+    if not source.packed:
+        return source
+    return msgspec.structs.replace(source, pending=_decode_splits(zlib.decompress(source.packed)), packed=b"")
 
 
 def _checksum(version: int, payload: bytes | memoryview) -> int:

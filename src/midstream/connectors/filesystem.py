@@ -14,7 +14,7 @@ import pyarrow.fs
 from midstream.core.errors import ConfigError, StorageError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_IGNORED_SUFFIXES = (".tmp", ".part")
+_IGNORED = re.compile(r"(?:^|/)[._]|\.(?:tmp|part)\Z")
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
@@ -52,7 +52,7 @@ def appears_whole(filesystem: pyarrow.fs.FileSystem) -> bool:
 
 def is_ignored(relative: str) -> bool:
     """Whether a reader of the directory must not see this file: hidden, or still being written."""
-    return relative.endswith(_IGNORED_SUFFIXES) or any(part.startswith((".", "_")) for part in relative.split("/"))
+    return _IGNORED.search(relative) is not None
 
 
 def file_info(filesystem: pyarrow.fs.FileSystem, path: str) -> Any:
@@ -73,15 +73,19 @@ def find_files(filesystem: pyarrow.fs.FileSystem, path: str) -> list[Any]:
     if info.type == pyarrow.fs.FileType.File:
         return [info]
     if info.type == pyarrow.fs.FileType.Directory:
-        return sorted(_below(filesystem, path), key=lambda found: str(found.path))
+        return sorted(_below(filesystem, path), key=_path_of)
     base = glob_base(path)
     if base == path or file_info(filesystem, base).type != pyarrow.fs.FileType.Directory:
         return []
     matches = _glob_regex(path)
     return sorted(
         (found for found in _below(filesystem, base) if matches.fullmatch(found.path)),
-        key=lambda found: str(found.path),
+        key=_path_of,
     )
+
+
+def _path_of(info: Any) -> str:
+    return str(info.path)
 
 
 def _below(filesystem: pyarrow.fs.FileSystem, directory: str) -> Iterator[Any]:
@@ -91,7 +95,7 @@ def _below(filesystem: pyarrow.fs.FileSystem, directory: str) -> Iterator[Any]:
     except OSError as error:
         raise StorageError(f"{directory}: cannot be listed: {error}") from error
     for info in infos:
-        if info.type == pyarrow.fs.FileType.File and not is_ignored(info.path[len(directory) :].lstrip("/")):
+        if info.is_file and not is_ignored(info.path[len(directory) :].lstrip("/")):
             yield info
 
 

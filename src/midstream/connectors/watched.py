@@ -104,6 +104,12 @@ class Listing:
             np.fromiter((info.mtime_ns or 0 for info in infos), np.int64, len(infos)),
         )
 
+    def sorted(self) -> Listing:
+        """By hash."""
+        order = np.argsort(self.hashes)
+        infos = [self.infos[at] for at in order.tolist()]
+        return Listing(infos, self.hashes[order], self.sizes[order], self.modified_ns[order])
+
 
 class Watch:
     """The driver's memory of a directory: how its files were when it looked last.
@@ -113,8 +119,8 @@ class Watch:
 
     def __init__(self, appear_whole: bool) -> None:
         self._appear_whole = appear_whole
-        self._last: Listing | None = None
-        """In order of hashes."""
+        self._last = Listing((), _no_hashes(), np.empty(0, np.int64), np.empty(0, np.int64))
+        """Sorted; with those that are gone and remembered; without infos."""
         self._same_since_s: npt.NDArray[np.float64] = np.empty(0)
         """Of those: when each was first seen as it is, by the monotonic clock."""
 
@@ -123,14 +129,15 @@ class Watch:
 
         Raises StorageError when a file that was taken has changed since.
         """
-        order = np.argsort(now.hashes)
-        now = Listing([now.infos[at] for at in order], now.hashes[order], now.sizes[order], now.modified_ns[order])
+        now = now.sorted()
         since_s = self._compare(now, now_s)
         is_known = _contains(known.seen, now.hashes)
         self._check(now, is_known, known)
-        self._last, self._same_since_s = now, since_s
+        self._remember(now, since_s, known)
         is_taken = ~is_known & self._rests(now, since_s, now_ns, now_s)
-        taken = sorted((now.infos[at] for at in np.flatnonzero(is_taken)), key=lambda info: (info.mtime_ns, info.path))
+        taken = sorted(
+            (now.infos[at] for at in np.flatnonzero(is_taken).tolist()), key=lambda info: (info.mtime_ns, info.path)
+        )
         listed = now.hashes[is_known]
         seen, gone, gone_since_s = _forget(known, listed, int(now_ns / 1e9))
         counted = is_known | is_taken
@@ -141,7 +148,7 @@ class Watch:
     def _compare(self, now: Listing, now_s: float) -> npt.NDArray[np.float64]:
         """Since when each file is as it is."""
         since_s = np.full(len(now.hashes), now_s)
-        if self._last is None or not len(self._last.hashes):
+        if not len(self._last.hashes):
             return since_s
         at = np.minimum(np.searchsorted(self._last.hashes, now.hashes), len(self._last.hashes) - 1)
         is_same = (
@@ -151,12 +158,25 @@ class Watch:
         )
         return np.where(is_same, self._same_since_s[at], since_s)
 
+    def _remember(self, now: Listing, since_s: npt.NDArray[np.float64], known: Position) -> None:
+        last = self._last
+        gone = ~_contains(now.hashes, last.hashes) & _contains(known.seen, last.hashes)
+        hashes = np.concatenate([now.hashes, last.hashes[gone]])
+        order = np.argsort(hashes)
+        self._last = Listing(
+            (),
+            hashes[order],
+            np.concatenate([now.sizes, last.sizes[gone]])[order],
+            np.concatenate([now.modified_ns, last.modified_ns[gone]])[order],
+        )
+        self._same_since_s = np.concatenate([since_s, self._same_since_s[gone]])[order]
+
     def _check(self, now: Listing, is_known: npt.NDArray[np.bool_], known: Position) -> None:
         """Raises for a file that was taken and is not what it was then."""
         changed = np.zeros(len(is_known), bool)
         if known.newest_ns is not None:
             changed = is_known & (now.modified_ns > known.newest_ns)
-        if self._last is not None and len(self._last.hashes):
+        if len(self._last.hashes):
             at = np.minimum(np.searchsorted(self._last.hashes, now.hashes), len(self._last.hashes) - 1)
             differs = (self._last.sizes[at] != now.sizes) | (self._last.modified_ns[at] != now.modified_ns)
             changed |= is_known & (self._last.hashes[at] == now.hashes) & differs
