@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,17 @@ def test_another_master_than_the_sessions_is_refused(spark: Any) -> None:
     env.from_collection([{"n": 1}]).print()
     with pytest.raises(ConfigError, match="already has a Spark session"):
         env.execute(master="local[7]")
+
+
+def test_what_functions_log_on_spark_is_logged_by_the_program(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def says(row: dict[str, Any]) -> dict[str, Any]:
+        logging.getLogger("app.rows").info("row %d", row["n"])
+        return row
+
+    caplog.set_level(logging.INFO, "app")
+    env = Environment("says")
+    env.from_collection([{"n": 7}]).map(says).print(limit=0)
+    env.execute()
+    (record,) = [record for record in caplog.records if record.name == "app.rows"]
+    assert (record.levelno, record.getMessage(), record.operator) == (logging.INFO, "row 7", "map")  # type: ignore[attr-defined]
+    until_spark_is_idle(spark)

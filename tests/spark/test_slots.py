@@ -89,7 +89,8 @@ def test_more_slots_than_cores_are_refused_with_both_numbers_and_the_way_out(spa
 def test_a_slot_that_cannot_reach_its_driver_says_so_in_one_line(spark: Any) -> None:
     slots = SparkSlots(spark)
     reasons: list[str] = []
-    slots.request(SlotLaunch("127.0.0.1", 1, bytes(32), "job", "request"), reasons.append)
+    launch = SlotLaunch("127.0.0.1", 1, bytes(32), "job", "request")
+    slots.request(launch, lambda reason, crash="", last_lines="": reasons.append(reason))
     (reason,) = until("the failure", lambda: reasons, 60)
     assert re.fullmatch(r"ClusterError: a slot on .* cannot reach its driver at 127.0.0.1:1: .* refused", reason)
     slots.close()

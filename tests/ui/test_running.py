@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -30,6 +31,9 @@ class Job:
     def stop(self, drain=False):
         self._statuses = [msgspec.structs.replace(self._statuses[-1], state="stopped")]
         return "/data/flights/chk-4"
+
+    def awaited(self):
+        return nullcontext()
 
     def wait(self, timeout_s=None):
         if self._error is not None:

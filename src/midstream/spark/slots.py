@@ -198,7 +198,7 @@ def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> I
 
 def fatal_lines(error: BaseException) -> str:
     """Where a Python worker was when it crashed, if it runs with a fault handler."""
-    _, fatal, rest = text_of(error).partition("Fatal Python error: ")
+    _, fatal, rest = text_of(error).split("Driver stacktrace", 1)[0].partition("Fatal Python error: ")
     return "\n".join((fatal + rest).splitlines()[:LAST_LINES])
 
 
