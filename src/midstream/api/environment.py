@@ -57,7 +57,8 @@ class Environment:
     a checkpoint waits behind rows in flight before it overtakes and stores them; 0 for at once, None
     for never. `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size
     allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
-    None for as many as the buffers hold. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
+    None for as many as the buffers hold. `batch_rows`: how many rows a source puts into a batch at most; fewer cost speed.
+    `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
     `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots.
 
     Raises ConfigError for settings that cannot be.

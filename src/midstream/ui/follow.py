@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,7 +86,12 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
     if silent:
         yield Silence()
     elif console.is_terminal and not console.is_dumb_terminal:
-        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        with Live(
+            console=console,
+            auto_refresh=False,
+            vertical_overflow="crop",
+            redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and `> rows.txt` asks for, came here
+        ) as live:
             yield Tables(live)
     else:
         yield Lines(console)
