@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -78,24 +77,19 @@ def test_the_log_settings_are_a_uri_in_which_nothing_is_left_that_cuts_an_option
     assert unquote(urlparse(uri).path) == str(path)
 
 
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    stderr = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stderr)
-    return stderr
-
-
-def test_what_the_jvm_prints_is_copied_but_for_its_word_about_incubator_modules(copied: io.StringIO) -> None:
+def test_what_the_jvm_prints_is_copied_but_for_its_word_about_incubator_modules(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     reading, writing = os.pipe()
     copier = Copier(reading)
     copier.start()
     os.write(writing, b"WARNING: Using incubator modules: jdk.incubator.vector\n{'n': 1}\nno newline at the end")
     os.close(writing)
     copier.join(10)
-    assert copied.getvalue() == "{'n': 1}\nno newline at the end"
+    assert capsys.readouterr().err == "{'n': 1}\nno newline at the end"
 
 
-def test_at_the_end_what_was_printed_before_is_copied_and_nothing_after(copied: io.StringIO) -> None:
+def test_at_the_end_what_was_printed_before_is_copied_and_nothing_after(capsys: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     copier = Copier(reading)
     copier.start()
@@ -103,10 +97,12 @@ def test_at_the_end_what_was_printed_before_is_copied_and_nothing_after(copied: 
     copier.finish(lambda words: os.write(writing, f"{words}\nERROR while Spark stops\n".encode()))
     os.close(writing)
     copier.join(10)
-    assert copied.getvalue() == "last row\n"
+    assert capsys.readouterr().err == "last row\n"
 
 
-def test_an_end_does_not_wait_for_a_jvm_that_hangs(copied: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_does_not_wait_for_a_jvm_that_hangs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("midstream.spark.jvm.LAST_WORDS_WAIT_S", 0.05)
     reading, writing = os.pipe()
     copier = Copier(reading)
@@ -115,4 +111,4 @@ def test_an_end_does_not_wait_for_a_jvm_that_hangs(copied: io.StringIO, monkeypa
     os.write(writing, b"too late\n")
     os.close(writing)
     copier.join(10)
-    assert copied.getvalue() == ""
+    assert capsys.readouterr().err == ""

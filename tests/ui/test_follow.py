@@ -77,6 +77,20 @@ def test_on_a_terminal_the_tables_are_drawn(status):
     assert "finished" in printed(screen)
 
 
+def test_what_a_job_prints_goes_where_standard_output_goes_and_scrolls_above_the_tables_if_that_is_the_terminal(
+    status, monkeypatch
+):
+    for is_terminal in (False, True):
+        screen, stdout = console(terminal=True), io.StringIO()
+        monkeypatch.setattr(stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr("sys.stdout", stdout)
+        with display(screen, silent=False) as shown:
+            shown.show(status)
+            print("{'n': 1}")
+        assert ("{'n': 1}" in printed(screen)) == is_terminal
+        assert stdout.getvalue() == ("" if is_terminal else "{'n': 1}\n")
+
+
 def test_for_machines_nothing_is_printed(status):
     screen = console()
     with display(screen, silent=True) as shown:

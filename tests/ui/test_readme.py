@@ -51,6 +51,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
     [first, again, *others] = commands()[1:]
     assert first == ["run", "visits.py"] and again == ["run", "visits.py", "--from", "latest"]
     for arguments in (first, again):
+        before = len(list((files / "out" / "visits").glob("*.parquet")))
         process = subprocess.Popen(
             [sys.executable, "-c", "import sys; from midstream.ui.cli import main; sys.exit(main())", *arguments]
             + ["--slots", "process"],
@@ -60,7 +61,11 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
         )
         try:
             until("the job to be announced", list_jobs, 120)
-            until("rows in the sink", lambda: any((files / "out" / "visits").glob("*.parquet")), 120)
+            until(
+                "more rows in the sink",
+                lambda before=before: len(list((files / "out" / "visits").glob("*.parquet"))) > before,
+                120,
+            )
             if arguments is again:
                 for each in others:
                     assert main([*each, *(["--seconds", "1"] if each[0] == "simulate" else [])]) == 0, each

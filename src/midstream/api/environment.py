@@ -56,18 +56,19 @@ FILES_BEING_LOADED: list[str] = []
 class Environment:
     """One job: begin with a source, end with sinks, then `execute()` or `start()`.
 
-    `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts
-    the job over. `checkpoint_interval`: None for no periodic checkpoints. `aligned_timeout`: how long
-    a checkpoint waits behind rows in flight before it overtakes and stores them; 0 for at once, None
-    for never. `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size
-    allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
-    None for as many as the buffers hold. `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
+        `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts
+        the job over. `checkpoint_interval`: None for no periodic checkpoints. `aligned_timeout`: how long
+        a checkpoint waits behind rows in flight before it overtakes and stores them; 0 for at once, None
+        for never. `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size
+        allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
+        None for as many as the buffers hold. `batch_rows`: how many rows a source puts into a batch at most; fewer cost speed.
+    `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
     `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots. `modules`:
     Python files, directories of packages, and zips that slots need besides what the program's text imports.
     `trusted_packages`: untyped state holds plain values and objects of the job's own classes; these packages' objects too,
     such as models of a library, for which anything in them may be called when a checkpoint is read.
 
-    Raises ConfigError for settings that cannot be.
+        Raises ConfigError for settings that cannot be.
     """
 
     @located

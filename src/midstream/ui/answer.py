@@ -13,6 +13,9 @@ from typing import Final, TextIO
 
 import msgspec
 from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
 
 from midstream.ui.text import printable
 
@@ -80,7 +83,8 @@ def busy_with(what: str, silent: bool) -> Iterator[Callable[[str], None]]:
     if silent:
         yield say
     elif console.is_terminal:
-        with console.status(printable(what)):
+        spinner = Spinner("dots", Text(printable(what)))
+        with Live(spinner, console=console, transient=True, redirect_stdout=sys.stdout.isatty()):
             yield say
     else:
         say(what)

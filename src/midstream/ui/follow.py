@@ -84,7 +84,13 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
     if silent:
         yield Silence()
     elif console.is_terminal and not console.is_dumb_terminal:
-        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live, _logging_above_it():
+        live = Live(
+            console=console,
+            auto_refresh=False,
+            vertical_overflow="crop",
+            redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and `> rows.txt` asks for, came here
+        )
+        with live, _logging_above_it():
             yield Tables(live)
     else:
         yield Lines(console)
