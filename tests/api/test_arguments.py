@@ -9,10 +9,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from midstream import Environment
 from midstream.api.arguments import calling_file, calling_place, check_uid, raised_at
 from midstream.core.config import duration_s
 from midstream.core.errors import ConfigError, SchemaError
 from midstream.core.schemas import as_schema
+from midstream.runtime.processes import ProcessSlots
 
 
 def test_a_schema_may_be_written_with_python_arrow_and_polars_types():
@@ -90,3 +92,29 @@ def test_places_are_the_users_file_and_line():
     with pytest.raises(ConfigError) as caught:
         duration_s("soon", "interval")
     assert raised_at(caught.value).startswith(f"{name}:")
+
+
+def test_where_a_job_begins_is_said_at_once_and_starting_over_is_asked_for(tmp_path, monkeypatch, caplog):
+    started = []
+    monkeypatch.setattr("midstream.api.submit.start_job", lambda plan, slots: started.append(plan))
+    monkeypatch.chdir(tmp_path)
+
+    def env():
+        made = Environment("begins", checkpoint_dir="state")
+        made.from_collection([{"n": 1}]).write_jsonl(tmp_path / "out")
+        return made
+
+    env().start(restore_from="latest", slots=ProcessSlots())
+    said = f"no checkpoint has been completed in {tmp_path}/state yet: starting from the beginning"
+    assert [record.getMessage() for record in caplog.records] == [f"job begins: {said}"]
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out" / "old.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="is not empty"):
+        env().start(restore_from="latest", slots=ProcessSlots())
+    with pytest.raises(ConfigError, match="newer_output: 'delete' is neither 'take-back' nor 'keep'"):
+        env().start(restore_from="3", newer_output="delete", slots=ProcessSlots())
+    with pytest.raises(ConfigError, match="say which"):
+        env().start(newer_output="keep", slots=ProcessSlots())
+    with pytest.raises(ConfigError, match="start over"):
+        env().start(restore_from="latest", fresh=True, slots=ProcessSlots())
+    assert len(started) == 1

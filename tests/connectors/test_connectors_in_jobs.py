@@ -71,8 +71,10 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     assert pending(out) == []
     add_file(inputs, "1.parquet", range(5000, 6000))
     os.utime(inputs / "1.parquet", (0, 0))
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="has checkpoints of this job, the newest is"):
         copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots())
+    with pytest.raises(ConfigError, match="is not empty"):
+        copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots(), fresh=True)
     job = copying(tmp_path, inputs, watch=True).start(slots=ProcessSlots(), restore_from="latest", parallelism=2)
     until("all files read", lambda: len(committed(out)) >= 6000)
     add_file(inputs, "9.parquet", range(6000, 6500))
