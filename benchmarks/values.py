@@ -16,6 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from midstream.core.keys import key_group_range
+from midstream.operators.base import OperatorContext
+from midstream.operators.process import KeyedProcessFunction, process_operator
 from midstream.operators.rows import map_rows, to_batch
 from midstream.state.keyed import KeyScope, ValueState
 
@@ -42,6 +45,39 @@ def set_each(state: ValueState[Any], values: list[Any]) -> Callable[[], None]:
     return work
 
 
+class Total(KeyedProcessFunction):
+    total = ValueState(pa.int64(), default=0)
+
+    def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        self.total.value += row["v"]
+        return {**row, "v": self.total.value}
+
+
+class Nowhere:
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        pass
+
+
+class Clock:
+    def now_ms(self) -> int:
+        return 0
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+def keyed_function(batch: pa.RecordBatch) -> Callable[[], None]:
+    operator = process_operator("total", Total(), keys=["k"], event_time=None, input_schema=SCHEMA, schema=SCHEMA)
+    given: dict[str, Any] = {
+        **dict.fromkeys(("executor", "ids", "storage", "call_at", "fail")),
+        "clock": Clock(),
+        "slice_s": 1.0,
+        "key_groups": key_group_range(0, 1, 128),
+    }
+    operator.open(OperatorContext("total", "total", 0, 1, 128, **given), Nowhere())  # type: ignore[arg-type]
+    return lambda: operator.process(batch, 0)
+
+
 def main() -> None:
     rows = [{"k": i % 100, "v": i, "x": i / 7, "s": f"user-{i}"} for i in range(ROWS)]
     batch = to_batch(rows, SCHEMA, "rows")
@@ -49,6 +85,7 @@ def main() -> None:
     figures = {
         "map_row": best_ns(lambda: map_rows(change, batch, SCHEMA, "map"), ROWS),
         "rows_to_batch_row": best_ns(lambda: to_batch(rows, SCHEMA, "rows"), ROWS),
+        "keyed_function_row": best_ns(keyed_function(batch), ROWS),
         "set_int64": best_ns(set_each(ValueState(pa.int64()), small), ROWS),
         "set_large_int64": best_ns(set_each(ValueState(pa.int64()), large), ROWS),
         "set_float64": best_ns(set_each(ValueState(pa.float64()), [i / 7 for i in small]), ROWS),
