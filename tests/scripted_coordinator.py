@@ -23,7 +23,8 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.messages import DoStop, JobStatus, Reply
+from midstream.protocol.job_status import JobStatus
+from midstream.protocol.messages import DoStop, Reply
 
 
 def plan(slots: int = 2, job_id: str = "job-0001", **config: Any) -> JobPlan:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from midstream.operators.windows import session as session
     from midstream.operators.windows import sliding as sliding
     from midstream.operators.windows import tumbling as tumbling
-    from midstream.protocol.messages import JobStatus as JobStatus
+    from midstream.protocol.job_status import JobStatus as JobStatus
     from midstream.runtime.job import Job as Job
     from midstream.state.keyed import BroadcastState as BroadcastState
     from midstream.state.keyed import ListState as ListState

@@ -14,7 +14,7 @@ import pytest
 
 from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
 from midstream.connectors import files
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 

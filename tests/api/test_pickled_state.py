@@ -19,7 +19,7 @@ JOB = """
     import numpy as np
     from midstream import Environment, KeyedProcessFunction, MapState, ValueState, no_restart
 
-    from model import Page
+    from %(model)s import Page
 
     @dataclass
     class Visit:
@@ -59,11 +59,12 @@ def job_file(
     directory: Path, function: str = "Visits()", held: str = "1", rate: float | None = 4_000, more: str = ""
 ) -> Path:
     directory.mkdir(exist_ok=True)
-    (directory / "model.py").write_text(
-        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Page:\n    id: int\n"
-    )
+    model = directory / f"model_{directory.name}.py"
+    if not model.exists():
+        model.write_text("from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Page:\n    id: int\n")
     file = directory / "job.py"
     text = textwrap.dedent(JOB) % {
+        "model": model.stem,
         "directory": str(directory / "ck"),
         "out": str(directory / "out"),
         "function": function,

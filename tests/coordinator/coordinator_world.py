@@ -43,6 +43,7 @@ from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.protocol import messages as m
+from midstream.protocol.job_status import JobStatus
 
 SCHEMA = pa.schema([("n", pa.int64())])
 ROOT = "memory://checkpoints"
@@ -447,9 +448,9 @@ class Bench:
         return self.job.status(self.now_ms).state
 
     @property
-    def status(self) -> m.JobStatus:
+    def status(self) -> JobStatus:
         status = self.job.status(self.now_ms)
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(status), type=m.JobStatus) == status
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(status), type=JobStatus) == status
         return status
 
     def messages(self, kind: type[T]) -> list[T]:

@@ -11,6 +11,7 @@ from midstream.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
+from midstream.protocol.job_status import OperatorStatus, RecoveryStatus
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 
@@ -428,7 +429,7 @@ def test_status_shows_rows_rates_and_watermark() -> None:
         beat(1, rows, 0)
         bench.advance(1)
     read = bench.status.vertices[0]
-    assert read.operators[0] == m.OperatorStatus("read", "read", 2, 60, 60)
+    assert read.operators[0] == OperatorStatus("read", "read", 2, 60, 60)
     assert read.busy == pytest.approx(0.25)
     assert read.watermark_us == 5_000
     assert bench.status.slot_memory_bytes == (1000, 1001)
@@ -446,7 +447,7 @@ def test_status_shows_rows_rates_and_watermark() -> None:
 def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None:
     bench = Bench().run()
 
-    def beat(first: int, second: int) -> tuple[m.RecoveryStatus, ...]:
+    def beat(first: int, second: int) -> tuple[RecoveryStatus, ...]:
         for slot, recovered in enumerate((first, second)):
             tasks = tuple(
                 m.TaskMetrics(
@@ -458,8 +459,8 @@ def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None
         assert bench.status.vertices[0].recovering == ()
         return bench.status.vertices[1].recovering
 
-    assert beat(0, 100) == (m.RecoveryStatus(0, 300, 0), m.RecoveryStatus(1, 300, 100))
-    assert beat(300, 200) == (m.RecoveryStatus(0, 300, 300), m.RecoveryStatus(1, 300, 200))
+    assert beat(0, 100) == (RecoveryStatus(0, 300, 0), RecoveryStatus(1, 300, 100))
+    assert beat(300, 200) == (RecoveryStatus(0, 300, 300), RecoveryStatus(1, 300, 200))
     assert beat(300, 300) == ()
 
 

@@ -24,11 +24,17 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
-from midstream.operators.sink import SinkWriter, WriterContext
+from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.spark import datasource_sink
 from midstream.spark.datasource_sink import DataSourceSink
-from midstream.state.own_code import own_code
-from midstream.state.pickles import Pickles
+from midstream.state.pickles import OwnCode, Pickles
+
+
+@pytest.fixture(autouse=True)
+def own_code_of_the_tests(monkeypatch):
+    """As `submit` sets it for a job of these classes."""
+    monkeypatch.setattr(Sink, "own", OwnCode(packages=frozenset({__name__})))
+
 
 SCHEMA = pa.schema([("n", pa.int64()), ("who", pa.large_string())])
 
@@ -107,7 +113,6 @@ class StagedWriter(DataSourceStreamWriter):
 def sink_on(directory: Path) -> DataSourceSink:
     sink = DataSourceSink(Staged, options={"dir": str(directory)})
     sink.validate(SCHEMA, restoring=False)
-    sink.own = own_code(sink)
     return sink
 
 
@@ -172,7 +177,6 @@ def test_committables_of_a_killed_job_are_committed_by_the_restored_one(tmp_path
     items = prepared(writer, 1)
     restored = DataSourceSink(Staged, options={"dir": str(tmp_path)})
     restored.validate(SCHEMA, restoring=True)
-    restored.own = own_code(restored)
     restored.committer("job-b").commit(1, items)
     assert committed(tmp_path) == [1, 2]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from sample_status import sample
 
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 
 
 @pytest.fixture

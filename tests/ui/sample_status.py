@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.protocol.messages import (
-    CheckpointStatus,
-    FailureStatus,
-    JobStatus,
-    OperatorStatus,
-    VertexStatus,
-)
+from midstream.protocol.job_status import CheckpointStatus, FailureStatus, JobStatus, OperatorStatus, VertexStatus
 
 NOW_MS = 1_700_000_060_000
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from midstream.core.errors import InvariantError, JobError, StorageError
 from midstream.core.tracebacks import users_part
 from midstream.operators.stateless import MapOperator
-from midstream.protocol.messages import FailureStatus
+from midstream.protocol.job_status import FailureStatus
 from midstream.ui.failures import print_job_failure, print_midstream_error
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -14,7 +14,7 @@ from rich.console import Console
 from sample_status import later
 
 from midstream.core.errors import ClusterError
-from midstream.protocol.messages import FailureStatus, JobStatus
+from midstream.protocol.job_status import FailureStatus, JobStatus
 from midstream.ui import follow as following
 from midstream.ui.follow import Interrupted, Interrupts, display, ending_at_a_signal, follow
 

@@ -21,18 +21,8 @@ from midstream.coordinator.events import (
 )
 from midstream.core.config import JobConfig
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.messages import (
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetStatus,
-    JobStatus,
-    Logged,
-    LogLine,
-    Reply,
-    WaitStatus,
-)
+from midstream.protocol.job_status import JobStatus, WaitStatus
+from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine, Reply
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from sample_status import NOW_MS, later
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.protocol.messages import (
+from midstream.protocol.job_status import (
     CheckpointStatus,
     JobStatus,
     OperatorStatus,

@@ -36,7 +36,7 @@ from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
 from midstream.operators.source import Source
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 from midstream.runtime.storage import absolute
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from midstream.bench.measuring import Slots, start_on
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.errors import InvariantError, JobError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 from midstream.runtime.job import Job
 from midstream.runtime.storage import FileStorage
 

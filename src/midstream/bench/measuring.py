@@ -14,7 +14,7 @@ import psutil
 from midstream.api.environment import Environment
 from midstream.api.restarts import no_restart
 from midstream.core.errors import InvariantError
-from midstream.protocol.messages import JobStatus, VertexStatus
+from midstream.protocol.job_status import JobStatus, VertexStatus
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 

@@ -48,13 +48,8 @@ from midstream.coordinator.events import JobPlan
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
-from midstream.protocol.messages import (
-    CheckpointAborted,
-    CheckpointAck,
-    CheckpointDecline,
-    CheckpointStatus,
-    TriggerCheckpoint,
-)
+from midstream.protocol.job_status import CheckpointStatus
+from midstream.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
 RETRY_MS: Final = 100
 """Pause after a checkpoint that failed, before the next one that somebody waits for."""

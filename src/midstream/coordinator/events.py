@@ -15,7 +15,8 @@ from midstream.core.config import JobConfig
 from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import ClientRequest, FromSlot, JobModules, JobStatus, Register, Reply, ToSlot
+from midstream.protocol.job_status import JobStatus
+from midstream.protocol.messages import ClientRequest, FromSlot, JobModules, Register, Reply, ToSlot
 
 EndState: TypeAlias = Literal["finished", "stopped", "failed"]
 NewerOutput: TypeAlias = Literal["take-back", "keep"]

@@ -43,6 +43,7 @@ from midstream.coordinator.waiting import Waiting
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol import messages as m
+from midstream.protocol.job_status import FailureStatus, JobStatus
 
 END_TIMEOUT_S: Final = 10.0
 """How long I/O that is still under way may keep the job from ending."""
@@ -59,7 +60,7 @@ class Coordinator:
         """At the program's own parallelism."""
         self.phase = Phase.CREATED
         self.started_ms = now_ms
-        self.failures: deque[m.FailureStatus] = deque(maxlen=REMEMBERED_MAX)
+        self.failures: deque[FailureStatus] = deque(maxlen=REMEMBERED_MAX)
         """Newest first."""
         self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
         self.restored_from: str | None = None
@@ -118,7 +119,7 @@ class Coordinator:
             raise InvariantError(f"{error}; the last events: {story}") from error
         return self._effects.take()
 
-    def status(self, now_ms: int) -> m.JobStatus:
+    def status(self, now_ms: int) -> JobStatus:
         return shown.job_status(self, now_ms)
 
     def check(self) -> None:
@@ -536,7 +537,7 @@ class Coordinator:
     def _fail_attempt(self, failure: Failure) -> None:
         """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
         number = self.attempt.number if self.attempt else 0
-        self.failures.appendleft(m.FailureStatus(self._effects.now_ms, number, failure.summary, failure.details))
+        self.failures.appendleft(FailureStatus(self._effects.now_ms, number, failure.summary, failure.details))
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         before = self.rescaling.give_up(failure.summary)

@@ -12,7 +12,7 @@ from midstream.coordinator.slots import Rate
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Vertex
-from midstream.protocol.messages import JobStatus, OperatorStatus, RecoveryStatus, VertexStatus
+from midstream.protocol.job_status import JobStatus, OperatorStatus, RecoveryStatus, VertexStatus
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator

@@ -27,7 +27,7 @@ from midstream.coordinator.failures import Failure
 from midstream.coordinator.phase import Phase
 from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError
-from midstream.protocol.messages import WaitStatus
+from midstream.protocol.job_status import WaitStatus
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator

@@ -54,16 +54,8 @@ from midstream.core.errors import ClusterError, InvariantError, MidstreamError, 
 from midstream.core.row_text import printable
 from midstream.core.seams import Done, Failed, Timer
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
-from midstream.protocol.messages import (
-    ClientRequest,
-    FailureStatus,
-    FromSlot,
-    GetLogs,
-    JobStatus,
-    Logged,
-    Register,
-    Reply,
-)
+from midstream.protocol.job_status import FailureStatus, JobStatus
+from midstream.protocol.messages import ClientRequest, FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime import registry
 from midstream.runtime.capture import levels_set
 from midstream.runtime.lines import ClientLine, Lines

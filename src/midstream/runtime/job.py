@@ -12,16 +12,8 @@ from typing import Final
 
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import JobError
-from midstream.protocol.messages import (
-    ClientRequest,
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetStatus,
-    JobStatus,
-    Reply,
-)
+from midstream.protocol.job_status import JobStatus
+from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Reply
 from midstream.runtime.driver import Driver
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import absolute

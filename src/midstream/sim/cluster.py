@@ -48,6 +48,7 @@ from midstream.core.seams import Done, Failed, Storage, Timer
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
+from midstream.protocol.job_status import JobStatus
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
 from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
@@ -68,7 +69,7 @@ _IN_A_ROW: Final = re.compile(r"the same failure (\d+) times in a row without a 
 class CoordinatorMachine(Protocol):
     def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]: ...
 
-    def status(self, now_ms: int) -> m.JobStatus: ...
+    def status(self, now_ms: int) -> JobStatus: ...
 
     def check(self) -> None: ...
 

@@ -12,7 +12,7 @@ from rich.text import Text
 import midstream
 from midstream.core.errors import InvariantError, MidstreamError
 from midstream.core.tracebacks import users_part
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 from midstream.ui import text
 from midstream.ui.answer import Exit
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from midstream.core.errors import MidstreamError
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 from midstream.runtime.job import Job
 from midstream.ui.rates import Rates
 from midstream.ui.tables import LiveView, progress_line

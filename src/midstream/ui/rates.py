@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from midstream.protocol.messages import JobStatus, OperatorStatus
+from midstream.protocol.job_status import JobStatus, OperatorStatus
 
 WINDOW_MS = 3000
 """Rates are means over about this long: short enough to see a stall, long enough to be calm."""

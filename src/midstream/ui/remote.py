@@ -14,6 +14,7 @@ from rich.text import Text
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.core.tracebacks import users_part
+from midstream.protocol.job_status import JobStatus
 from midstream.protocol.messages import (
     ClientRequest,
     DoCheckpoint,
@@ -22,7 +23,6 @@ from midstream.protocol.messages import (
     DoStop,
     GetLogs,
     GetStatus,
-    JobStatus,
     LogEntry,
     Reply,
 )

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from midstream.core.errors import ConfigError
-from midstream.protocol.messages import JobStatus
+from midstream.protocol.job_status import JobStatus
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotProvider
 from midstream.ui import text

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from midstream.protocol.messages import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
+from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 from midstream.ui import text
 from midstream.ui.rates import Rates, rows_handled
 

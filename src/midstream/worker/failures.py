@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 
-from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.core.ids import TaskId
 from midstream.core.tracebacks import kind_and_line
 from midstream.protocol import messages as m
+from midstream.worker.chain import Chain
+from midstream.worker.source import SourceDriver
+
+_log = logging.getLogger(__name__)
 
 SUMMARY_CHARS_MAX = 10_000
 DETAILS_CHARS_MAX = 100_000
@@ -20,6 +25,18 @@ def task_failed(
     summary, details = _texts(error)
     summary = f"{name} (subtask {ref.subtask}): {summary}{f' ({place})' if place else ''}"
     return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
+
+
+def place_of_failure(source: SourceDriver | None, chain: Chain, error: BaseException, name: str) -> str:
+    """Where in the input the rows are that an operator of the task has failed on, as far as that is known in it."""
+    if source is None or not source.emitting_rows or not chain.is_at_the_batch:
+        return ""
+    row = error.row if isinstance(error, JobError) else None
+    try:
+        return source.place(chain.row_of_the_batch(source.emitting_rows, row))
+    except Exception:  # noqa: BLE001 - what is to be told is the failure itself
+        _log.warning("%s: where its rows are cannot be told", name, exc_info=True)
+        return ""
 
 
 def deploy_failed(attempt: int, error: BaseException) -> m.DeployFailed:

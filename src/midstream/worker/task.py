@@ -39,7 +39,7 @@ from midstream.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from midstream.core.errors import InvariantError, JobError
+from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
@@ -51,7 +51,7 @@ from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import NOWHERE, Chain, Edges
 from midstream.worker.checkpoints import TaskCheckpoints
-from midstream.worker.failures import task_failed
+from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import SLICE_S, TaskInput
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
@@ -286,7 +286,7 @@ class Task:
                 error,
                 symptom,
                 self.operator_at_work[1],
-                self._place_of_failure(error),
+                place_of_failure(self._source, self._chain, error, self.vertex.name),
             )
         )
 
@@ -299,18 +299,6 @@ class Task:
             return spec.name, spec.uid
         source = self.vertex.source
         return ("", "") if source is None else (source.name, source.uid)
-
-    def _place_of_failure(self, error: BaseException) -> str:
-        """Where in the input the rows are that an operator has failed on, as far as that is known in this task."""
-        source = self._source
-        if source is None or not source.emitting_rows or not self._chain.is_at_the_batch:
-            return ""
-        row = error.row if isinstance(error, JobError) else None
-        try:
-            return source.place(self._chain.row_of_the_batch(source.emitting_rows, row))
-        except Exception:  # noqa: BLE001 - what is to be told is the failure itself
-            _log.warning("%s: where its rows are cannot be told", self.vertex.name, exc_info=True)
-            return ""
 
     def _stop_timers(self) -> None:
         for timer in self._timers:
