@@ -128,7 +128,7 @@ def test_a_slot_that_is_killed_on_an_executor_is_told_as_it_happens_and_spark_ad
     os.kill(status["slot_pids"][0], signal.SIGKILL)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "failure: " in err
+    assert re.search(r"job counting: slot \d+ .* is lost: ", err), err
     assert re.search(r"finished: .*1 restart,", out)
     assert not re.search(r"spark (ERROR|WARN)|java|\tat |did not register", err.partition("\n")[2]), err
     assert rows_in(tmp_path / "out") == list(range(6000))
