@@ -9,6 +9,7 @@ RECOVERY_REPEAT ?= 100
 RECOVERY_SEEDS ?= 100000
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
+PROCESSES ?= 2
 
 .PHONY: help setup setup-python demo test simulate check format bench peers minimums nightly clean
 
@@ -26,8 +27,8 @@ demo: setup  ## 336,776 real flights through a stateful job on embedded Spark, e
 	$(BIN)/midstream run examples/flights.py
 	@$(BIN)/python tools/show_demo.py
 
-test: setup  ## all tests, those on real Spark slots included
-	$(BIN)/pytest -q
+test: setup  ## all tests, those on real Spark slots included, in PROCESSES=2 processes
+	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile
 
 simulate: setup-python  ## fresh seeds in the simulator for SIM_SECONDS=120; the commit decides which (SIM_BASE=N: others)
 	@base=$${SIM_BASE:-$$(printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || date +%y%m%d)")}; \
