@@ -64,13 +64,9 @@ def user_traceback(error: BaseException | None) -> str:
     return "".join(report.format())
 
 
-def print_job_failure(console: Console, status: JobStatus, hint: str = "") -> None:
-    """Why the job ended as failed: the user's frames of the last failure, then its summary."""
-    if not status.failures:
-        print_error(console, f"the job {status.name!r} failed", hint)
-        return
-    last = status.failures[0]
-    trace = users_part(last.details)
+def print_job_failure(console: Console, status: JobStatus, why: str, hint: str = "") -> None:
+    """A job that ended as failed: the user's frames of the last failure, then why it ended."""
+    trace = users_part(status.failures[0].details)
     if trace:
         console.print(Text(text.printable(trace)), soft_wrap=True)
-    print_error(console, last.summary, hint)
+    print_error(console, why, hint)
