@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from midstream import Environment
 from midstream.core.errors import InvariantError, JobError, StorageError
 from midstream.core.tracebacks import users_part
 from midstream.operators.stateless import MapOperator
@@ -99,3 +100,12 @@ def test_what_the_users_code_raised_while_it_was_loaded_comes_first():
     except JobError as error:
         out = printed(False, lambda console, error=error: print_midstream_error(console, error))
     assert out.index("test_failures.py") < out.index("error: job.py: raised")
+
+
+def test_of_a_library_that_the_users_code_did_not_call_there_is_no_traceback():
+    try:
+        Environment("typo").from_collection([{"page": 1}]).filter(pl.col("pgae") > 1)
+    except JobError as error:
+        out = printed(False, lambda console, error=error: print_midstream_error(console, error))
+    assert "Traceback" not in out and "polars" not in out
+    assert "test_failures.py" in out and "column 'pgae' is not in the stream's schema (page)" in out
