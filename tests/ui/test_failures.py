@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from midstream import Environment
-from midstream.core.errors import InvariantError, JobError, StorageError
+from midstream.core.errors import InvariantError, JobError, SchemaError, StorageError
 from midstream.core.tracebacks import users_part
 from midstream.operators.stateless import MapOperator
 from midstream.protocol.messages import FailureStatus
@@ -103,9 +103,8 @@ def test_what_the_users_code_raised_while_it_was_loaded_comes_first():
 
 
 def test_of_a_library_that_the_users_code_did_not_call_there_is_no_traceback():
-    try:
+    with pytest.raises(SchemaError) as raised:
         Environment("typo").from_collection([{"page": 1}]).filter(pl.col("pgae") > 1)
-    except JobError as error:
-        out = printed(False, lambda console, error=error: print_midstream_error(console, error))
+    out = printed(False, lambda console: print_midstream_error(console, raised.value))
     assert "Traceback" not in out and "polars" not in out
     assert "test_failures.py" in out and "column 'pgae' is not in the stream's schema (page)" in out
