@@ -62,5 +62,5 @@ nightly: check test minimums  ## also an hour of fresh seeds, recovery at length
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
 
 clean:  ## what builds and runs leave behind; .venv stays
-	rm -rf out dist build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf out state dist build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests examples -name __pycache__ -prune -exec rm -rf {} +

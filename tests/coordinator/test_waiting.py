@@ -179,6 +179,14 @@ def test_slots_and_tasks_that_do_not_answer_are_named() -> None:
     assert "waiting for slot 1 to cancel the tasks, 7 s so far (given up after 30 s)" in sentences(bench)
 
 
+def test_what_has_just_begun_is_not_said_to_last_as_long_as_what_was_before() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    bench.wait(100)
+    bench.answers[m.Cancel] = False
+    bench.lose(0)  # nothing has looked since
+    assert bench.state == "restarting" and sentences(bench) == []
+
+
 def test_a_wall_clock_that_is_set_makes_no_wait_long() -> None:
     bench = Bench(checkpoint_interval_s=None, held=("commit",)).run()
     bench.checkpoint()

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from midstream.core.errors import InvariantError, JobError, StorageError
+from midstream import Environment
+from midstream.core.errors import InvariantError, JobError, SchemaError, StorageError
 from midstream.core.tracebacks import users_part
 from midstream.operators.stateless import MapOperator
 from midstream.protocol.job_status import FailureStatus
@@ -72,7 +73,9 @@ def printed(terminal: bool, call) -> str:
 def test_the_users_traceback_comes_before_the_message(status):
     failure = FailureStatus(0, 0, "halve (subtask 0): ZeroDivisionError", details_of(run_the_users_function))
     failed = msgspec.structs.replace(status, state="failed", failures=(failure,))
-    out = printed(False, lambda console: print_job_failure(console, failed, "go on with: midstream run"))
+    out = printed(
+        False, lambda console: print_job_failure(console, failed, failure.summary, "go on with: midstream run")
+    )
     assert out.index("in bad_row") < out.index("error: halve (subtask 0)") < out.index("hint: go on with")
 
 
@@ -97,3 +100,11 @@ def test_what_the_users_code_raised_while_it_was_loaded_comes_first():
     except JobError as error:
         out = printed(False, lambda console, error=error: print_midstream_error(console, error))
     assert out.index("test_failures.py") < out.index("error: job.py: raised")
+
+
+def test_of_a_library_that_the_users_code_did_not_call_there_is_no_traceback():
+    with pytest.raises(SchemaError) as raised:
+        Environment("typo").from_collection([{"page": 1}]).filter(pl.col("pgae") > 1)
+    out = printed(False, lambda console: print_midstream_error(console, raised.value))
+    assert "Traceback" not in out and "polars" not in out
+    assert "test_failures.py" in out and "column 'pgae' is not in the stream's schema (page)" in out

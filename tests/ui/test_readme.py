@@ -17,7 +17,8 @@ from midstream.runtime.registry import list_jobs
 from midstream.ui.cli import main
 from waiting import until
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.M | re.S)
 
 
@@ -29,14 +30,19 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """The files that README has, in a directory of their own."""
+    """A directory that has, of a clone, what the commands need: output and checkpoints stay out of the clone."""
     monkeypatch.chdir(tmp_path)
-    for kind, text in BLOCKS:
-        if kind == "python":
-            name = re.match(r"# (\w+\.py)\n", text)
-            assert name is not None, "which file a block is, is said in its first line"
-            (tmp_path / name[1]).write_text(text)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
+
+
+def test_the_jobs_that_are_shown_are_files_of_the_clone():
+    shown = [text for kind, text in BLOCKS if kind == "python"]
+    assert len(shown) == 2
+    for text in shown:
+        name = re.match(r"# (examples/\w+\.py)\n", text)
+        assert name is not None, "which file a block is, is said in its first line"
+        assert (ROOT / name[1]).read_text(encoding="utf-8") == text
 
 
 def test_the_first_job_prints_what_is_shown(files, capfd):
@@ -49,7 +55,8 @@ def test_the_first_job_prints_what_is_shown(files, capfd):
 @pytest.mark.timeout(600)
 def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
     [first, again, *others] = commands()[1:]
-    assert first == ["run", "visits.py"] and again == ["run", "visits.py", "--from", "latest"]
+    assert first == ["run", "examples/visits.py"]
+    assert again == ["run", "examples/visits.py", "--from", "latest"]
     for arguments in (first, again):
         before = len(list((files / "out" / "visits").glob("*.parquet")))
         process = subprocess.Popen(
@@ -83,7 +90,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
 
 
 def test_make_targets_exist():
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = [
         line.split()[1] for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if line[:5] == "make "
     ]

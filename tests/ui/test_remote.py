@@ -20,9 +20,11 @@ from midstream.coordinator.events import (
     ReplyTo,
 )
 from midstream.core.config import JobConfig
+from midstream.core.errors import ClusterError
 from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
 from midstream.protocol.job_status import JobStatus, WaitStatus
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine, Reply
+from midstream.runtime.client import Client
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
@@ -153,6 +155,16 @@ def test_a_checkpoint_answers_with_its_path(start, capsys):
     coordinator = start("aaaa1111", "flights")
     assert said(["checkpoint", "flights"], capsys) == "/data/chk-4"
     assert coordinator.asked == [DoCheckpoint()]
+
+
+def test_a_job_that_is_killed_before_it_has_answered_is_a_failed_request(start, capsys, monkeypatch):
+    def killed(self, request, timeout_s=None):
+        raise ClusterError("job flights (a1) closed the connection; it may have ended")
+
+    start("a1", "flights")
+    monkeypatch.setattr(Client, "ask", killed)
+    assert main(["checkpoint", "flights"]) == 1
+    assert "closed the connection; it may have ended" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_fails_is_a_failed_request_and_says_why(start, capsys):

@@ -170,6 +170,15 @@ def test_a_job_that_fails_shows_the_users_traceback_then_why_and_status_1(status
     assert "hint: go on with: midstream run job.py --from latest" in err
 
 
+def test_a_job_that_was_restarted_says_why_it_is_not_any_more(status, run):
+    failed = ended(status, "failed", restarts=9)
+    last_word = "the same failure 10 times in a row without a checkpoint in between: bad row 17"
+    code, _, err = run(Job(failed, error=JobError(last_word)))
+    assert (code, f"error: {last_word}" in err) == (1, True), err
+    code, out, _ = run(Job(failed, error=JobError(last_word)), "--json")
+    assert (code, json.loads(out)["error"]) == (1, last_word)
+
+
 def test_a_job_that_never_ran_is_bad_input(status, run):
     failed = ended(status, "failed", failures=())
     code, _, err = run(Job(failed, error=ConfigError("max_parallelism 128 is not 64")))

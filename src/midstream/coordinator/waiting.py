@@ -61,7 +61,7 @@ class Waiting:
     def look(self, job: Coordinator, passed_s: float) -> Failure | None:
         """So much time has passed: say in the log what takes long. What has taken too long fails the attempt, or the job."""
         self._effects.elapsed_s += passed_s
-        state = job.phase, job.attempt.number if job.attempt else -1
+        state = _state(job)
         if state != self._state:
             self._state, self._since_s = state, self._effects.elapsed_s
         if job.phase in (Phase.ENDING, Phase.ENDED):
@@ -89,14 +89,16 @@ class Waiting:
                     "up nor called again by this program. End it, and start the job again with --from latest"
                 )
                 return Failure(text, "", ClusterError(text), fatal=True)
-        if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms > most_s * 1000:
+        if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms(job) > most_s * 1000:
             what = ", ".join(wait.what for wait in self._of_phase(job))
             text = f"waited for {what}: not done within {most_s:g} s (if that is too short, raise checkpoint_timeout)"
             return Failure(text, "", ClusterError(text))
         return None
 
-    @property
-    def _in_phase_ms(self) -> int:
+    def _in_phase_ms(self, job: Coordinator) -> int:
+        """A phase that has begun since it last looked is new, however long the one before it lasted."""
+        if _state(job) != self._state:
+            return 0
         return round((self._effects.elapsed_s - self._since_s) * 1000)
 
     def _all(self, job: Coordinator) -> Iterator[WaitStatus]:
@@ -115,7 +117,7 @@ class Waiting:
             yield WaitStatus(call.waits_for, for_ms, None if within_s is None else round(within_s * 1000))
 
     def _of_phase(self, job: Coordinator) -> Iterator[WaitStatus]:
-        config, attempt, for_ms = job.plan.config, job.attempt, self._in_phase_ms
+        config, attempt, for_ms = job.plan.config, job.attempt, self._in_phase_ms(job)
         general_ms = round(limit_s(config) * 1000)
         match job.phase:
             case Phase.GATHERING if not job.slots.complete:
@@ -142,6 +144,10 @@ class Waiting:
             if slot.in_call is not None:
                 at = f" ({slot.in_call.where})" if slot.in_call.where else ""
                 yield WaitStatus(f"{slot.in_call.operator}{at}", slot.in_call.for_ms, is_call=True)
+
+
+def _state(job: Coordinator) -> tuple[Phase, int]:
+    return job.phase, job.attempt.number if job.attempt else -1
 
 
 def _slots(ids: set[int]) -> str:

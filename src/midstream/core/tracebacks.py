@@ -39,7 +39,7 @@ def users_part(details: str) -> str:
 
 
 def _users_frames(block: str) -> str:
-    return _with_frames(block, _is_users) or _with_frames(block, _is_not_ours)
+    return _with_frames(block, is_users) or _with_frames(block, _is_not_ours)
 
 
 def _with_frames(block: str, wanted: Callable[[str], bool]) -> str:
@@ -63,7 +63,7 @@ def _is_not_ours(file: str) -> bool:
     return not _OUR_ROOMS.search(file) and file != "<string>"
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     return _is_not_ours(file) and not _LIBRARIES.search(file)
 
 
@@ -77,6 +77,6 @@ def kind_and_line(error: BaseException) -> str:
     if isinstance(error, (OSError, StorageError, ClusterError)):
         return ""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    users = [place for place in frames if _is_users(place[0])] or frames
+    users = [place for place in frames if is_users(place[0])] or frames
     at = f" at {users[-1][0]}:{users[-1][1]}" if users else ""
     return f"{type(error).__name__}{at}"

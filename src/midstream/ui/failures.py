@@ -11,7 +11,7 @@ from rich.text import Text
 
 import midstream
 from midstream.core.errors import InvariantError, MidstreamError
-from midstream.core.tracebacks import users_part
+from midstream.core.tracebacks import is_users, users_part
 from midstream.protocol.job_status import JobStatus
 from midstream.ui import text
 from midstream.ui.answer import Exit
@@ -59,18 +59,16 @@ def user_traceback(error: BaseException | None) -> str:
     users = [f for f in report.stack if not f.filename.startswith((_OUR_CODE, *_LOADERS)) and "runpy" not in f.filename]
     if not users and not isinstance(error, SyntaxError):
         return ""
+    if users and not any(is_users(frame.filename) for frame in users):
+        return ""  # a library was called by us: the message says for what, and where that is in the user's code
     report.stack = traceback.StackSummary.from_list(users)
     report.__cause__ = report.__context__ = None
     return "".join(report.format())
 
 
-def print_job_failure(console: Console, status: JobStatus, hint: str = "") -> None:
-    """Why the job ended as failed: the user's frames of the last failure, then its summary."""
-    if not status.failures:
-        print_error(console, f"the job {status.name!r} failed", hint)
-        return
-    last = status.failures[0]
-    trace = users_part(last.details)
+def print_job_failure(console: Console, status: JobStatus, why: str, hint: str = "") -> None:
+    """A job that ended as failed: the user's frames of the last failure, then why it ended."""
+    trace = users_part(status.failures[0].details)
     if trace:
         console.print(Text(text.printable(trace)), soft_wrap=True)
-    print_error(console, last.summary, hint)
+    print_error(console, why, hint)

@@ -200,6 +200,8 @@ def _ask_patiently(entry: JobEntry, request: ClientRequest, say: Callable[[str],
     looking.start()
     try:
         return _ask(entry, request, timeout_s=None)
+    except ClusterError as error:  # the job was there, and is not any more
+        raise RequestFailed(f"{error}") from error
     finally:
         over.set()
 

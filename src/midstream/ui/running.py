@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from midstream.core.errors import ConfigError
+from midstream.core.errors import ConfigError, MidstreamError
 from midstream.protocol.job_status import JobStatus
+from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotProvider
 from midstream.ui import text
@@ -79,10 +80,9 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             last = follow(job, screen, interrupts)
         again = shlex.join(["midstream", "run", str(path), *overrides.arguments, "--from", "latest"])
         if last.state == "failed":
-            if not last.failures:  # it never ran: a matter of what was asked, not of how it went
-                job.wait()
-            print_job_failure(errors, last, _how_to_go_on(last, again))
-            return Answer(_with_error(last, _why(last)), "", Exit.JOB_FAILED)
+            why = _why(job, last)
+            print_job_failure(errors, last, why, _how_to_go_on(last, again))
+            return Answer(_with_error(last, why), "", Exit.JOB_FAILED)
         if not last.has_ended:
             job.cancel("it could not be stopped cleanly")
             problem = f"{last.name}: ended without a last checkpoint"
@@ -115,8 +115,16 @@ def _provider(slots: str | None) -> SlotProvider | None:
     return ProcessSlots() if slots == "process" else None
 
 
-def _why(status: JobStatus) -> str:
-    return status.failures[0].summary if status.failures else "the job failed"
+def _why(job: Job, status: JobStatus) -> str:
+    """Why it was not restarted any more, and the last failure. Raises what a job failed with that never ran."""
+    try:
+        job.wait()
+    except MidstreamError as error:
+        if not status.failures:  # a matter of what was asked, not of how it went
+            raise
+        if status.restarts:
+            return str(error)
+    return status.failures[0].summary
 
 
 def _with_error(status: JobStatus, problem: str) -> dict[str, object]:
