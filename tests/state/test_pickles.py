@@ -61,6 +61,23 @@ class Unreadable:
     n: int
 
 
+class Sentinel:
+    """Written by name, as pandas.NA is."""
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Sentinel()
+
+
+class Known(enum.Enum):
+    """Of which one member equals nothing that is read."""
+
+    YES = 1
+    UNKNOWN = object()
+
+
 class Point(NamedTuple):
     x: int
     y: int
@@ -85,7 +102,7 @@ class Outer:
             return 0
 
 
-OWN = (Color, Flags, Price, Frozen, Unreadable, Point, Names, Wrong, Outer, Outer.Inner)
+OWN = (Color, Flags, Price, Frozen, Unreadable, Sentinel, Known, Point, Names, Wrong, Outer, Outer.Inner)
 BY_VALUE = Pickles(OwnCode(classes=OWN))
 BY_NAME = Pickles(OwnCode(packages=frozenset({__name__.partition(".")[0]})))
 
@@ -177,6 +194,16 @@ def test_two_references_to_one_object_stay_one() -> None:
     assert first is second
 
 
+class Calls:
+    """Pickles as a call of anything."""
+
+    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
+        self.call = what, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
 def a_local_class() -> Any:
     class Local:
         pass
@@ -201,6 +228,10 @@ def a_local_class() -> Any:
         (n for n in "ab"),
         Unreadable(1),
         [Price(Unreadable(1))],
+        MISSING,
+        np.add,
+        np.random.default_rng,  # compiled by Cython: of a type of its own
+        [Calls(np.random.default_rng, 1)],  # as pandas' times are written
     ],
     ids=repr,
 )
@@ -210,14 +241,11 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_written(value: Any, p
         pickles.dumps(value, "state 'n'")
 
 
-class Calls:
-    """Pickles as a call of anything."""
-
-    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
-        self.call = what, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
+def test_each_value_is_read_back_not_only_the_first_of_its_class() -> None:
+    for pickles in (BY_VALUE, BY_NAME):
+        assert round_trip(pickles, Known.YES) is Known.YES
+        with pytest.raises(JobError, match=r"state 'n' cannot be read back: .*Known; so it is not stored"):
+            pickles.dumps([Known.UNKNOWN], "state 'n'")
 
 
 def dotted(module: str, name: str) -> bytes:
@@ -324,8 +352,10 @@ class Visits(KeyedProcessFunction):
 
 
 def test_what_a_job_refers_to_by_name_is_its_own_if_it_is_not_installed() -> None:
-    found = own_code([Visits(), lambda: (np.zeros(1), pickle.dumps, collections.OrderedDict)])
+    shipped = [Visits(), lambda: (np.zeros(1), pickle.dumps, collections.OrderedDict)]
+    found = own_code(shipped)
     assert found.packages == {__name__.partition(".")[0]}
+    assert own_code(shipped, ["pages"]).packages == found.packages | {"pages"}
     assert found.classes == ()
 
 

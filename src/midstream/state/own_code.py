@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-import sysconfig
 from collections.abc import Iterable
 from functools import cache
 from types import FunctionType, ModuleType
@@ -13,20 +11,23 @@ from typing import Any
 
 import cloudpickle
 
+from midstream.core.installed import is_installed
 from midstream.state.pickles import OwnCode
 
 _ENGINES = ("midstream", "pyspark")
 
 
-def own_code(shipped: object, trusted: Iterable[str] = ()) -> OwnCode:
-    """The classes that travel with `shipped` by value, and the packages of the user's that it refers to by name.
+def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str] = ()) -> OwnCode:
+    """The classes that travel with `shipped` by value, and the packages of the user's that slots import.
 
-    A package is the user's if it is not installed, or if a function, source, sink or accumulator in `shipped` is
-    defined in it. Raises whatever pickling `shipped` raises.
+    `modules`: the first names of those that travel as files. What these import of each other cannot be seen in
+    `shipped`, which refers to what is defined in them by name. A package in `shipped` is the user's if it is not
+    installed, or if a function, source, sink or accumulator is defined in it. Raises whatever pickling `shipped`
+    raises.
     """
     recorder = _Recorder(io.BytesIO())
     recorder.dump(shipped)
-    return OwnCode(tuple(recorder.classes.values()), frozenset(recorder.packages), frozenset(trusted))
+    return OwnCode(tuple(recorder.classes.values()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
 
 
 class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -63,12 +64,4 @@ def _extends_an_engine(item: object) -> bool:
 def _is_users(module: str) -> bool:
     """Whether it is neither installed nor of the standard library."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    if not isinstance(file, str) or _package(module) in _ENGINES:
-        return False
-    return not os.path.abspath(file).startswith(_installed())
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(os.path.join(os.path.abspath(sysconfig.get_path(kind)), "") for kind in kinds)
+    return isinstance(file, str) and _package(module) not in _ENGINES and not is_installed(file)
