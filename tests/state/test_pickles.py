@@ -346,6 +346,25 @@ def test_two_classes_of_one_name_are_refused() -> None:
 # ---- whose code it is ----
 
 
+@pytest.mark.parametrize("name", ["__main__", "__midstream__"])
+def test_of_two_classes_of_one_name_the_one_that_the_name_means_is_shipped(name: str) -> None:
+    """A dataclass with slots is a second class, and the first is still there in its methods."""
+    source = """
+from dataclasses import dataclass
+class Outer:
+    @dataclass(frozen=True, slots=True)
+    class Key:
+        n: int
+class Visits:
+    def process(self, row): return Outer.Key(1)
+"""
+    module = types.ModuleType(name)
+    exec(compile(source, "job.py", "exec", dont_inherit=True), module.__dict__)
+    found = own_code(module.__dict__["Visits"]())
+    value = module.__dict__["Outer"].Key(3)
+    assert round_trip(Pickles(found), {value: value}) == {value: value}
+
+
 class Visits(KeyedProcessFunction):
     def process(self, row: Any, ctx: Any) -> Any:
         return [{"price": Price(1)}]

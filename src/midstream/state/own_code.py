@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,7 +27,7 @@ def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str
     """
     recorder = _Recorder(io.BytesIO())
     recorder.dump(shipped)
-    return OwnCode(tuple(recorder.classes.values()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
+    return OwnCode(tuple(recorder.named_classes()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
 
 
 class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -35,9 +35,25 @@ class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
         super().__init__(buffer)
         self.classes: dict[int, type] = {}
         self.packages: set[str] = set()
+        self._variables: dict[int, Mapping[str, Any]] = {}
+        """Of the modules in which functions are defined that travel by value."""
+
+    def named_classes(self) -> Iterator[type]:
+        """Without those whose name means another one of them: `dataclass(slots=True)` makes a class anew, while its
+        methods go on referring to the first; and in a notebook a cell may have run twice.
+        """
+        meant = {}
+        for each in self.classes.values():
+            if any(_variable(variables, each) is each for variables in self._variables.values()):
+                meant[each.__module__, each.__qualname__] = each
+        for each in self.classes.values():
+            if meant.get((each.__module__, each.__qualname__), each) is each:
+                yield each
 
     def reducer_override(self, item: Any) -> Any:
         reduced = super().reducer_override(item)
+        if isinstance(item, FunctionType) and reduced is not NotImplemented:
+            self._variables[id(item.__globals__)] = item.__globals__
         if isinstance(item, type) and reduced is not NotImplemented:
             if item.__module__ != "builtins":
                 self.classes[id(item)] = item
@@ -47,6 +63,15 @@ class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
         elif isinstance(item, ModuleType) and _is_users(item.__name__):
             self.packages.add(_package(item.__name__))
         return reduced
+
+
+def _variable(variables: Mapping[str, Any], named: type) -> Any:
+    """What the name of that class means in the module with these variables."""
+    first, *rest = named.__qualname__.split(".")
+    found = variables.get(first) if variables.get("__name__") == named.__module__ else None
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
 
 
 def _package(module: str) -> str:

@@ -185,7 +185,8 @@ class _Writer(pickle.Pickler):
             return kind, (item.key,)
         reduced = self._reduced(item, kind)
         if isinstance(reduced, str):  # a name, by which pickle would write anything without asking again
-            self.named.add(self._rule.check(item, pickle.whichmodule(item, reduced), reduced))
+            module = pickle.whichmodule(item, reduced)  # type: ignore[attr-defined]
+            self.named.add(self._rule.check(item, module, reduced))
         return reduced
 
     def _reduced(self, item: Any, kind: type) -> Any:
