@@ -6,6 +6,7 @@ import array
 import collections
 import contextlib
 import enum
+import functools
 import ipaddress
 import os
 import pickle
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import cloudpickle
@@ -31,6 +32,9 @@ from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
 from midstream.state.own_code import own_code
 from midstream.state.pickles import OwnCode, Pickles
+
+
+T = TypeVar("T")
 
 
 class Color(enum.Enum):
@@ -91,6 +95,10 @@ class Wrong(Exception):
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
         self.row = row
+
+
+class Box(Generic[T]):
+    pass
 
 
 class Outer:
@@ -305,6 +313,13 @@ def test_the_refusal_names_the_class_and_the_way_to_allow_it() -> None:
     assert round_trip(trusting, value).random() == value.random()
     with pytest.raises(StorageError, match="os"):
         trusting.loads(dotted("numpy", "os.system"), "state 'n'")
+
+
+@pytest.mark.parametrize("value", [Price(1).__repr__, functools.partial(int, "1"), Box[int]()], ids=repr)
+def test_to_trust_what_can_call_anything_is_not_suggested(value: Any) -> None:
+    with pytest.raises(JobError, match="methods, functions and types with parameters are not stored") as caught:
+        BY_NAME.dumps(value, "state 'n'")
+    assert "trusted_packages" not in str(caught.value)
 
 
 def test_a_class_is_that_of_the_job_that_reads() -> None:

@@ -49,6 +49,8 @@ _PLAIN = {
     "uuid": "SafeUUID UUID",
     "zoneinfo": "ZoneInfo",
 }
+_CALL_ANYTHING = {"builtins", "_operator", "operator", "functools", "_functools"}
+"""To trust one of these would be to trust everything."""
 _PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in names.split()} | {
     ("builtins", name)
     for name, item in vars(builtins).items()
@@ -145,6 +147,12 @@ class Pickles:
             return (
                 f"{module}.{name} is not a class at the top level of a module that the operator's functions refer to; "
                 "a checkpoint holds plain values and instances of such classes, never code"
+            )
+        if package in _CALL_ANYTHING:
+            return (
+                f"{module}.{name} is none of the plain types that a checkpoint may hold: methods, functions and types "
+                "with parameters are not stored, also not by the __reduce__ of a class, or in an attribute as "
+                "Box[int]() sets it (write Box())"
             )
         return (
             f"{module}.{name} is neither the job's own nor one of the plain types that a checkpoint may hold. Store "
