@@ -33,7 +33,6 @@ from midstream.operators.process import KeyedProcessFunction
 from midstream.state.own_code import own_code
 from midstream.state.pickles import OwnCode, Pickles
 
-
 T = TypeVar("T")
 
 
