@@ -222,7 +222,7 @@ class DecimalForm(Form):
         if not _classes(values) <= {Decimal, int}:
             return None
         last = -self.kind.scale
-        if any(type(value) is Decimal and value.as_tuple()[2] < last for value in values):  # type: ignore[operator]
+        if any(type(value) is Decimal and value.as_tuple()[2] < last for value in values):
             return None
         return pa.array(values, self.kind)
 
