@@ -118,7 +118,7 @@ def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 def _is_far(given: pa.DataType, kind: pa.DataType) -> bool:
     """Whether the point moves so far that pyarrow, which knows no such power of ten, makes other values."""
     powers = {32: 9, 64: 18, 128: 38, 256: 76}
-    return abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)]
+    return bool(abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
 
 
 def _cast_one_by_one(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
