@@ -10,6 +10,7 @@ import pytest
 
 from midstream import ConfigError, Environment, JobError, SchemaError
 from midstream.api.loading import load_job
+from midstream.runtime.processes import ProcessSlots
 from midstream.ui.failures import user_traceback
 
 GOOD = """
@@ -47,6 +48,32 @@ def test_the_one_environment_of_a_file_is_its_job(tmp_path):
 
 def test_one_environment_under_two_names_is_one(tmp_path):
     assert load_job(write(tmp_path, GOOD + "\nsame = env\n")).name == "good"
+
+
+def test_a_dataclass_of_the_file_may_have_annotations_that_are_text(tmp_path):
+    """The standard library looks up what they mean in the module's place in sys.modules."""
+    file = write(
+        tmp_path,
+        """
+        from __future__ import annotations
+        from dataclasses import dataclass
+        from midstream import Environment, KeyedProcessFunction, ValueState
+
+        @dataclass(frozen=True, slots=True)
+        class Visit:
+            n: int
+
+        class Held(KeyedProcessFunction):
+            held = ValueState()
+            def process(self, row, ctx):
+                self.held.value = Visit(row["n"])
+
+        env = Environment("job")
+        env.from_collection([{"n": 1}]).key_by("n").process(Held(), {"n": int}).print()
+        """,
+    )
+    load_job(file).execute(slots=ProcessSlots())
+    assert "__midstream__" not in sys.modules
 
 
 def test_modules_beside_the_file_can_be_imported(tmp_path):

@@ -19,7 +19,7 @@ JOB = """
     import numpy as np
     from midstream import Environment, KeyedProcessFunction, MapState, ValueState, no_restart
 
-    from %(model)s import Page
+    from model import page_of
 
     @dataclass
     class Visit:
@@ -36,7 +36,7 @@ JOB = """
                 self.visit.value = Visit([])
             visit = self.visit.value
             assert type(visit) is Visit, type(visit).__module__
-            page = Page(row["n"] %% 3)
+            page = page_of(row["n"] %% 3)
             visit.pages.append(page)
             self.by_page[page] = self.by_page.get(page, 0) + 1
             assert sum(self.by_page.values()) == visit.count(), dict(self.by_page)
@@ -55,16 +55,21 @@ JOB = """
 """
 
 
+MODULES = {  # the job's functions refer to the one, and only that to the class of the values
+    "model.py": "def page_of(id):\n    from pages import Page\n    return Page(id)\n",
+    "pages.py": "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Page:\n    id: int\n",
+}
+
+
 def job_file(
     directory: Path, function: str = "Visits()", held: str = "1", rate: float | None = 4_000, more: str = ""
 ) -> Path:
     directory.mkdir(exist_ok=True)
-    model = directory / f"model_{directory.name}.py"
-    if not model.exists():
-        model.write_text("from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Page:\n    id: int\n")
+    for name, code in MODULES.items():
+        if not (directory / name).exists():
+            (directory / name).write_text(code)
     file = directory / "job.py"
     text = textwrap.dedent(JOB) % {
-        "model": model.stem,
         "directory": str(directory / "ck"),
         "out": str(directory / "out"),
         "function": function,

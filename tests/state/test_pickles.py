@@ -6,6 +6,7 @@ import array
 import collections
 import contextlib
 import enum
+import functools
 import ipaddress
 import os
 import pickle
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import cloudpickle
@@ -31,6 +32,8 @@ from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
 from midstream.state.own_code import own_code
 from midstream.state.pickles import OwnCode, Pickles
+
+T = TypeVar("T")
 
 
 class Color(enum.Enum):
@@ -61,6 +64,23 @@ class Unreadable:
     n: int
 
 
+class Sentinel:
+    """Written by name, as pandas.NA is."""
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Sentinel()
+
+
+class Known(enum.Enum):
+    """Of which one member equals nothing that is read."""
+
+    YES = 1
+    UNKNOWN = object()
+
+
 class Point(NamedTuple):
     x: int
     y: int
@@ -76,6 +96,10 @@ class Wrong(Exception):
         self.row = row
 
 
+class Box(Generic[T]):
+    pass
+
+
 class Outer:
     class Inner:
         def __eq__(self, other: object) -> bool:
@@ -85,7 +109,7 @@ class Outer:
             return 0
 
 
-OWN = (Color, Flags, Price, Frozen, Unreadable, Point, Names, Wrong, Outer, Outer.Inner)
+OWN = (Color, Flags, Price, Frozen, Unreadable, Sentinel, Known, Point, Names, Wrong, Outer, Outer.Inner)
 BY_VALUE = Pickles(OwnCode(classes=OWN))
 BY_NAME = Pickles(OwnCode(packages=frozenset({__name__.partition(".")[0]})))
 
@@ -177,6 +201,16 @@ def test_two_references_to_one_object_stay_one() -> None:
     assert first is second
 
 
+class Calls:
+    """Pickles as a call of anything."""
+
+    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
+        self.call = what, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
 def a_local_class() -> Any:
     class Local:
         pass
@@ -201,6 +235,10 @@ def a_local_class() -> Any:
         (n for n in "ab"),
         Unreadable(1),
         [Price(Unreadable(1))],
+        MISSING,
+        np.add,
+        np.random.default_rng,  # compiled by Cython: of a type of its own
+        [Calls(np.random.default_rng, 1)],  # as pandas' times are written
     ],
     ids=repr,
 )
@@ -210,14 +248,11 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_written(value: Any, p
         pickles.dumps(value, "state 'n'")
 
 
-class Calls:
-    """Pickles as a call of anything."""
-
-    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
-        self.call = what, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
+def test_each_value_is_read_back_not_only_the_first_of_its_class() -> None:
+    for pickles in (BY_VALUE, BY_NAME):
+        assert round_trip(pickles, Known.YES) is Known.YES
+        with pytest.raises(JobError, match=r"state 'n' cannot be read back: .*Known; so it is not stored"):
+            pickles.dumps([Known.UNKNOWN], "state 'n'")
 
 
 def dotted(module: str, name: str) -> bytes:
@@ -279,6 +314,13 @@ def test_the_refusal_names_the_class_and_the_way_to_allow_it() -> None:
         trusting.loads(dotted("numpy", "os.system"), "state 'n'")
 
 
+@pytest.mark.parametrize("value", [Price(1).__repr__, functools.partial(int, "1"), Box[int]()], ids=repr)
+def test_to_trust_what_can_call_anything_is_not_suggested(value: Any) -> None:
+    with pytest.raises(JobError, match="methods, functions and types with parameters are not stored") as caught:
+        BY_NAME.dumps(value, "state 'n'")
+    assert "trusted_packages" not in str(caught.value)
+
+
 def test_a_class_is_that_of_the_job_that_reads() -> None:
     """As after an upgrade: the values of the class of then are of the class of now."""
 
@@ -318,14 +360,35 @@ def test_two_classes_of_one_name_are_refused() -> None:
 # ---- whose code it is ----
 
 
+@pytest.mark.parametrize("name", ["__main__", "__midstream__"])
+def test_of_two_classes_of_one_name_the_one_that_the_name_means_is_shipped(name: str) -> None:
+    """A dataclass with slots is a second class, and the first is still there in its methods."""
+    source = """
+from dataclasses import dataclass
+class Outer:
+    @dataclass(frozen=True, slots=True)
+    class Key:
+        n: int
+class Visits:
+    def process(self, row): return Outer.Key(1)
+"""
+    module = types.ModuleType(name)
+    exec(compile(source, "job.py", "exec", dont_inherit=True), module.__dict__)
+    found = own_code(module.__dict__["Visits"]())
+    value = module.__dict__["Outer"].Key(3)
+    assert round_trip(Pickles(found), {value: value}) == {value: value}
+
+
 class Visits(KeyedProcessFunction):
     def process(self, row: Any, ctx: Any) -> Any:
         return [{"price": Price(1)}]
 
 
 def test_what_a_job_refers_to_by_name_is_its_own_if_it_is_not_installed() -> None:
-    found = own_code([Visits(), lambda: (np.zeros(1), pickle.dumps, collections.OrderedDict)])
+    shipped = [Visits(), lambda: (np.zeros(1), pickle.dumps, collections.OrderedDict)]
+    found = own_code(shipped)
     assert found.packages == {__name__.partition(".")[0]}
+    assert own_code(shipped, ["pages"]).packages == found.packages | {"pages"}
     assert found.classes == ()
 
 

@@ -34,6 +34,8 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
     module = ModuleType(RUN_NAME)
     module.__file__ = file
     FILES_BEING_LOADED.append(file)
+    before = sys.modules.get(RUN_NAME)
+    sys.modules[RUN_NAME] = module  # where dataclasses and the like look up what an annotation means
     try:
         exec(code, module.__dict__)
     except MidstreamError as error:
@@ -47,6 +49,9 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
         raise JobError(f"{shown}: raised {type(error).__name__}: {error}") from error
     finally:
         FILES_BEING_LOADED.pop()
+        sys.modules.pop(RUN_NAME, None)  # nobody imports it: its functions travel by value
+        if before is not None:
+            sys.modules[RUN_NAME] = before
     environment = _only_environment(module, shown)
     environment._add_modules(extra)
     return environment

@@ -18,7 +18,6 @@ import io
 import os
 import pickle
 import sys
-import sysconfig
 import zipfile
 import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +31,7 @@ import cloudpickle
 
 from midstream.api.arguments import is_own_file
 from midstream.core.errors import ConfigError, JobError
+from midstream.core.installed import is_installed
 from midstream.protocol.messages import JobModules
 
 MODULES_BYTES_MAX: Final = 32 * 2**20
@@ -260,6 +260,15 @@ class _Search:
                 )
 
 
+def top_level_names(modules: JobModules) -> frozenset[str]:
+    """Of the modules and packages that travel."""
+    if not modules.archive:
+        return frozenset()
+    with zipfile.ZipFile(io.BytesIO(modules.archive)) as opened:
+        names = {name.partition("/")[0].partition(".")[0] for name in opened.namelist()}
+    return frozenset(name for name in names if name.isidentifier() and name != "__main__") - _EVERYWHERE
+
+
 def _archive(files: dict[str, str | tuple[str, str]]) -> bytes:
     if not files:
         return b""
@@ -300,23 +309,6 @@ def _mib(count: int) -> str:
 
 
 # ---- what is installed -------------------------------------------------------
-
-
-@cache
-def _standard() -> tuple[str, ...]:
-    return tuple(os.path.join(os.path.realpath(sysconfig.get_path(kind)), "") for kind in ("stdlib", "platstdlib"))
-
-
-def is_installed(path: str) -> bool:
-    """Whether a module's file, or its directory, lies where an installer has put it."""
-    return _is_of_installers(os.path.dirname(os.path.abspath(path)))
-
-
-@lru_cache(4096)
-def _is_of_installers(directory: str) -> bool:
-    if not {"site-packages", "dist-packages"}.isdisjoint(directory.split(os.sep)):
-        return True
-    return os.path.join(os.path.realpath(directory), "").startswith(_standard())
 
 
 @lru_cache(1024)

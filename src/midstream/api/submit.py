@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import cloudpickle
 import msgspec
 
+from midstream.api.modules import top_level_names
 from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.coordinator.opening import check_plan, check_start, find_start
@@ -54,7 +55,7 @@ class Submission:
                     vertex.source.source.prepare(
                         vertex.source.uid, plan.config.checkpoint_dir, plan.restore is not None
                     )
-            _give_own_code(graph, plan.config)
+            _give_own_code(graph, plan)
             plan = replace(
                 plan,
                 graph_bytes=cloudpickle.dumps(graph),
@@ -132,8 +133,8 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
     return replace(plan, graph=graph, graph_bytes=cloudpickle.dumps(replace(graph, vertices=vertices)), config=config)
 
 
-def _give_own_code(graph: JobGraph, config: JobConfig) -> None:
-    own = own_code(graph, config.trusted_packages)
+def _give_own_code(graph: JobGraph, plan: JobPlan) -> None:
+    own = own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages)
     for vertex in graph.vertices:
         if vertex.source is not None:
             vertex.source.source.own = own

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.values import ValueMisfit, to_array
+
 
 class CastRefused(Exception):
     """Says which part of the column does not fit, and why."""
@@ -50,10 +52,14 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     try:
         if pa.types.is_integer(given) and pa.types.is_decimal(kind):
             column = column.cast(pa.decimal128(20, 0))  # pyarrow asks for room for all integers, not for these
+        if pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and _is_far(column.type, kind):
+            return _cast_one_by_one(column, kind, path)
         made = column.cast(kind)
     except pa.ArrowException as error:
         raise CastRefused(_refusal(given, kind, path, str(error))) from error
-    if pa.types.is_floating(kind) and not pa.types.is_float16(given):  # which fits into all others
+    # float16 fits into all floats; into fewer bits pyarrow cuts decimals off
+    may_change = pa.types.is_floating(kind) and not pa.types.is_float16(given)
+    if may_change or (pa.types.is_decimal(column.type) and pa.types.is_decimal(kind)):
         changed = _changed(column, made)
         if changed is not None:
             raise CastRefused(_refusal(given, kind, path, f"{changed} would become another value"))
@@ -109,12 +115,25 @@ def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     )
 
 
+def _is_far(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether the point moves so far that pyarrow, which knows no such power of ten, makes other values."""
+    powers = {32: 9, 64: 18, 128: 38, 256: 76}
+    return bool(abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
+
+
+def _cast_one_by_one(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    try:
+        return to_array(column.to_pylist(), kind)
+    except ValueMisfit as misfit:
+        raise CastRefused(_refusal(column.type, kind, path, str(misfit))) from misfit
+
+
 def _mask(column: pa.Array) -> pa.Array | None:
     return column.is_null() if column.null_count else None
 
 
 def _changed(column: pa.Array, made: pa.Array) -> object | None:
-    """The first value that is another one in `made`, which holds floats: pyarrow rounds to those."""
+    """The first value that is another one in `made`, which holds floats or decimals: pyarrow rounds and cuts."""
     back = made.cast(column.type, safe=False)
     is_same = pc.equal(back, column)
     if pa.types.is_floating(column.type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from operator import index as as_index
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ _SHOWN_MAX: Final = 80
 LEAST_DIGIT: Final = -(2**30) + 1
 ONE_DIGIT: Final = 2**30 - 1
 """Python compares integers between these several times as fast."""
+_EXACT: Final = Context(prec=100, traps=[Inexact, InvalidOperation])
+"""More digits than any decimal has; to round is an error."""
 _NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
 """What passes for an integer of Python's or numpy's without being meant as a number."""
 
@@ -210,8 +212,19 @@ class NarrowFloatForm(Form):
 
 
 class DecimalForm(Form):
+    """pyarrow is given only what has no digits behind those of the type: of others it makes 0 when they are far behind."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(kind)
+        self._last = Decimal((0, (1,), -kind.scale))
+
     def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
-        return pa.array(values, self.kind) if _classes(values) <= {Decimal, int} else None
+        if not _classes(values) <= {Decimal, int}:
+            return None
+        last = -self.kind.scale
+        if any(type(value) is Decimal and value.as_tuple()[2] < last for value in values):
+            return None
+        return pa.array(values, self.kind)
 
     def _kept(self, value: Any) -> Any:
         if isinstance(value, _NO_NUMBERS) or not isinstance(value, (Decimal, int, np.integer)):
@@ -219,8 +232,8 @@ class DecimalForm(Form):
             raise self.misfit(value, f"{kind_of(value)} is not a Decimal{way}")
         exact = value if isinstance(value, Decimal) else Decimal(as_index(value))
         try:
-            return pa.scalar(exact, self.kind).as_py()
-        except ARROW_ERRORS:
+            return pa.scalar(exact.quantize(self._last, context=_EXACT), self.kind).as_py()
+        except (*ARROW_ERRORS, Inexact, InvalidOperation):
             raise self.misfit(
                 value,
                 f"it has more than {self.kind.precision} digits, or more than {self.kind.scale} behind the point"

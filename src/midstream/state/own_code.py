@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
-import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
+from midstream.core.installed import is_installed
 from midstream.state.pickles import OwnCode
 
 _ENGINES = ("midstream", "pyspark")
 
 
-def own_code(shipped: object, trusted: Iterable[str] = ()) -> OwnCode:
-    """The classes that travel with `shipped` by value, and the packages of the user's that it refers to by name.
+def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str] = ()) -> OwnCode:
+    """The classes that travel with `shipped` by value, and the packages of the user's that slots import.
 
-    A package is the user's if it is not installed, or if a function, source, sink or accumulator in `shipped` is
-    defined in it. Raises whatever pickling `shipped` raises.
+    `modules`: the first names of those that travel as files. What these import of each other cannot be seen in
+    `shipped`, which refers to what is defined in them by name. A package in `shipped` is the user's if it is not
+    installed, or if a function, source, sink or accumulator is defined in it. Raises whatever pickling `shipped`
+    raises.
     """
     recorder = _Recorder(io.BytesIO())
     recorder.dump(shipped)
-    return OwnCode(tuple(recorder.classes.values()), frozenset(recorder.packages), frozenset(trusted))
+    return OwnCode(tuple(recorder.named_classes()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
 
 
 class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -34,9 +35,25 @@ class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
         super().__init__(buffer)
         self.classes: dict[int, type] = {}
         self.packages: set[str] = set()
+        self._variables: dict[int, Mapping[str, Any]] = {}
+        """Of the modules in which functions are defined that travel by value."""
+
+    def named_classes(self) -> Iterator[type]:
+        """Without those whose name means another one of them: `dataclass(slots=True)` makes a class anew, while its
+        methods go on referring to the first; and in a notebook a cell may have run twice.
+        """
+        meant = {}
+        for each in self.classes.values():
+            if any(_variable(variables, each) is each for variables in self._variables.values()):
+                meant[each.__module__, each.__qualname__] = each
+        for each in self.classes.values():
+            if meant.get((each.__module__, each.__qualname__), each) is each:
+                yield each
 
     def reducer_override(self, item: Any) -> Any:
         reduced = super().reducer_override(item)
+        if isinstance(item, FunctionType) and reduced is not NotImplemented:
+            self._variables[id(item.__globals__)] = item.__globals__
         if isinstance(item, type) and reduced is not NotImplemented:
             if item.__module__ != "builtins":
                 self.classes[id(item)] = item
@@ -46,6 +63,15 @@ class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
         elif isinstance(item, ModuleType) and _is_users(item.__name__):
             self.packages.add(_package(item.__name__))
         return reduced
+
+
+def _variable(variables: Mapping[str, Any], named: type) -> Any:
+    """What the name of that class means in the module with these variables."""
+    first, *rest = named.__qualname__.split(".")
+    found = variables.get(first) if variables.get("__name__") == named.__module__ else None
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
 
 
 def _package(module: str) -> str:
@@ -63,12 +89,4 @@ def _extends_an_engine(item: object) -> bool:
 def _is_users(module: str) -> bool:
     """Whether it is neither installed nor of the standard library."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    if not isinstance(file, str) or _package(module) in _ENGINES:
-        return False
-    return not os.path.abspath(file).startswith(_installed())
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(os.path.join(os.path.abspath(sysconfig.get_path(kind)), "") for kind in kinds)
+    return isinstance(file, str) and _package(module) not in _ENGINES and not is_installed(file)

@@ -11,6 +11,7 @@ A job's own classes are those that it ships (`OwnCode`). Other packages are call
 from __future__ import annotations
 
 import builtins
+import copyreg
 import importlib
 import io
 import pickle
@@ -48,6 +49,8 @@ _PLAIN = {
     "uuid": "SafeUUID UUID",
     "zoneinfo": "ZoneInfo",
 }
+_CALL_ANYTHING = {"builtins", "_operator", "operator", "functools", "_functools"}
+"""To trust one of these would be to trust everything."""
 _PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in names.split()} | {
     ("builtins", name)
     for name, item in vars(builtins).items()
@@ -84,8 +87,6 @@ class Pickles:
 
     def __init__(self, own: OwnCode) -> None:
         self._own = own
-        self._tried: set[tuple[str, str]] = set()
-        """Classes of which a value has been read back: some are written that no reader can make."""
 
     def dumps(self, value: Any, what: str) -> bytes:
         """Raises JobError for a value that could not be read back. Any thread."""
@@ -98,12 +99,13 @@ class Pickles:
         except Exception as error:  # any __reduce__ may raise anything
             raise JobError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
         data = buffer.getvalue()
-        if not writer.named <= self._tried:
+        if not writer.named <= _PLAIN_NAMES:
+            # some classes are written that no reader can make, and of some only some values, as with a cycle
+            # through a set: a checkpoint that has one of them could never be restored
             try:
                 self.loads(data, what)
             except StorageError as error:
                 raise JobError(f"{error}; so it is not stored") from error
-            self._tried |= writer.named
         return data
 
     def loads(self, data: bytes, what: str) -> Any:
@@ -146,15 +148,20 @@ class Pickles:
                 f"{module}.{name} is not a class at the top level of a module that the operator's functions refer to; "
                 "a checkpoint holds plain values and instances of such classes, never code"
             )
+        if package in _CALL_ANYTHING:
+            return (
+                f"{module}.{name} is none of the plain types that a checkpoint may hold: methods, functions and types "
+                "with parameters are not stored, also not by the __reduce__ of a class, or in an attribute as "
+                "Box[int]() sets it (write Box())"
+            )
         return (
             f"{module}.{name} is neither the job's own nor one of the plain types that a checkpoint may hold. Store "
             f"plain values, or instances of classes of your own; or give Environment(trusted_packages=[{package!r}]): "
             "then whoever can write to the checkpoint directory can have everything in that package called"
         )
 
-    def name_of(self, item: type | FunctionType | BuiltinFunctionType) -> tuple[str, str]:
-        """By which `find` gives just that class or function. Raises _Refused."""
-        module, name = _name_of(item)
+    def check(self, item: object, module: str, name: str) -> tuple[str, str]:
+        """That `find` gives just that item by that name. Raises _Refused."""
         if self.find(module, name) is not item:
             raise _Refused(f"{module}.{name} is another class than the one of that name that the job was started with")
         return module, name
@@ -177,14 +184,23 @@ class _Writer(pickle.Pickler):
         if isinstance(item, type) or kind is FunctionType or kind is BuiltinFunctionType:
             if item is _shipped:
                 return NotImplemented
-            name = self._rule.name_of(item)
+            name = self._rule.check(item, *_name_of(item))
             self.named.add(name)
             return (_shipped, name) if self._rule.is_shipped(name) else NotImplemented
         if isinstance(item, Enum):
             return kind, (item.value,)  # some versions of Python would write getattr(kind, name)
         if kind is ZoneInfo and item.key is not None:
             return kind, (item.key,)
-        return NotImplemented
+        reduced = self._reduced(item, kind)
+        if isinstance(reduced, str):  # a name, by which pickle would write anything without asking again
+            module = pickle.whichmodule(item, reduced)  # type: ignore[attr-defined]
+            self.named.add(self._rule.check(item, module, reduced))
+        return reduced
+
+    def _reduced(self, item: Any, kind: type) -> Any:
+        """What pickle would ask for itself."""
+        registered = copyreg.dispatch_table.get(kind)
+        return item.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if registered is None else registered(item)
 
 
 class _Reader(pickle.Unpickler):

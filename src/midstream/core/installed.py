@@ -1,0 +1,24 @@
+"""Which files an installer has put where they are, so that they are no code of the user's own."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from functools import cache, lru_cache
+
+
+@cache
+def _standard() -> tuple[str, ...]:
+    return tuple(os.path.join(os.path.realpath(sysconfig.get_path(kind)), "") for kind in ("stdlib", "platstdlib"))
+
+
+def is_installed(path: str) -> bool:
+    """Whether a module's file, or its directory, lies where an installer has put it."""
+    return _is_of_installers(os.path.dirname(os.path.abspath(path)))
+
+
+@lru_cache(4096)
+def _is_of_installers(directory: str) -> bool:
+    if not {"site-packages", "dist-packages"}.isdisjoint(directory.split(os.sep)):
+        return True
+    return os.path.join(os.path.realpath(directory), "").startswith(_standard())
