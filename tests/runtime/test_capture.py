@@ -177,6 +177,42 @@ def test_a_forked_child_sends_nothing_over_the_connection_of_its_parent(
     assert not running.sent
 
 
+def test_half_a_surrogate_pair_is_written_out_and_fails_nobody(slot: Begin) -> None:
+    """As names of files have them that are no UTF-8. Streams that take them are those of processes without a locale."""
+    here = slot()
+    print("file \udcff.csv")
+    logging.getLogger("a\udcffb").warning("file %s", "\udcff.csv")
+    assert here.texts == ["file \\udcff.csv"] * 2
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(here.sent[0]), type=Logged) == here.sent[0]
+    msgspec.msgpack.encode(here.sent[1])
+
+
+def test_who_prints_while_lines_of_other_threads_are_sent_waits_for_nobody(slot: Begin) -> None:
+    """A signal handler does, or a `__del__`: it may come between any two instructions."""
+    here = slot()
+    thread = threading.Thread(target=lambda: print("from a thread"))
+    thread.start()
+    thread.join()
+    real, here.capture._lock = here.capture._lock, Printing(here.capture._lock)  # type: ignore[assignment]
+    here.posted.pop()()
+    here.capture._lock = real
+    assert here.texts == ["from a thread"]
+
+
+class Printing:
+    """A lock under which something is printed by the thread that holds it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
+
+    def __enter__(self) -> None:
+        assert self.lock.acquire(timeout=1), "it waits for itself"
+        print("meanwhile")
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 def test_what_sending_logs_is_not_sent(slot: Begin) -> None:
     sent: list[Logged] = []
 
