@@ -140,7 +140,7 @@ class Capture:
                     LogLine(
                         now_ms,
                         text,
-                        sendable(logger[:LOG_NAME_CHARS_MAX]),
+                        sendable(logger)[:LOG_NAME_CHARS_MAX],
                         level,
                         name[:LOG_NAME_CHARS_MAX],
                         uid[:LOG_NAME_CHARS_MAX],
