@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from midstream.connectors import text
+from midstream.connectors import lines
 from midstream.connectors.collection import from_arrow
 from midstream.connectors.files import FileSource
 from midstream.connectors.generator import GeneratorSource
@@ -39,7 +39,7 @@ def test_rows_of_a_parquet_file_are_counted_from_where_the_split_begins(tmp_path
 
 
 def test_rows_of_a_text_file_are_counted_from_a_byte_that_people_can_cut_at(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"n": {n}}}\n' for n in range(1000)))
     source = FileSource(path)
