@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from midstream.protocol.messages import LOG_LINE_CHARS_MAX, LogEntry, Logged, LogLine
 from midstream.runtime import capture as capturing
 from midstream.runtime import logs as keeping
+from midstream.runtime import processes
 from midstream.runtime.capture import Capture, levels_set
 from midstream.runtime.logs import JobLogs
 
@@ -282,3 +284,15 @@ def test_what_was_logged_in_a_slot_is_logged_on_the_driver_as_its_program_has_se
     (record,) = caplog.records
     assert (record.name, record.levelno, record.getMessage()) == ("app.rows", logging.INFO, "100 % of it")
     assert record.created == 1_700_000_000
+
+
+def test_a_line_of_megabytes_is_passed_on_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To collect all of it first takes time with the square of its length, and as much memory."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys.stdout, "write", written.append)
+    path = tmp_path / "printed"
+    path.write_text("short\n" + "y" * 5_000_000 + "\nend")
+    processes._copy_stdout(path.open("rb"))
+    assert "".join(written) == path.read_text()
+    assert max(map(len, written)) < 2_000_000
