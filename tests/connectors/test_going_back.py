@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs
@@ -29,7 +30,7 @@ from midstream.checkpoint.metadata import (
 from midstream.checkpoint.savepoint import Place, write_savepoint
 from midstream.checkpoint.store import SAVEPOINT, FencedError, publish
 from midstream.connectors import taking_back
-from midstream.connectors.delta import DeltaSink
+from midstream.connectors.delta import DeltaSink, WrittenFile
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.postgres import PostgresSink
 from midstream.coordinator.events import JobPlan, NewerOutput
@@ -716,3 +717,55 @@ def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(databa
     assert sink.newest_committed(Output("other", frozenset("a"))) == 0
     with pytest.raises(ConfigError, match="do not say with which commit they came"):
         sink.check_take_back(Output("out", frozenset("a")), 1)
+
+
+def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_taken_back(tmp_path: Path) -> None:
+    """The sink has moved since: what newer checkpoints have committed is in the directory of before."""
+    world = World(tmp_path, only="out")
+    world.files["out"] = FileSink(tmp_path / "out", format="jsonl")
+    world.graph = graph_of({**world.files})
+    committed(world)
+    before = world.rows()
+    moved = FileSink(tmp_path / "moved", format="jsonl")
+    world.files["out"] = moved
+    world.graph = graph_of({"out": moved})
+    with pytest.raises(
+        ConfigError, match="checkpoint 3 is older than what has been committed: sink 'out' up to checkpoint 5"
+    ):
+        world.start("3")
+    with pytest.raises(
+        ConfigError, match=r"of checkpoint 4, were written to .*/out, and the sink writes to .*/moved now"
+    ):
+        world.start("3", "take-back")
+    assert world.rows() == before
+    world.start("latest").complete(1)
+    assert (world.rows(), world.rows("moved")) == (before, [10])
+
+
+def test_output_that_was_moved_with_its_directory_is_taken_back(tmp_path: Path) -> None:
+    world = World(tmp_path, only="out")
+    committed(world)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (tmp_path / ".out.midstream").rename(tmp_path / ".moved.midstream")
+    moved = FileSink(tmp_path / "moved", format="jsonl", filesystem=world.files["out"].filesystem)
+    world.files["out"] = moved
+    world.graph = graph_of({"out": moved})
+    world.start("3", "take-back").complete(2)
+    assert world.rows("moved") == list(range(8))
+
+
+def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path) -> None:
+    table, output = tmp_path / "table", Output("out", frozenset("a"))
+    delta_of(table, {"a": range(1, 4)})
+    other = delta_of(tmp_path / "other", {})
+    place = DeltaSink(table).place
+    held = msgspec.msgpack.encode(
+        WrittenFile("a", "out", "part-0001-0000-000000-0123456789abcdef.parquet", 1, 1, {}, "{}", place)
+    )
+    assert other.newest_committed(output) == 0
+    newer = Output("out", frozenset("a"), ((3, held),))
+    assert other.newest_committed(newer) == 3
+    with pytest.raises(
+        ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink writes to .*/other now"
+    ):
+        other.check_take_back(newer, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from midstream.connectors import lines
+from midstream.connectors import files, lines
 from midstream.connectors.collection import from_arrow
 from midstream.connectors.files import FileSource
 from midstream.connectors.generator import GeneratorSource
@@ -58,3 +58,22 @@ def test_rows_of_a_text_file_are_counted_from_a_byte_that_people_can_cut_at(tmp_
         seen += batch.num_rows
     reader.close()
     assert seen > 60
+
+
+def test_the_first_rows_of_a_text_file_or_a_part_of_one_are_counted_from_a_line(tmp_path: Path, monkeypatch) -> None:
+    """A part is cut anywhere, and a header is no row."""
+    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 1000)
+    path = tmp_path / "a.csv"
+    path.write_text("n,text\n" + "".join(f"{n},some text\n" for n in range(200)))
+    source = FileSource(path)
+    first, second, *_ = splits_of(source)
+    assert source.place(first, 0, 0) == f"{path}, row 0 from byte 0 on, counted from 0 behind the header"
+    reader = source.open_split(second)
+    read = reader.read(3)
+    reader.close()
+    assert read is not None
+    place = source.place(second, 1, 1)
+    assert place.startswith(f"{path}, row 1 from the first line that begins at byte ")
+    cut = int(place.split(" byte ")[1].split()[0])
+    lines_behind = path.read_text()[cut - 1 :].split("\n")[1:]
+    assert lines_behind[1].split(",")[0] == str(read[0].column("n").to_pylist()[1])

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from midstream.protocol.messages import LOG_LINE_CHARS_MAX, LogEntry, Logged, LogLine
 from midstream.runtime import capture as capturing
 from midstream.runtime import logs as keeping
+from midstream.runtime import processes
 from midstream.runtime.capture import Capture, levels_set
 from midstream.runtime.logs import JobLogs
 
@@ -177,6 +179,42 @@ def test_a_forked_child_sends_nothing_over_the_connection_of_its_parent(
     assert not running.sent
 
 
+def test_half_a_surrogate_pair_is_written_out_and_fails_nobody(slot: Begin) -> None:
+    """As names of files have them that are no UTF-8. Streams that take them are those of processes without a locale."""
+    here = slot()
+    print("file \udcff.csv")
+    logging.getLogger("a\udcffb").warning("file %s", "\udcff.csv")
+    assert here.texts == ["file \\udcff.csv"] * 2
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(here.sent[0]), type=Logged) == here.sent[0]
+    msgspec.msgpack.encode(here.sent[1])
+
+
+def test_who_prints_while_lines_of_other_threads_are_sent_waits_for_nobody(slot: Begin) -> None:
+    """A signal handler does, or a `__del__`: it may come between any two instructions."""
+    here = slot()
+    thread = threading.Thread(target=lambda: print("from a thread"))
+    thread.start()
+    thread.join()
+    real, here.capture._lock = here.capture._lock, Printing(here.capture._lock)  # type: ignore[assignment]
+    here.posted.pop()()
+    here.capture._lock = real
+    assert here.texts == ["from a thread"]
+
+
+class Printing:
+    """A lock under which something is printed by the thread that holds it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock = lock
+
+    def __enter__(self) -> None:
+        assert self.lock.acquire(timeout=1), "it waits for itself"
+        print("meanwhile")
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 def test_what_sending_logs_is_not_sent(slot: Begin) -> None:
     sent: list[Logged] = []
 
@@ -246,3 +284,15 @@ def test_what_was_logged_in_a_slot_is_logged_on_the_driver_as_its_program_has_se
     (record,) = caplog.records
     assert (record.name, record.levelno, record.getMessage()) == ("app.rows", logging.INFO, "100 % of it")
     assert record.created == 1_700_000_000
+
+
+def test_a_line_of_megabytes_is_passed_on_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To collect all of it first takes time with the square of its length, and as much memory."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys.stdout, "write", written.append)
+    path = tmp_path / "printed"
+    path.write_text("short\n" + "y" * 5_000_000 + "\nend")
+    processes._copy_stdout(path.open("rb"))
+    assert "".join(written) == path.read_text()
+    assert max(map(len, written)) < 2_000_000

@@ -449,6 +449,31 @@ def test_another_thread_may_send_whole_frames_while_the_loop_is_busy(loops: Loop
     slots.close()
 
 
+def test_what_is_said_in_the_midst_of_sending_comes_behind_it(loops: Loops) -> None:
+    """By a signal handler or a `__del__` that prints: it may come between any two instructions of the loop's."""
+    server = Server(loops)
+    ours, connection, loop, theirs = connect(loops, server)
+    pull = ours.pull
+
+    def interrupted(bytes_max: int) -> list[bytes | memoryview]:
+        pieces = pull(bytes_max)
+        ours.pull = pull  # type: ignore[method-assign]
+        ours.queue.append(frame(KIND, b"said meanwhile"))
+        connection.wake()
+        connection.send_inside()
+        return pieces
+
+    def send() -> None:
+        connection.share()
+        ours.pull = interrupted  # type: ignore[method-assign]
+        ours.queue.append(frame(KIND, b"first"))
+        connection.wake()
+
+    loops.call(loop, send)
+    until("both", lambda: len(theirs.received) == 2)
+    assert [body[1:] for body in theirs.received] == [b"first", b"said meanwhile"]
+
+
 def test_a_link_that_is_closed_is_told_nothing_and_its_peer_is(loops: Loops) -> None:
     slots = Slots(loops, 2)
     here, link = slots.open(0, 1)

@@ -195,10 +195,27 @@ class DeltaSink(Sink):
 
     def newest_committed(self, output: Output) -> int:
         marks = self._marks(self._opened_to_read(), output)
-        return max((_checkpoint_of(mark) for mark in marks.values()), default=0)
+        newest = [_checkpoint_of(mark) for mark in marks.values()]
+        for checkpoint_id, committable in output.held:
+            for _, _, place in _grouped([committable]):
+                try:
+                    at = self.at(place)
+                except ConfigError:
+                    newest.append(checkpoint_id)  # it cannot be seen whether it was committed there
+                    continue
+                if at is not self:
+                    newest += map(_checkpoint_of, at._marks(at._opened_to_read(), output).values())
+        return max(newest, default=0)
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raises ConfigError when others have written to the table since, or its log does not go back so far."""
+        """Raises ConfigError when rows are in another table, others have written to this one, or its log is too short."""
+        for checkpoint_id, committable in output.held:
+            for _, _, place in _grouped([committable]):
+                if self.at(place) is not self:
+                    raise ConfigError(
+                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {place}, and the sink writes to "
+                        f"{self.place} now"
+                    )
         self._version_before(self._opened_to_read(), output, after)
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -166,17 +166,34 @@ class FileSink(Sink):
     def newest_committed(self, output: Output) -> int:
         """Raises StorageError when the directory cannot be read."""
         with explained(f"cannot look into {self.directory}"):
-            return self._files_of(output).newest()
+            return max([self._files_of(output).newest(), *self._committed_of(output.held)])
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raises ConfigError when somebody has taken away newer files: it is not known who has read them."""
+        """Raises ConfigError when newer files are elsewhere, or somebody has taken them away: who has read them?"""
+        own = _Place(self.filesystem, self.directory)
         with explained(f"cannot look into {self.directory}"):
+            for checkpoint_id, committable in output.held:
+                file = _decoded(committable)
+                is_own = file.place in ("", place_of(self.filesystem, self.directory))
+                if not (is_own or own.is_file(own.final(file)) or own.is_file(own.pending(file))):
+                    raise ConfigError(
+                        f"the {file.rows} rows in {file.name}, of checkpoint {checkpoint_id}, were written to {file.place}, and "
+                        f"the sink writes to {place_of(self.filesystem, self.directory)} now"
+                    )
             self._files_of(output).check(after)
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
         files = map(_decoded, kept)
         with explained(f"cannot delete from {self.directory}"):
             self._files_of(output).take_back(after, {file.pending for file in files})
+
+    def _committed_of(self, held: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+        """The checkpoints of these committables that are no longer pending, wherever the sink wrote then."""
+        committer = _FileCommitter(self, "")
+        for checkpoint_id, committable in held:
+            file = _decoded(committable)
+            if not any(place.is_file(place.pending(file)) for place in committer.places(file)):
+                yield checkpoint_id
 
     def _files_of(self, output: Output) -> CommittedFiles:
         return CommittedFiles(self.filesystem, self.directory, self.hidden, _folder(output.uid), output, self.append)
@@ -293,7 +310,7 @@ class _FileCommitter(Committer):
     def abort(self, committables: Sequence[bytes]) -> None:
         with explained(f"cannot clean up below {self._sink.hidden}"):
             for file in map(_decoded, committables):
-                for place in self._places(file):
+                for place in self.places(file):
                     delete_if_there(place.filesystem, place.pending(file))
 
     def find(self, file: PendingFile, checkpoint_id: int) -> tuple[_Place, bool]:
@@ -302,7 +319,7 @@ class _FileCommitter(Committer):
         That is where it was written, or where all of that has been moved to. Raises StorageError when it
         is nowhere; ConfigError when it was written where this sink cannot look.
         """
-        places = self._places(file)
+        places = self.places(file)
         for place in places:
             if place.is_file(place.pending(file)):
                 return place, True
@@ -323,7 +340,7 @@ class _FileCommitter(Committer):
             "checkpoint"
         )
 
-    def _places(self, file: PendingFile) -> list[_Place]:
+    def places(self, file: PendingFile) -> list[_Place]:
         """Where it may be."""
         if file.place in ("", place_of(self._own.filesystem, self._own.directory)):
             return [self._own]

@@ -265,7 +265,11 @@ class FileSource(Source):
         if self._format == "parquet":
             return row_group_place(part, split.offset, first, last)
         start, done = block_and_rows(split.offset)
-        return f"{part.path}, {rows_text(done + first, done + last)} from byte {start or part.first} on, counted from 0"
+        rows = f"{part.path}, {rows_text(done + first, done + last)} from"
+        if start or not part.first:
+            headed = not start and self._format == "csv" and self._csv.header
+            return f"{rows} byte {start} on, counted from 0{' behind the header' if headed else ''}"
+        return f"{rows} the first line that begins at byte {part.first} or later, counted from 0"
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:

@@ -239,7 +239,13 @@ class PostgresSink(Sink):
             found = connection.execute(
                 select.format(place.staged(_COMMITS)), [sorted(output.jobs), place.sink_of(output.uid)]
             ).fetchone()
-        return max(0, found[0] or 0) if found is not None else 0
+            newest = found[0] or 0 if found is not None else 0
+            for checkpoint_id, committable in output.held:
+                for (_, _, noted), (part,) in _grouped([committable]).items():
+                    at, _ = self._at(connection, noted)
+                    if find_table(connection, at.staging, part.table) is None:
+                        newest = max(newest, checkpoint_id)  # committed, if not here, then where the sink wrote then
+        return max(0, newest)
 
     def check_take_back(self, output: Output, after: int) -> None:
         raise ConfigError(

@@ -23,6 +23,9 @@ from midstream.core.errors import ConfigError, MidstreamError
 from midstream.graph.job_graph import JobGraph, OperatorSpec
 from midstream.operators.sink import Output, Sink
 
+Held = Mapping[str, tuple[tuple[int, bytes], ...]]
+"""By the uid of a sink, what newer checkpoints hold for it, see `Output.held`."""
+
 BEGINNING = 0
 """Older than any checkpoint."""
 
@@ -65,13 +68,13 @@ def transactional(graph: JobGraph) -> list[OperatorSpec]:
     return [spec for spec in specs if spec.sink is not None and type(spec.sink).committer is not Sink.committer]
 
 
-def ask_sinks(graph: JobGraph, jobs: frozenset[str]) -> dict[str, int | None]:
+def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
     """By uid, the newest checkpoint of these jobs that is committed; None where the sink cannot say."""
     answers: dict[str, int | None] = {}
     for spec in transactional(graph):
         assert spec.sink is not None
         try:
-            answers[spec.uid] = spec.sink.newest_committed(Output(spec.uid, jobs))
+            answers[spec.uid] = spec.sink.newest_committed(Output(spec.uid, jobs, held.get(spec.uid, ())))
         except MidstreamError as error:
             raise type(error)(f"sink {spec.name!r}: looking for what it has committed: {error}") from error
     return answers
@@ -84,6 +87,7 @@ def decide(
     metadata: CheckpointMetadata | None,
     newest_known: int,
     *,
+    held: Held,
     by_name: bool,
     what: NewerOutput | None,
 ) -> Decision:
@@ -98,7 +102,7 @@ def decide(
         said = committed[spec.uid]
         until = newest_known if said is None else said
         if until > after:
-            newer.append(Newer(spec, Output(spec.uid, jobs), until, said is not None))
+            newer.append(Newer(spec, Output(spec.uid, jobs, held.get(spec.uid, ())), until, said is not None))
     if not newer:
         return Decision(after, warnings=_shown_again(graph, after, newest_known))
     if metadata is None:

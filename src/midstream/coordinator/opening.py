@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from midstream.checkpoint.assign import assign_state
@@ -28,7 +29,7 @@ from midstream.checkpoint.store import (
     take_over,
 )
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.going_back import Decision, ask_sinks, decide, take_back
+from midstream.coordinator.going_back import Decision, Held, ask_sinks, decide, take_back
 from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
@@ -79,6 +80,8 @@ class Start:
     jobs: frozenset[str]
     """Ids of the starts that may have gone on from one another's checkpoints."""
     warnings: tuple[str, ...] = ()
+    held: Held = field(default_factory=dict)
+    """What the checkpoints that are newer than `metadata` hold for sinks."""
 
 
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
@@ -106,7 +109,7 @@ def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Stora
         return start.warnings
     if start.metadata is not None:
         _check_committables(start.metadata, plan.graph)
-    committed = ask_sinks(plan.graph, start.jobs)
+    committed = ask_sinks(plan.graph, start.jobs, start.held)
     if _is_newer(committed, start):
         start = find_start(plan, open_storage)  # a job that is still running may have completed another one since
     return start.warnings + _decide(plan, start, committed).warnings
@@ -135,7 +138,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         start = _find(plan, root, storage, taken.listed, open_storage)
         decision = Decision(0)
         if plan.restore is not None:
-            committed = ask_sinks(plan.graph, start.jobs)
+            committed = ask_sinks(plan.graph, start.jobs, start.held)
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
             decision = _decide(plan, start, committed)
@@ -220,6 +223,7 @@ def _decide(plan: JobPlan, start: Start, committed: dict[str, int | None]) -> De
         committed,
         start.metadata,
         start.newest_known,
+        held=start.held,
         by_name=by_name,
         what=plan.newer_output,
     )
@@ -240,7 +244,7 @@ def _find(
         return Start(None, None, newest_known, jobs)
     elsewhere, which = split_restore(plan.restore, root)
     if elsewhere is not None:
-        return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, newest_known, jobs)
+        return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, listed, jobs)
     metadata = choose(listed, which, plan.config.name, storage)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
@@ -250,11 +254,17 @@ def _find(
             f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
             f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"
         )
-    return Start(metadata, None, newest_known, jobs | {metadata.job_id})
+    return Start(metadata, None, newest_known, jobs | {metadata.job_id}, held=_held(listed, metadata))
 
 
 def _find_elsewhere(
-    plan: JobPlan, own: Storage, storage: Storage, url: str, which: str, newest_known: int, jobs: frozenset[str]
+    plan: JobPlan,
+    own: Storage,
+    storage: Storage,
+    url: str,
+    which: str,
+    listed: Collection[Listed],
+    jobs: frozenset[str],
 ) -> Start:
     try:
         if not storage.list(""):
@@ -262,9 +272,11 @@ def _find_elsewhere(
                 "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
                 "path of a checkpoint or a savepoint"
             )
+        before = list_checkpoints(storage)  # a job that is running there may complete others: see `_is_newer`
         metadata = load(storage, plan.config.name, which)
         theirs = jobs_of(storage)
-        newest_known = max(newest_known, *(entry.checkpoint_id for entry in list_checkpoints(storage)))
+        known = (*listed, *list_checkpoints(storage))
+        newest_known = max(entry.checkpoint_id for entry in known)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
     if jobs_of(own).get(metadata.epoch) == metadata.job_id and is_superseded(own, metadata):
@@ -272,7 +284,18 @@ def _find_elsewhere(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
             "there on was taken back: what this one says has been put out is gone"
         )
-    return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}))
+    held = _held((*listed, *before), metadata)
+    return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}), held=held)
+
+
+def _held(listed: Iterable[Listed], start: CheckpointMetadata) -> Held:
+    """What the checkpoints that are newer than `start` hold for sinks."""
+    held: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+    for entry in listed:
+        for of in () if entry.metadata is None else entry.metadata.committables:
+            if of.checkpoint_id > start.checkpoint_id:
+                held[of.uid] += [(of.checkpoint_id, item) for item in of.items]
+    return {uid: tuple(items) for uid, items in held.items()}
 
 
 def _check_fits(plan: JobPlan, start: Start) -> None:

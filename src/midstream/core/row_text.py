@@ -35,6 +35,11 @@ def _value(column: pa.Array) -> str:
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"
 
 
+def sendable(text: str) -> str:
+    """`text` as UTF-8 can hold it: half a surrogate pair, as in the name of a file that is no UTF-8, is written out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def printable(text: str) -> str:
     """`text` without control characters: a name or a value in a job must not steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

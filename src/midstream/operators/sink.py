@@ -76,6 +76,11 @@ class Output:
     uid: str
     jobs: frozenset[str]
     """Their ids: all that may have gone on from one another's checkpoints."""
+    held: tuple[tuple[int, bytes], ...] = ()
+    """Committables of newer checkpoints that are complete, each with the id it was prepared for.
+
+    What is no longer pending was committed: perhaps to where the sink wrote then, and not to where it does now.
+    """
 
 
 class Sink(ABC):

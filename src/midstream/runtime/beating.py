@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
+from midstream.core.row_text import sendable
 from midstream.operators.base import Operator
 from midstream.protocol.messages import InCall
 from midstream.runtime.loop import EventLoop
@@ -51,7 +52,16 @@ class Beating:
             busy_s = time.monotonic() - self._loop.busy_since_s
             if busy_s >= self._interval_s:
                 frame = sys._current_frames().get(self._loop_thread)
-                self._beat(InCall(operator_in(frame), int(busy_s * 1000), line_in(frame)))
+                operator, line = _seen(frame)
+                self._beat(InCall(operator, int(busy_s * 1000), line))
+
+
+def _seen(frame: FrameType | None) -> tuple[str, str]:
+    """Whose call and which line. An object that stands for another one may raise when it is looked at: heartbeats go on."""
+    try:
+        return sendable(operator_in(frame)), sendable(line_in(frame))
+    except Exception:  # noqa: BLE001 - what the user's objects do when somebody looks at them
+        return "the slot", ""
 
 
 def operator_in(frame: FrameType | None) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, TextIO
 
+from midstream.core.row_text import sendable
 from midstream.protocol.messages import LOG_LINE_CHARS_MAX, LOG_LINES_MAX, LOG_NAME_CHARS_MAX, Logged, LogLine
 
 CHARS_PER_S: Final = 64 * 2**10
@@ -94,7 +95,7 @@ class Capture:
     def end(self) -> None:
         """The last lines, while there still is a connection. Those that come later go nowhere but to stderr."""
         if self._send is not None:
-            self._flush()
+            self._flush_posted()
             self._send = None
 
     # ---- what comes in, on any thread
@@ -139,7 +140,7 @@ class Capture:
                     LogLine(
                         now_ms,
                         text,
-                        logger[:LOG_NAME_CHARS_MAX],
+                        sendable(logger)[:LOG_NAME_CHARS_MAX],
                         level,
                         name[:LOG_NAME_CHARS_MAX],
                         uid[:LOG_NAME_CHARS_MAX],
@@ -151,15 +152,23 @@ class Capture:
         if on_loop:
             self._flush()
         elif not posted:
-            self._post(self._flush)
+            self._post(self._flush_posted)
 
     def _refill(self) -> None:
         now_s = time.monotonic()
         self._chars_left = min(CHARS_BURST, self._chars_left + (now_s - self._refilled_s) * CHARS_PER_S)
         self._refilled_s = now_s
 
+    def _flush_posted(self) -> None:
+        """Loop thread, as a mail of its own. A signal handler or a `__del__` that prints meanwhile must not wait for itself."""
+        self._busy.now = True
+        try:
+            self._flush()
+        finally:
+            self._busy.now = False
+
     def _flush(self) -> None:
-        """Loop thread."""
+        """Loop thread, and busy."""
         with self._lock:
             self._posted = False
             lines, self._lines = self._lines, []
@@ -223,6 +232,7 @@ def levels_set() -> dict[str, int]:
 
 
 def _shortened(text: str) -> str:
+    text = sendable(text)
     if len(text) <= LOG_LINE_CHARS_MAX:
         return text
     half = LOG_LINE_CHARS_MAX // 2 - 50

@@ -97,6 +97,8 @@ class Connection:
         self._finished: Callable[[], None] | None = None
         self._guard: threading.RLock | None = None
         """Held for every use of the socket for sending, once another thread may send as well."""
+        self._sending = False
+        """The loop thread is at it. A signal handler or a `__del__` that prints in the midst of it sends nothing in between."""
         self._state = State.CONNECTING if connecting else State.HANDSHAKE
         self._timer = loop.call_later(handshake_timeout_s, self._handshake_late)
         _prepare(sock)
@@ -130,7 +132,12 @@ class Connection:
     def send_inside(self) -> None:
         """Send what the kernel takes now, from inside a step of the loop; that it fails is left for the loop to find."""
         with self._guard or nullcontext():
-            self._send_some()
+            if not self._sending:
+                self._sending = True
+                try:
+                    self._send_some()
+                finally:
+                    self._sending = False
 
     def _send_some(self) -> None:
         if self._state is not State.OPEN or self._blocked or self._end is None:
@@ -317,9 +324,13 @@ class Connection:
     def _flush(self) -> None:
         if self._guard is None:
             self._send_all()
-        else:
-            with self._guard:
+            return
+        with self._guard:
+            self._sending = True
+            try:
                 self._send_all()
+            finally:
+                self._sending = False
 
     def _send_all(self) -> None:
         self._flush_posted = False

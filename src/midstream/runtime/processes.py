@@ -46,6 +46,8 @@ _ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals with which somebody else ends a process."""
 LAST_WORDS_WAIT_S: Final = 1.0
 COPIED_BYTES_MAX: Final = 2**16
+COPIED_LINE_BYTES_MAX: Final = 2**20
+"""A longer line may have others in between, and a replaced character where it is cut."""
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -169,6 +171,9 @@ def _copy_stdout(stream: IO[bytes]) -> None:
         while data := os.read(stream.fileno(), COPIED_BYTES_MAX):
             lines, newline, rest = (rest + data).rpartition(b"\n")
             _print(lines + newline)
+            if len(rest) > COPIED_LINE_BYTES_MAX:  # collecting all of a line of megabytes takes quadratic time
+                _print(rest)
+                rest = b""
     _print(rest)
 
 

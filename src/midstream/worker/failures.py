@@ -7,6 +7,7 @@ import traceback
 
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.core.ids import TaskId
+from midstream.core.row_text import sendable
 from midstream.core.tracebacks import kind_and_line
 from midstream.protocol import messages as m
 from midstream.worker.chain import Chain
@@ -23,7 +24,7 @@ def task_failed(
 ) -> m.TaskFailed:
     """`operator`: the uid of the one that was at work. `place`: where the row is in the input."""
     summary, details = _texts(error)
-    summary = f"{name} (subtask {ref.subtask}): {summary}{f' ({place})' if place else ''}"
+    summary = f"{name} (subtask {ref.subtask}): {summary}{f' ({sendable(place)})' if place else ''}"
     return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
 
 
@@ -60,7 +61,8 @@ def _texts(error: BaseException) -> tuple[str, str]:
     except Exception as second:  # noqa: BLE001 - even `__str__` is user code
         text = f"(no text: its __str__ raised {type(second).__name__})"
     details = "".join(traceback.format_exception(error))
-    return _shortened(f"{type(error).__name__}: {text}", SUMMARY_CHARS_MAX), _shortened(details, DETAILS_CHARS_MAX)
+    summary = f"{type(error).__name__}: {text}"
+    return sendable(_shortened(summary, SUMMARY_CHARS_MAX)), sendable(_shortened(details, DETAILS_CHARS_MAX))
 
 
 def _shortened(text: str, chars_max: int) -> str:
