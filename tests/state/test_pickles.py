@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 
 from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
+from midstream.state import pickled_arrays
 from midstream.state.own_code import own_code
 from midstream.state.pickles import OwnCode, Pickles
 
@@ -163,6 +164,72 @@ def test_what_is_written_comes_back_as_it_was(value: Any, pickles: Pickles) -> N
     assert repr(found) == repr(value) or "object at" in repr(value)
 
 
+class Calls:
+    """Pickles as a call of anything."""
+
+    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
+        self.call = what, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+ARRAYS = [
+    np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.arange(10)[::2],
+    np.array(5),
+    np.zeros((0, 3)),
+    np.array([[1, "x"]], object),
+    np.array(["2020-01-01", "NaT"], "M8[D]"),
+    np.array([1, 2], ">i4"),
+    np.zeros((2, 2), "V0"),
+    np.zeros(1, [("a", "i4")])[0],
+    np.timedelta64(3, "s"),
+    np.float16(1),
+    np.str_("x"),
+    np.longdouble(1) / 3,
+    np.dtype([("a", "i4")]),
+]
+
+
+@pytest.mark.parametrize("value", ARRAYS, ids=repr)
+def test_arrays_and_numbers_of_every_kind_come_back(value: Any) -> None:
+    found = round_trip(BY_VALUE, value)
+    assert repr(found) == repr(value) and type(found) is type(value)
+    if isinstance(value, np.ndarray):
+        assert found.dtype == value.dtype and found.shape == value.shape and found.flags.writeable
+        found[...] = value  # its memory is its own
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.ma.masked_array([1, 2], [0, 1]), np.rec.array([(1, 2)]), np.zeros(1, [("a", "O")]), np.add, np.float64],
+    ids=repr,
+)
+def test_arrays_with_references_and_other_kinds_of_arrays_are_refused(value: Any) -> None:
+    with pytest.raises(JobError, match="state 'n'"):
+        BY_VALUE.dumps(value, "state 'n'")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(np.arange(3)),
+        pickle.dumps(Calls(np.ndarray, (1,), "O", b"\0" * 8)),
+        pickle.dumps(Calls(pickled_arrays.array, "O", (1,), b"\0" * 8, "C")),
+        pickle.dumps(Calls(pickled_arrays.array, [("a", "O")], (1,), b"\0" * 8, "C")),
+        pickle.dumps(Calls(pickled_arrays.array, "f8", (10**12,), b"\0" * 8, "C")),
+        pickle.dumps(Calls(pickled_arrays.array, "f8", (-1, -1), b"\0" * 8, "C")),
+        pickle.dumps(Calls(pickled_arrays.scalar, "V8", b"1")),
+        pickle.dumps(Calls(pickled_arrays.objects, (10**9,), [])),
+        pickle.dumps(Calls(pickled_arrays.dtype, "O")),
+    ],
+)
+def test_a_crafted_array_takes_no_memory_that_is_not_its_own(data: bytes) -> None:
+    with pytest.raises(StorageError, match="state 'n'"):
+        BY_VALUE.loads(data, "state 'n'")
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -199,16 +266,6 @@ def test_two_references_to_one_object_stay_one() -> None:
     price = Price(1)
     first, second = round_trip(BY_VALUE, [price, price])
     assert first is second
-
-
-class Calls:
-    """Pickles as a call of anything."""
-
-    def __init__(self, what: Callable[..., Any], *arguments: Any) -> None:
-        self.call = what, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 def a_local_class() -> Any:

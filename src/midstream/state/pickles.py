@@ -23,6 +23,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from midstream.core.errors import JobError, StorageError
+from midstream.state import pickled_arrays
 
 _MAIN = "__main__"
 _LOADED = "__midstream__"
@@ -37,12 +38,7 @@ _PLAIN = {
     "decimal": "Decimal",
     "fractions": "Fraction",
     "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
-    "numpy": "dtype ndarray",
-    # what arrays and numbers are made with, before numpy 2 and since
-    "numpy.core.multiarray": "_reconstruct scalar",
-    "numpy._core.multiarray": "_reconstruct scalar",
-    "numpy.core.numeric": "_frombuffer",
-    "numpy._core.numeric": "_frombuffer",
+    pickled_arrays.__name__: " ".join(pickled_arrays.MAKERS),
     "pyspark.sql.datasource": "InputPartition WriterCommitMessage",
     "pyspark.sql.datasource_internal": "SimpleInputPartition",
     "types": "SimpleNamespace",
@@ -191,6 +187,9 @@ class _Writer(pickle.Pickler):
             return kind, (item.value,)  # some versions of Python would write getattr(kind, name)
         if kind is ZoneInfo and item.key is not None:
             return kind, (item.key,)
+        made = pickled_arrays.reduced(item)
+        if made is not None:
+            return made
         reduced = self._reduced(item, kind)
         if isinstance(reduced, str):  # a name, by which pickle would write anything without asking again
             module = pickle.whichmodule(item, reduced)  # type: ignore[attr-defined]
