@@ -120,6 +120,8 @@ def test_a_cast_gives_equal_values_or_is_refused(data: st.DataObject, one: pa.Da
     start = data.draw(st.integers(0, len(column)))
     column = column[start:]
     for kind in (one, other):
+        if "date64" in str(kind):  # no stream has them, and pyarrow makes invalid ones below a null
+            continue
         try:
             made = cast_exactly(column, kind)
         except CastRefused:
