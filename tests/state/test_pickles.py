@@ -192,7 +192,7 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("value", ARRAYS, ids=repr)
+@pytest.mark.parametrize("value", ARRAYS, ids=lambda value: type(value).__name__)
 def test_arrays_and_numbers_of_every_kind_come_back(value: Any) -> None:
     found = round_trip(BY_VALUE, value)
     assert repr(found) == repr(value) and type(found) is type(value)
@@ -204,7 +204,7 @@ def test_arrays_and_numbers_of_every_kind_come_back(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [np.ma.masked_array([1, 2], [0, 1]), np.rec.array([(1, 2)]), np.zeros(1, [("a", "O")]), np.add, np.float64],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_arrays_with_references_and_other_kinds_of_arrays_are_refused(value: Any) -> None:
     with pytest.raises(JobError, match="state 'n'"):
@@ -297,7 +297,7 @@ def a_local_class() -> Any:
         np.random.default_rng,  # compiled by Cython: of a type of its own
         [Calls(np.random.default_rng, 1)],  # as pandas' times are written
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("pickles", [BY_VALUE, BY_NAME])
 def test_what_could_not_be_read_back_is_refused_when_it_is_written(value: Any, pickles: Pickles) -> None:
@@ -371,7 +371,9 @@ def test_the_refusal_names_the_class_and_the_way_to_allow_it() -> None:
         trusting.loads(dotted("numpy", "os.system"), "state 'n'")
 
 
-@pytest.mark.parametrize("value", [Price(1).__repr__, functools.partial(int, "1"), Box[int]()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Price(1).__repr__, functools.partial(int, "1"), Box[int]()], ids=lambda value: type(value).__name__
+)
 def test_to_trust_what_can_call_anything_is_not_suggested(value: Any) -> None:
     with pytest.raises(JobError, match="methods, functions and types with parameters are not stored") as caught:
         BY_NAME.dumps(value, "state 'n'")
