@@ -36,12 +36,14 @@ def test_nothing_is_lost_when_a_job_fails_and_is_rescaled_in_the_midst_of_recove
     topology: str, parallelism: int, rescale_to: int
 ) -> None:
     during = struck = rescaled = 0
-    for seed in range(6):
+    for seed in range(40):
         outcome = run(deep(seed, topology, parallelism, rescale_to))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         during += outcome.checkpoints_during_recovery
         struck += outcome.faults[RECOVERING] + outcome.faults[BACKLOGGED]
         rescaled += outcome.rescaled_restores
+        if seed >= 5 and during and struck and rescaled:  # it depends on the seed whether a checkpoint fits in
+            break
     assert during > 0 and struck > 0 and rescaled > 0
 
 

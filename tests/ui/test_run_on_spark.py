@@ -15,7 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from waiting import until
+from waiting import alive, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -146,4 +146,4 @@ def test_a_signal_while_spark_starts_ends_it_at_once_and_leaves_no_jvm(number, s
     assert time.monotonic() - sent_s < 10
     assert (process.returncode, out) == (128 + number, "")
     assert err.splitlines()[1:] == ["error: interrupted"]
-    assert not any(child.is_running() for child in children)
+    until("the end of the JVM", lambda: not any(alive(child.pid) for child in children), 20)

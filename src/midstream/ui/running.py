@@ -123,7 +123,7 @@ def _why(job: Job, status: JobStatus) -> str:
         if not status.failures:  # a matter of what was asked, not of how it went
             raise
         if status.restarts:
-            return str(error)
+            return str(error).partition("\n\nTraceback (most recent call last)")[0]  # which is shown above it
     return status.failures[0].summary
 
 
