@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from midstream.core.errors import ConfigError
+from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.seams import Executor
 from midstream.state.pickles import OwnCode
 
@@ -124,7 +124,7 @@ class Sink(ABC):
         From then on none of them can commit anything newer either. `kept`: committables that are still to
         be committed. Whoever is killed meanwhile calls again, so half of it may have been done.
         """
-        raise NotImplementedError
+        raise InvariantError(f"{type(self).__name__} says that it can take back, and has no take_back()")
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...
