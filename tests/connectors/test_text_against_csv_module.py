@@ -98,7 +98,8 @@ def test_csv_gives_the_rows_of_pythons_reader_or_is_refused(
     plain = [[value or "" for value in row] for row in given_rows]
     assert plain == in_python, "the test itself"
     path = tmp_path / f"a.csv{'.' + compress if compress else ''}"
-    path.write_bytes(written(text, compress=compress, with_bom=with_bom))
+    must_bom = text.startswith("\ufeff")  # at the start of a file it is its mark, and the value only behind one
+    path.write_bytes(written(text, compress=compress, with_bom=with_bom or must_bom))
     schema = pa.schema([(name, pa.string()) for name in names])
     options = CsvOptions(delimiter=delimiter, header=header, newlines_in_values=in_one_piece)
     source = FileSource(path, schema=schema, csv=options)
