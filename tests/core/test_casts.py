@@ -87,6 +87,8 @@ def test_what_would_become_another_value_is_refused(column: pa.Array, kind: pa.D
         (pa.array([np.float16(1.5), None], pa.float16()), pa.float64()),
         (pa.array([Decimal("1.50")]), pa.decimal128(10, 1)),
         (pa.array([Decimal("1.5"), None], pa.decimal256(76, 40)), pa.decimal32(9, 1)),
+        (pa.array([Decimal("12300"), None], pa.decimal128(5, -2)), pa.decimal128(7, 2)),
+        (pa.array([], pa.decimal128(5, -2)), pa.decimal128(5, 2)),
         (pa.array(["a", None]), pa.large_string()),
         (pa.array(["a", None]).dictionary_encode(), pa.large_string()),
         (pa.array([b"abc", None]), pa.binary(3)),

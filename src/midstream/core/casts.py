@@ -52,7 +52,7 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     try:
         if pa.types.is_integer(given) and pa.types.is_decimal(kind):
             column = column.cast(pa.decimal128(20, 0))  # pyarrow asks for room for all integers, not for these
-        if pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and _is_far(column.type, kind):
+        if pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and _must_be_one_by_one(column.type, kind):
             return _cast_one_by_one(column, kind, path)
         made = column.cast(kind)
     except pa.ArrowException as error:
@@ -115,10 +115,13 @@ def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     )
 
 
-def _is_far(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether the point moves so far that pyarrow, which knows no such power of ten, makes other values."""
+def _must_be_one_by_one(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether pyarrow cannot compare these decimals (a negative scale), or makes other values of them.
+
+    It does where the point moves further than the largest power of ten that it knows.
+    """
     powers = {32: 9, 64: 18, 128: 38, 256: 76}
-    return bool(abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
+    return bool(given.scale < 0 or abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
 
 
 def _cast_one_by_one(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
