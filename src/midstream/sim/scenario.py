@@ -61,6 +61,9 @@ WITHOUT_CHECKPOINTS: Final = frozenset(
 )
 """What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
 
+CHECKPOINTS_MAX: Final = 30
+"""About so many come in a run at most. A hundred more find nothing new, and are what a run's time goes into."""
+
 ROWS: Final = {1: (10, 25, 50), 3: (25, 50, 100), 10: (50, 100, 200), 50: (100, 200, 400)}
 """By rows in a batch: how many rows there are. What takes time, and makes an order, is a batch."""
 
@@ -198,11 +201,19 @@ def draw(
         row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
     )
+    scenario = replace(scenario, interval_s=max(scenario.interval_s, _least_s(scenario) / CHECKPOINTS_MAX))
     deep = Random(f"deep {seed}")
     if rescale_to is not None and deep.random() < 0.6:
         scenario = with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
         return scenario if rows is None else replace(scenario, rows=rows)
     return scenario
+
+
+def _least_s(scenario: Scenario) -> float:
+    """How long the run takes at least, of the world's time, in the slowest of its nodes."""
+    functions_s = scenario.rows * scenario.row_us / 1e6
+    sink_s = scenario.rows / scenario.sink_rows * scenario.sink_pause_s if scenario.sink_rows else 0.0
+    return max(functions_s, sink_s)
 
 
 def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> Scenario:
