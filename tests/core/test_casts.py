@@ -111,6 +111,19 @@ def test_what_stays_the_same_is_cast(column: pa.Array, kind: pa.DataType) -> Non
         assert str(to_python(made)) == str(expected) or to_python(made) == expected
 
 
+def test_below_a_list_that_is_null_there_is_nothing() -> None:
+    """pyarrow leaves what was in memory there: times that no clock shows, and nanoseconds."""
+    kind = pa.list_(pa.time32("s"), 2)
+    lists = pa.array([None, [0, 1], None, [2, 3]], pa.list_(pa.time32("s")))
+    nothing = pa.array([None, None], pa.list_(pa.null()))
+    for column in (lists, lists[1:], lists.cast(pa.large_list(pa.time32("s"))), nothing):
+        made = cast_exactly(column, kind)
+        made.validate(full=True)
+        assert made.type == kind
+        assert made.to_pylist() == column.to_pylist()
+        assert made.values.null_count == 2 * made.null_count
+
+
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), one=KINDS, other=KINDS)
 def test_a_cast_gives_equal_values_or_is_refused(data: st.DataObject, one: pa.DataType, other: pa.DataType) -> None:

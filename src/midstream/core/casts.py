@@ -88,9 +88,10 @@ def _cast_list(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         between = column.cast(pa.large_list(column.type.value_type))
         items = pa.large_list(kind.value_type)
         try:
-            return _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
+            made = _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
         except pa.ArrowException as error:
             raise CastRefused(_refusal(column.type, kind, path, str(error))) from error
+        return _without_garbage(made) if pa.types.is_fixed_size_list(kind) and made.null_count else made
     items = _cast(column.flatten(), kind.value_type, f"{path}[]")
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
@@ -98,6 +99,13 @@ def _cast_list(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     listed = pa.LargeListArray if is_large else pa.ListArray
     width = pa.int64() if is_large else pa.int32()
     return listed.from_arrays(pa.array(offsets, width), items, type=kind, mask=_mask(column))
+
+
+def _without_garbage(lists: pa.FixedSizeListArray) -> pa.FixedSizeListArray:
+    """The same with nulls below its nulls, where pyarrow's cast leaves whatever was in memory."""
+    is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
+    places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+    return pa.FixedSizeListArray.from_arrays(lists.flatten().take(places), type=lists.type, mask=lists.is_null())
 
 
 def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
