@@ -276,6 +276,14 @@ def _slot_fails(stage: Stage, victim: int) -> bool:
     return _kill_slot(stage, victim)
 
 
+def _cluster_gone(stage: Stage, victim: int) -> bool:
+    """What the slots run on ends, for good, and they with it: the job has to be started again."""
+    if not stage.cluster.live_slots or not stage.driver.process.alive:
+        return False
+    stage.driver.lose_cluster(f"{SIM} the cluster has ended")
+    return True
+
+
 def _stop(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=False))
     return True
@@ -415,6 +423,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    "cluster_gone": _cluster_gone,
     "stop": _stop,
     "drain": _drain,
     "checkpoint": _checkpoint,
