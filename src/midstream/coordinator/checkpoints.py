@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import Final
 
@@ -57,6 +58,16 @@ FINAL_RETRY_MS: Final = 1_000
 """The same before the next one without which the job's end cannot come; doubles with each failure."""
 FINAL_RETRY_MS_MAX: Final = 60_000
 HISTORY_MAX: Final = 20
+
+
+class Progress(Enum):
+    """How far the one in progress is."""
+
+    NONE = auto()
+    COLLECTING = auto()
+    PUBLISHING = auto()
+    ORPHANED = auto()
+    """PUBLISHING, and the attempt is over."""
 
 
 @dataclass(slots=True)
@@ -184,6 +195,14 @@ class Checkpoints:
         assert self.settled
         self._plan = plan
         self._names = names_of(plan.graph)
+
+    @property
+    def progress(self) -> Progress:
+        if self.pending is None:
+            return Progress.NONE
+        if not self.pending.publishing:
+            return Progress.COLLECTING
+        return Progress.ORPHANED if self.pending.attempt_is_over else Progress.PUBLISHING
 
     @property
     def settled(self) -> bool:

@@ -137,8 +137,8 @@ class Coordinator:
     # ---- events ----
 
     def _on(self, event: ev.CoordinatorEvent) -> None:
-        if self.phase is Phase.ENDED and not isinstance(event, ev.ClientAsked):
-            return  # I/O that hung until nobody waited for it any more, slots that are gone
+        if self.phase is Phase.ENDED:
+            raise InvariantError(f"{type(event).__name__} after the end")
         match event:
             case ev.Started():
                 self._start()

@@ -237,8 +237,8 @@ class Shell:
         return "its request was answered before" if self._requests[register.request] is not None else ""
 
     def slot_registered(self, slot: int, register: Register) -> None:
-        """`slot` is a number that no other connection is ever given."""
-        assert not self.unwanted(register), register
+        """One that is not unwanted. `slot` is a number that no other connection is ever given."""
+        assert self._requests[register.request] is None, register
         self._requests[register.request] = slot
         self.feed(SlotConnected(slot, register))
 
