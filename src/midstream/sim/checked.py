@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
+from midstream.coordinator.effects import IoKind, io_kind
 from midstream.coordinator.events import (
     ClientAsked,
     CoordinatorEvent,
@@ -26,8 +26,6 @@ class Observer(Protocol):
     """Who is told on the way of what only the shell sees."""
 
     def bug(self, text: str) -> None: ...
-
-    def checkpoint_expired(self, token: str) -> None: ...
 
     def place_claimed(self, client: int) -> None:
         """The place of the savepoint that `client` has asked for."""
@@ -77,11 +75,6 @@ class CheckedShell(Shell):
         if token in self._tokens:
             self._observer.bug(f"token {token} is used a second time")
         self._tokens.add(token)
-
-    def _timer_fired(self, token: str) -> None:
-        if timer_kind(token) is TimerKind.CHECKPOINT:
-            self._observer.checkpoint_expired(token)
-        super()._timer_fired(token)
 
     def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
         client = self._claims.pop(token, None)

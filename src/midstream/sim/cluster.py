@@ -8,6 +8,7 @@ SlotMachine each. Control connections are pairs of pipes. Nothing here decides a
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.reasons import Reasons
 from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
 from midstream.worker.slot import SlotMachine
@@ -69,6 +71,10 @@ class Cluster:
         self.make_coordinator = make_coordinator
         self.drivers: list[Driver] = []
         self.slots: list[Slot] = []
+        self.struck_us: list[int] = []
+        """When faults have struck."""
+        self.patience_s = math.inf
+        """See `Reasons`."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
@@ -169,8 +175,7 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
-        self.failed_checkpoints: list[str] = []
-        """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
+        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, self._has_no_reason)
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
         self.turned_away = 0
@@ -238,8 +243,12 @@ class Driver:
             return
         if isinstance(message, m.Deploy):
             self._note_finished(message)
+            self.reasons.deployed(message)
         elif isinstance(message, m.TriggerCheckpoint):
             self.triggered.append(message.checkpoint_id)
+            self.reasons.triggered(message.checkpoint_id, self.cluster.world.now_us)
+        elif isinstance(message, m.CheckpointAborted) and self.reasons.is_new(message.checkpoint_id):
+            self._look_why(message.checkpoint_id)
         elif isinstance(message, m.CheckpointCompleted):
             self._told = 0
         connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
@@ -341,8 +350,15 @@ class Driver:
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
 
-    def checkpoint_expired(self, token: str) -> None:
-        self.failed_checkpoints.append(f"{token} has expired")
+    def _has_no_reason(self, text: str) -> None:
+        """A driver that was replaced may miss what its successor has deleted."""
+        if self is self.cluster.drivers[-1]:
+            self.bug(text)
+
+    def _look_why(self, checkpoint_id: int) -> None:
+        for status in self.coordinator.status(self.process.now_ms()).checkpoints:
+            if status.id == checkpoint_id and status.state == "failed":
+                self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
 
     def place_claimed(self, client: int) -> None:
         self.claimed[client] = len(self.triggered)
@@ -398,10 +414,7 @@ class Driver:
     def received(self, connection: Connection, message: m.FromSlot) -> None:
         if connection.is_open:
             connection.heard_us = self.cluster.world.now_us
-            if isinstance(message, m.CheckpointDecline) and message.counts:
-                self.failed_checkpoints.append(f"checkpoint {message.checkpoint_id} is declined: {message.reason}")
-                if SIM not in message.reason:
-                    self.bug(f"a declined checkpoint counts as a failure: {message.reason}")
+            self.reasons.heard(message)
             self.shell.slot_said(connection.number, message)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:

@@ -15,7 +15,7 @@ from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.savepoints import Savepoints
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
+from midstream.sim.scenario import BACKLOGGED, RECOVERING, REQUESTS, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -66,6 +66,8 @@ def strike(stage: Stage, fault: Fault) -> bool:
     if stage.driver.outcome is not None:
         return False
     struck = STRIKES[fault.kind](stage, fault.victim)
+    if struck and fault.kind not in REQUESTS:
+        stage.cluster.struck_us.append(world.now_us)
     if struck and world.trace is not None:
         world.trace.add(world.step_number, world.step_number, world.now_us, "", Kind.FAULT, fault.kind)
     return struck
