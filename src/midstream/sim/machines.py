@@ -152,10 +152,10 @@ def watch_barriers() -> Sequence[Watched]:
     return [Watched(barriers.BarrierHandler, "handle", of_call, _BARRIER_EVENTS)]
 
 
-_NO_MAILS: Final = frozenset(("step", "arrived", "metrics", "check"))
+NO_MAILS: Final = frozenset(("step", "arrived", "metrics", "check"))
 """A step is seen by the element that it takes, an arrival by the barrier handler; the others only read."""
 TASK_MAILS: Final = tuple(
-    name for name in methods_called(slot, Task, ("task", "self._task(ref)", "self.tasks[ref]")) if name not in _NO_MAILS
+    name for name in methods_called(slot, Task, ("task", "self._task(ref)", "self.tasks[ref]")) if name not in NO_MAILS
 )
 ELEMENTS: Final = ("rows", *classes_of(elements.Event))
 _LIVE: Final = {state: [f"{state.name}, {name}" for name in names_of(barriers.Alignment)] for state in TaskState}
