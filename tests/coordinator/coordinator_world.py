@@ -126,10 +126,11 @@ class BenchTimer:
 class Surroundings:
     """All that the shell of a bench runs on: its loop, its lines and its host."""
 
-    slots_gone = ""
-
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self.slots_gone = ""
+        self.gone: set[int] = set()
+        """Slots whose connections are."""
         self.elapsed_ms = 0
         """On the clock that nobody sets."""
         self.timers: list[BenchTimer] = []
@@ -164,7 +165,7 @@ class Surroundings:
         self.bench.closed.append(slot)
 
     def drop(self, slot: int) -> bool:
-        return slot not in self.bench.closed
+        return slot not in self.bench.closed and slot not in self.gone
 
     def request_slot(self, request: str) -> None:
         self.bench.requests.append(request)

@@ -181,7 +181,7 @@ class Driver:
         self.turned_away = 0
         """How many slot processes came that were not wanted (any more)."""
         self.triggered: list[int] = []
-        """Checkpoints of its job as they were triggered, each once for every slot that was told."""
+        """Checkpoints of its job as they were triggered, each once for every slot."""
         self.claimed: dict[int, int] = {}
         """By client: how many there were of them when the place of its savepoint was claimed."""
         self._asked: dict[int, m.ClientRequest] = {}
@@ -238,9 +238,6 @@ class Driver:
     # ---- the shell's lines
 
     def send(self, slot: int, message: m.ToSlot) -> None:
-        connection = self.connections.get(slot)
-        if connection is None:
-            return
         if isinstance(message, m.Deploy):
             self._note_finished(message)
             self.reasons.deployed(message)
@@ -251,7 +248,9 @@ class Driver:
             self._look_why(message.checkpoint_id)
         elif isinstance(message, m.CheckpointCompleted):
             self._told = 0
-        connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
+        connection = self.connections.get(slot)
+        if connection is not None:
+            connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
 
     def release(self, slot: int) -> None:
         connection = self.connections.pop(slot, None)

@@ -268,6 +268,8 @@ NOT_PUBLISHED: Final = ("StorageError", "UnknownOutcomeError", "FencedError")
 
 
 def watch_checkpoints() -> Sequence[Watched]:
+    """All that the coordinator calls, and all that comes back; of messages and outcomes also which."""
+
     def state(of: Any) -> str:
         progress: Progress = of.progress
         return progress.name
@@ -406,6 +408,8 @@ def watch_requests() -> Sequence[Watched]:
 
 
 def watch_channels() -> Sequence[Watched]:
+    """Each with what it holds: data, and the beginning of a batch."""
+
     def remote(what: str) -> Callable[..., tuple[str, str]]:
         def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:
             part = " and a part" if channel._partial is not None else ""
