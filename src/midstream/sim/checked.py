@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, io_kind
 from midstream.coordinator.events import (
     ClientAsked,
@@ -19,6 +20,11 @@ from midstream.core.seams import Done, Failed
 
 
 class CheckedMachine(CoordinatorMachine, Protocol):
+    """`midstream.coordinator.Coordinator`, or a subclass in tests."""
+
+    @property
+    def checkpoints(self) -> Checkpoints: ...
+
     def check(self) -> None: ...
 
 

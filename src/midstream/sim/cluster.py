@@ -355,8 +355,8 @@ class Driver:
             self.bug(text)
 
     def _look_why(self, checkpoint_id: int) -> None:
-        for status in self.coordinator.status(self.process.now_ms()).checkpoints:
-            if status.id == checkpoint_id and status.state == "failed":
+        for status in self.coordinator.checkpoints.history:
+            if status.id == checkpoint_id:  # else it is only taken again
                 self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
 
     def place_claimed(self, client: int) -> None:
