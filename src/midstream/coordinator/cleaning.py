@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from midstream.checkpoint.store import FencedError, drop, drop_attempts_before
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 
@@ -48,7 +48,7 @@ class Cleaning:
         self._checkpoints, self._files, self._before = set(), set(), None
         work = partial(_clean, self.storage, self.epoch, checkpoints, files, before)
         done = partial(self._done, checkpoints, files)
-        self._effects.run_io("clean", work, done, waits_for="old checkpoint files to be deleted")
+        self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self) -> None:
         """Touch nothing more: somebody else owns the directory."""

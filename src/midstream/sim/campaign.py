@@ -57,6 +57,7 @@ class Result:
     seed: int
     failure: str
     is_stuck: bool
+    is_long: bool
     lost: int
     doubled: int
     rows: int
@@ -82,6 +83,8 @@ class Summary:
     lost: int = 0
     duplicated: int = 0
     deadlocks: int = 0
+    long: int = 0
+    """Runs that were still getting on when they had had all their steps: neither failed nor judged to their ends."""
     failures: int = 0
     """Runs that went wrong, in whatever way."""
     checkpoints_completed: int = 0
@@ -113,6 +116,7 @@ class Summary:
         self.lost += result.lost
         self.duplicated += result.doubled
         self.deadlocks += result.is_stuck
+        self.long += result.is_long
         self.checkpoints_completed += result.checkpoints
         self.checkpoints_with_finished_tasks += result.finished_in_checkpoint
         self.checkpoints_with_rows_in_flight += result.in_flight_in_checkpoint
@@ -148,6 +152,7 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         seed=outcome.scenario.seed,
         failure=outcome.failures[0] if outcome.failures else "",
         is_stuck=outcome.is_stuck,
+        is_long=outcome.is_long,
         lost=outcome.lost,
         doubled=outcome.doubled,
         rows=outcome.rows,

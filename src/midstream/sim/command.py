@@ -90,7 +90,8 @@ def simulate(
         f"{checkpoints}, {restarts}",
         savepoints,
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in data["faults"].items()) or "none"),
-        f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}",
+        f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}"
+        + (f", not over after all their steps: {summary.long}" if summary.long else ""),
     ]
     if summary.first_failing_seed is not None:
         data["replay"] = replay_command(options, summary.first_failing_seed)
@@ -179,7 +180,7 @@ def replay(
 
 def _verdict(outcome: Outcome) -> list[str]:
     head = f"{outcome.steps} steps, {outcome.seconds:.3f} s of the world's time, hash {outcome.hash:016x}"
-    return [head, *(outcome.failures or ["all as it should be"])]
+    return [head, *(outcome.why_not_passed or ["all as it should be"])]
 
 
 def replay_command(options: Options, seed: int) -> str:

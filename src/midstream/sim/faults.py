@@ -15,7 +15,7 @@ from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.savepoints import Savepoints
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
+from midstream.sim.scenario import BACKLOGGED, RECOVERING, REQUESTS, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -66,6 +66,8 @@ def strike(stage: Stage, fault: Fault) -> bool:
     if stage.driver.outcome is not None:
         return False
     struck = STRIKES[fault.kind](stage, fault.victim)
+    if struck and fault.kind not in REQUESTS:
+        stage.cluster.struck_us.append(world.now_us)
     if struck and world.trace is not None:
         world.trace.add(world.step_number, world.step_number, world.now_us, "", Kind.FAULT, fault.kind)
     return struck
@@ -276,6 +278,14 @@ def _slot_fails(stage: Stage, victim: int) -> bool:
     return _kill_slot(stage, victim)
 
 
+def _cluster_gone(stage: Stage, victim: int) -> bool:
+    """What the slots run on ends, for good, and they with it: the job has to be started again."""
+    if not stage.cluster.live_slots or not stage.driver.process.alive:
+        return False
+    stage.driver.lose_cluster(f"{SIM} the cluster has ended")
+    return True
+
+
 def _stop(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=False))
     return True
@@ -415,6 +425,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    "cluster_gone": _cluster_gone,
     "stop": _stop,
     "drain": _drain,
     "checkpoint": _checkpoint,

@@ -61,7 +61,7 @@ def killed_after(name: str, seeds_max: int, start: int = 0) -> tuple[int, str] |
     with applied(name):
         for index in range(seeds_max):
             scenario = MUTATIONS[name].scenario(start + index)
-            failures = run(replace(scenario, steps_max=min(scenario.steps_max, STEPS_MAX))).failures
+            failures = run(replace(scenario, steps_max=min(scenario.steps_max, STEPS_MAX))).why_not_passed
             if failures:
                 return index + 1, failures[0]
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -20,20 +20,24 @@ from midstream.sim.disk import Disk
 from midstream.sim.faults import is_recovering, strike
 from midstream.sim.network import SIM, Network
 from midstream.sim.oracle import CHECKPOINT, Oracle
+from midstream.sim.reasons import patience_s
 from midstream.sim.report import who_waits
 from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
 from midstream.sim.savepoints import Saved, Savepoints
-from midstream.sim.scenario import REQUESTS, Scenario
+from midstream.sim.scenario import Scenario
 from midstream.sim.tally import ToldSource
 from midstream.sim.topologies import Shape, job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
+from midstream.worker.task import TaskState
 
 JOB: Final = "simulated"
 ROOT: Final = "sim://checkpoints"
 STILL_STEPS: Final = 4_000
 STILL_MAX: Final = 10
 """Nothing has moved for `STILL_MAX` times `STILL_STEPS` steps: the run hangs."""
+CIRCLES_MAX: Final = 20
+"""The same if checkpoints complete meanwhile: it goes round in circles."""
 KEEPER_US: Final = 20_000
 """How long it takes until somebody starts a job again."""
 LAUNCHES_MAX: Final = 50
@@ -45,8 +49,6 @@ FORKED: Final = 0.4
 """Of the runs that have made a savepoint, how many end with a fork from it."""
 INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
 """By seed: all state in files, some, none."""
-GENEROUS_S: Final = 60.0
-"""A checkpoint that may overtake rows is done by then."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class Outcome:
     scenario: Scenario
     failures: list[str] = field(default_factory=list)
     is_stuck: bool = False
+    is_long: bool = False
+    """It was still getting on when it had had all its steps. What there is of it is as it should be."""
     hash: int = 0
     steps: int = 0
     seconds: float = 0.0
@@ -79,6 +83,11 @@ class Outcome:
     savepoints_restored: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
+
+    @property
+    def why_not_passed(self) -> list[str]:
+        """Its failures; or that it has not come to its end, for who has set a bound that it must keep."""
+        return self.failures or [f"the run is not over after {self.steps} steps"] * self.is_long
 
 
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
@@ -113,6 +122,7 @@ class Run:
         self.savepoints = Savepoints(self.world, self._oracle, self._disks)
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.cluster.answered = self.savepoints.answered
+        self.cluster.patience_s = patience_s(scenario)
         self.outside.finished = self.cluster.finished
         self._is_over = False
         self._launch_is_due = False
@@ -123,6 +133,8 @@ class Run:
         """Nothing is to be copied into its directory any more."""
         self._still = 0
         self._last_progress: object = None
+        self._made_nothing = 0
+        self._last_made: object = None
         self._next_look = STILL_STEPS
         self._faults_left = list(scenario.faults)
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
@@ -162,11 +174,7 @@ class Run:
     def go(self) -> Outcome:
         world, scenario, outcome = self.world, self.scenario, self.outcome
         self._launch(scenario.shape, restore=None)
-        world.run(self._look, scenario.steps_max)
-        if not self._is_over and not world.bugs:
-            outcome.is_stuck = True
-            world.bug("the job is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
-        elif not world.bugs:
+        if self._go_on("the job"):
             self._wind_up()
             self._fork()
         outcome.failures = world.bugs
@@ -182,6 +190,20 @@ class Run:
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
         outcome.trace = world.trace
         return outcome
+
+    def _go_on(self, what: str) -> bool:
+        """Until the job is over; False if it does not come to that."""
+        world = self.world
+        last_step = world.step_number + self.scenario.steps_max
+        world.run(self._look, last_step)
+        if world.bugs or self._is_over:
+            return not world.bugs
+        if self._is_stuck or world.step_number < last_step:  # or nothing is left that could happen
+            self.outcome.is_stuck = True
+            world.bug(f"{what} is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
+        else:
+            self.outcome.is_long = True
+        return False
 
     def _launch(self, shape: Shape, restore: str | None) -> None:
         self.outcome.launches += 1
@@ -244,22 +266,38 @@ class Run:
         if step >= self._next_look:
             self._next_look += STILL_STEPS
             self._look_for_progress()
-        return self._is_over or self._still >= STILL_MAX
+        return self._is_over or self._is_stuck
 
     def give_up_driver(self) -> None:
         self._is_given_up = True
 
+    @property
+    def _is_stuck(self) -> bool:
+        return self._still >= (STILL_MAX if self._made_nothing >= STILL_MAX else CIRCLES_MAX)
+
     def _look_for_progress(self) -> None:
-        rows = sum(
-            task.rows_in + sum(partition.bytes_out for partition in task.partitions)
-            for slot in self.cluster.live_slots
-            if slot.machine
-            for task in slot.machine.tasks.values()
+        """Rows, with them credit, tasks that come to their ends, attempts and all that strikes; apart from these checkpoints."""
+        moved, ending = 0, 0
+        attempts = []
+        for slot in self.cluster.live_slots:
+            if slot.machine is not None:
+                attempts.append(slot.machine.attempt)
+                for task in slot.machine.tasks.values():
+                    moved += task.rows_in + sum(partition.bytes_out for partition in task.partitions)
+                    ending += task.state in (TaskState.FINISHING, TaskState.FINISHED)
+        progress = (
+            moved,
+            ending,
+            attempts,
+            len(self.outside.committed),
+            len(self.cluster.drivers),
+            len(self._faults_left),
         )
-        attempts = tuple(slot.machine.attempt for slot in self.cluster.live_slots if slot.machine)
-        progress = (rows, len(self.outside.committed), attempts, len(self.cluster.drivers), len(self._faults_left))
         self._still = self._still + 1 if progress == self._last_progress else 0
         self._last_progress = progress
+        made = self._oracle.checkpoints, self.savepoints.made, self.savepoints.failed
+        self._made_nothing = self._made_nothing + 1 if made == self._last_made else 0
+        self._last_made = made
 
     def _after_end(self) -> None:
         """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
@@ -322,11 +360,7 @@ class Run:
         self._oracle.begin_again(self.disk, saved.cut)
         self._is_over, self._still = False, 0
         self._launch(self.scenario.rescaled or self.scenario.shape, saved.url)
-        world.run(self._look, world.step_number + self.scenario.steps_max)
-        if not self._is_over and not world.bugs:
-            self.outcome.is_stuck = True
-            world.bug("the fork of the job is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
-        elif not world.bugs:
+        if self._go_on("the fork of the job"):
             self._wind_up()
 
     def _wind_up(self) -> None:
@@ -347,18 +381,9 @@ class Run:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
         self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
-        self._complain(self._without_reason())
         self._complain(self.savepoints.check_end())
         if not self.outcome.faults and not self.scenario.tempo.clock_tick_us:  # else it may still be deleting files
             self._complain(self._oracle.check_left_over(self.disk.files, self.scenario.retained))
-
-    def _without_reason(self) -> Iterator[str]:
-        """Checkpoints that failed although nothing was in their way: no fault, and no row that they had to wait for."""
-        may_wait = self.scenario.aligned_timeout_s != 0.0 or self.scenario.timeout_s < GENEROUS_S
-        if may_wait or self.outcome.faults.keys() - REQUESTS:
-            return
-        for driver in self.cluster.drivers:
-            yield from driver.failed_checkpoints
 
     def _on_write(self, root: str, path: str, data: bytes) -> None:
         if not path.endswith("/_metadata"):

@@ -48,6 +48,8 @@ FAULTS: Final = (
 HANGS: Final = "publish_hangs"
 LONG_CALL: Final = "long_call"
 """Both are drawn by `with_hangs` only."""
+CLUSTER_GONE: Final = "cluster_gone"
+"""Drawn by `with_cluster_gone` only."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
@@ -163,6 +165,7 @@ def draw(
         drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
         kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
         drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
+        drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), count)
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -267,6 +270,15 @@ def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...]
     count = random.choice((1, 1, 2))
     hangs = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
     return tuple(sorted((*faults, *hangs), key=lambda fault: fault.step))
+
+
+def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
+    """In one run of 25 all slots end for good, once."""
+    if random.random() > 0.04:
+        return faults
+    horizon = random.choice((100, 300, 300 + rows * 4))
+    fault = Fault(random.randrange(horizon), CLUSTER_GONE, random.randrange(1 << 20))
+    return tuple(sorted((*faults, fault), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
