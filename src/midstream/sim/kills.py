@@ -1,0 +1,132 @@
+"""How soon each mutation is found: in the scenario of its own, and in the random campaign that everybody runs.
+
+A kill is a run that fails under the mutation while the engine as it is passes the same scenario within the same
+bound of steps. What the code of the mutation itself raises is no kill: it says nothing about the simulator.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Final
+from unittest.mock import patch
+
+import msgspec
+
+from midstream.sim.campaign import collect, collecting_rarely, workers
+from midstream.sim.mutation import Mutation
+from midstream.sim.mutations import MUTATIONS
+from midstream.sim.run import run
+from midstream.sim.scenario import Scenario, draw
+
+STEPS_MAX: Final = 60_000
+"""Of a run: one that does not come to its end has failed."""
+SCENARIO_SEEDS_MAX: Final = 400
+RANDOM_SEEDS_MAX: Final = 2_000
+"""A mutation that no run finds in so many is a hole in the simulator."""
+KEPT_VERDICTS: Final = 4_096
+FAILURE_CHARS: Final = 300
+
+
+class Search(msgspec.Struct, frozen=True):
+    """For one mutation, in one kind of scenario."""
+
+    seeds: int
+    """How many were tried, the one that found it included."""
+    seed: int | None
+    """The one that found it; None: the mutation survived."""
+    failure: str = ""
+    """The first line of how its run failed."""
+    unfit: tuple[int, ...] = ()
+    """Seeds whose runs fail without the mutation, too: they prove nothing."""
+    own_error: str = ""
+    """The first time that the code of the mutation itself raised: then the mutation is wrong, not the engine."""
+
+
+class Kill(msgspec.Struct, frozen=True):
+    name: str
+    what: str
+    own: Search | None
+    """In its scenario; None: it has none, or that was not asked for."""
+    random: Search | None
+
+
+@contextmanager
+def applied(mutation: Mutation) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, attribute, value in mutation.replacements():
+            stack.enter_context(patch.object(owner, attribute, value))
+        yield
+
+
+def search(mutation: Mutation, scenario_of: Callable[[int], Scenario], seeds_max: int, start: int = 0) -> Search:
+    """Try the seeds from `start` on until one finds it."""
+    unfit: list[int] = []
+    own_error = ""
+    for tried, seed in enumerate(range(start, start + seeds_max), 1):
+        scenario = bounded(scenario_of(seed))
+        with applied(mutation):
+            failures = run(scenario).failures
+        collect()
+        if not failures:
+            continue
+        if _is_of_the_mutation(mutation, failures[0]):
+            own_error = own_error or failures[0]
+        elif not passes(scenario):
+            unfit.append(seed)
+        else:
+            return Search(tried, seed, _first_line(failures[0]), tuple(unfit), own_error)
+    return Search(seeds_max, None, "", tuple(unfit), own_error)
+
+
+def bounded(scenario: Scenario) -> Scenario:
+    return replace(scenario, steps_max=min(scenario.steps_max, STEPS_MAX))
+
+
+@lru_cache(KEPT_VERDICTS)
+def passes(scenario: Scenario) -> bool:
+    """Whether the engine as it is does; many mutations are found by the same few seeds, so that this is rarely run."""
+    passed = not run(scenario).failures
+    collect()
+    return passed
+
+
+def _is_of_the_mutation(mutation: Mutation, failure: str) -> bool:
+    """Raised in its code, or by a call of it that does not fit any more."""
+    frames = re.findall(r'File "(.+?)"', failure)
+    return (
+        bool(frames and frames[-1].endswith("mutations.py"))
+        or f"{mutation.replacements.__name__}.<locals>" in (failure.splitlines()[0])
+    )
+
+
+def _first_line(failure: str) -> str:
+    return failure.splitlines()[0][:FAILURE_CHARS]
+
+
+def kill_of(name: str, random_seeds_max: int = RANDOM_SEEDS_MAX) -> Kill:
+    """`random_seeds_max` 0: look for it in its own scenario only, and in random ones only if it has none."""
+    mutation = MUTATIONS[name]
+    own = None
+    if mutation.scenario is not None:
+        own = search(mutation, mutation.scenario, min(SCENARIO_SEEDS_MAX, random_seeds_max or SCENARIO_SEEDS_MAX))
+    elif not random_seeds_max:
+        random_seeds_max = SCENARIO_SEEDS_MAX
+    random = search(mutation, draw, random_seeds_max) if random_seeds_max else None
+    return Kill(name, mutation.what, own, random)
+
+
+def kill_table(names: Sequence[str], random_seeds_max: int, jobs: int | None = None) -> Iterator[Kill]:
+    """As they are known, found by `jobs` processes (one per core)."""
+    work = partial(kill_of, random_seeds_max=random_seeds_max)
+    processes = min(jobs or os.cpu_count() or 1, len(names))
+    if processes == 1:
+        with collecting_rarely():
+            yield from map(work, names)
+        return
+    with workers(processes) as pool:
+        yield from pool.imap_unordered(work, names)
