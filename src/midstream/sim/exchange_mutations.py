@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from midstream.core.elements import CheckpointBarrier, Watermark
+from midstream.core.keys import subtask_of as subtask_of_groups
+from midstream.exchange import partition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
-from midstream.exchange.partition import Subpartition
-from midstream.exchange.queue import ElementQueue
+from midstream.exchange.link import PeerLink
+from midstream.exchange.partition import ResultPartition, Subpartition
+from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.worker.slot import SlotMachine
 
 
 def resume_forgets() -> Replacements:
@@ -105,6 +111,211 @@ def end_overtakes() -> Replacements:
     return [(Subpartition, "add", add)]
 
 
+# ---- credit and charges
+
+
+def credit_twice() -> Replacements:
+    """Credit is announced twice."""
+    original = PeerLink.grant
+
+    def grant(self: Any, channel: Any, credits: int) -> None:
+        original(self, channel, 2 * credits)
+
+    return [(PeerLink, "grant", grant)]
+
+
+def credit_lost_on_attach() -> Replacements:
+    """Credit that was announced before the connection is there is forgotten."""
+    original = PeerLink.attach
+
+    def attach(self: Any, link: Any) -> None:
+        self._credits.clear()
+        original(self, link)
+
+    return [(PeerLink, "attach", attach)]
+
+
+def partial_kept_over_a_cut() -> Replacements:
+    """What had come of a batch when a connection was cut is where the next attempt goes on."""
+    wire, discard = SlotMachine._wire, RemoteChannel.discard
+
+    def keep(self: Any) -> None:
+        self.kept = self._partial, self._partial_filled
+        discard(self)
+
+    def wire_on(self: Any, gate: Any, *rest: Any) -> None:
+        wire(self, gate, *rest)
+        before = self.__dict__.setdefault("channels_before", {})
+        for channel in gate.channels:
+            if isinstance(channel, RemoteChannel):
+                partial, filled = getattr(before.get(channel.id), "kept", (None, 0))
+                if partial is not None:
+                    channel._partial, channel._partial_filled = partial, filled
+                before[channel.id] = channel
+
+    return [(SlotMachine, "_wire", wire_on), (RemoteChannel, "discard", keep)]
+
+
+def freed_when_taken() -> Replacements:
+    """The buffers of a batch are free when it is taken, not when it is worked off."""
+    original = RemoteChannel.take
+
+    def take(self: Any, rows_max: int) -> Any:
+        element = original(self, rows_max)
+        for item in self._taken:
+            self.freed(item.buffers)
+            item.buffers = 0
+        return element
+
+    return [(RemoteChannel, "take", take), (RemoteChannel, "check", nothing)]
+
+
+def freed_with_the_next() -> Replacements:
+    """The buffers of a batch are free when the next one is worked off."""
+
+    def done(self: Any) -> None:
+        taken, self._taken = self._taken, ()
+        let_go(getattr(self, "worked_off", ()))
+        self.worked_off = taken
+
+    return [(RemoteChannel, "done", done)]
+
+
+def local_batch_never_freed() -> Replacements:
+    """What a consumer in the same slot has worked off is charged for ever, when it was joined of several."""
+    original = Subpartition.done
+
+    def done_first(self: Any) -> None:
+        if self.is_local and len(self.sending) > 1:
+            self.sending = self.sending[:1]
+        original(self)
+
+    return [(Subpartition, "done", done_first)]
+
+
+def captured_is_freed_at_once() -> Replacements:
+    """What a checkpoint holds is not charged while it is written."""
+
+    def hold(self: Any) -> Any:
+        return InFlight(self.batch, 0, _Nobody())
+
+    return [(InFlight, "hold", hold)]
+
+
+class _Nobody:
+    def freed(self, buffers: int) -> None:
+        pass
+
+
+# ---- order, and who gets what
+
+
+def broadcast_skips_the_last() -> Replacements:
+    """Rows for all consumers do not go to the last one."""
+
+    def emit_to_all(self: Any, batch: Any) -> None:
+        for sub in self.subpartitions[:-1] or self.subpartitions:
+            sub.add(batch)
+
+    return [(ResultPartition, "_emit_to_all", emit_to_all)]
+
+
+def watermark_skips_the_last() -> Replacements:
+    """Watermarks do not go to the last consumer."""
+    original = ResultPartition.broadcast
+
+    def broadcast(self: Any, event: Any) -> None:
+        if isinstance(event, Watermark):
+            for sub in self.subpartitions[:-1] or self.subpartitions:
+                sub.add(event)
+        else:
+            original(self, event)
+
+    return [(ResultPartition, "broadcast", broadcast)]
+
+
+def watermark_before_rows() -> Replacements:
+    """A watermark takes the place of the one before it, before the rows between them."""
+    original = ElementQueue.append
+
+    def append(self: Any, item: Any) -> None:
+        if isinstance(item, Watermark):
+            for index in range(len(self._items) - 1, -1, -1):
+                if isinstance(self._items[index], Watermark):
+                    self._items[index] = item
+                    return
+                if not isinstance(self._items[index], InFlight):
+                    break
+        original(self, item)
+
+    return [(ElementQueue, "append", append)]
+
+
+def joined_over_a_barrier() -> Replacements:
+    """Small batches are joined with those behind a barrier."""
+    original = ElementQueue._join
+
+    def join(self: Any, first: Any, rows_max: int) -> Any:
+        items = self._items
+        if len(items) > 1 and isinstance(items[0], CheckpointBarrier) and isinstance(items[1], InFlight):
+            barrier = items.popleft()
+            joined = original(self, first, rows_max)
+            items.appendleft(barrier)
+            return joined
+        return original(self, first, rows_max)
+
+    return [(ElementQueue, "_join", join)]
+
+
+def first_of_a_run_is_lost() -> Replacements:
+    """Of batches that are joined, the one that is one row too many is dropped."""
+    original = ElementQueue._join
+
+    def join(self: Any, first: Any, rows_max: int) -> Any:
+        batch, run = original(self, first, rows_max)
+        if len(run) > 1 and self._items and isinstance(self._items[0], InFlight):
+            dropped = self._items.popleft()
+            self.waiting -= dropped.buffers
+            dropped.let_go()
+        return batch, run
+
+    return [(ElementQueue, "_join", join)]
+
+
+def turn_is_lost() -> Replacements:
+    """A channel whose last element was an event is not asked again before something arrives."""
+    original = InputGate.poll
+
+    def poll(self: Any, rows_max: int) -> Any:
+        polled = original(self, rows_max)
+        if polled is not None and isinstance(polled[1], Watermark) and self._is_ready[polled[0]]:
+            self._is_ready[polled[0]] = False
+            self._ready.remove(polled[0])
+        return polled
+
+    return [(InputGate, "poll", poll), (InputGate, "check", nothing)]
+
+
+def opened_before_recovered() -> Replacements:
+    """Rows are asked for while others are still to be recovered."""
+
+    def open_now(self: Any) -> None:
+        self._is_open = True
+        for channel in self.channels:
+            channel.open()
+
+    return [(InputGate, "open", open_now)]
+
+
+def split_by_the_wrong_range() -> Replacements:
+    """Rows of a key group that two consumers' ranges meet in go to the first of them."""
+
+    def subtask_of(groups: Any, parallelism: int, max_parallelism: int) -> Any:
+        return subtask_of_groups((groups - (groups > 0)).astype(groups.dtype), parallelism, max_parallelism)
+
+    return [(partition, "subtask_of", subtask_of)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "resume_forgets": Mutation("a resumed channel is not read again", resume_forgets),
     "block_nothing": Mutation("a blocked channel is read on", block_nothing),
@@ -115,4 +326,25 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "limit_of_nothing": Mutation("the queue of a slow reader takes nothing any more", limit_of_nothing),
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", drop_an_element),
     "end_overtakes": Mutation("the end of data overtakes rows", end_overtakes),
+    "credit_twice": Mutation("credit is announced twice", credit_twice),
+    "credit_lost_on_attach": Mutation("credit is forgotten when a connection comes late", credit_lost_on_attach),
+    "partial_kept_over_a_cut": Mutation("part of a batch is kept over a cut", partial_kept_over_a_cut),
+    "freed_when_taken": Mutation("buffers are free when a batch is taken", freed_when_taken),
+    "freed_with_the_next": Mutation("buffers are free when the next batch is worked off", freed_with_the_next),
+    "local_batch_never_freed": Mutation("buffers of joined batches are charged for ever", local_batch_never_freed),
+    "captured_is_freed_at_once": Mutation(
+        "what a checkpoint holds is not charged", captured_is_freed_at_once, scenarios.backpressured
+    ),
+    "broadcast_skips_the_last": Mutation("a broadcast skips the last consumer", broadcast_skips_the_last),
+    "watermark_skips_the_last": Mutation("watermarks skip the last consumer", watermark_skips_the_last),
+    "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, scenarios.on_time),
+    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier),
+    "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
+    "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
+    "opened_before_recovered": Mutation(
+        "rows are asked for before what is recovered has been taken", opened_before_recovered, scenarios.backpressured
+    ),
+    "split_by_the_wrong_range": Mutation(
+        "rows at the border of two ranges go to the wrong subtask", split_by_the_wrong_range
+    ),
 }

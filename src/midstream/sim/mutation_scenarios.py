@@ -217,3 +217,33 @@ def saving(seed: int) -> Scenario:
         timeout_s=60.0,
         faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
     )
+
+
+def timed_out(seed: int) -> Scenario:
+    """Barriers wait their turn, and overtake the rows when their time has come."""
+    return replace(backpressured(seed), aligned_timeout_s=(0.001, 0.01)[seed % 2], interval_s=0.005)
+
+
+def shared(seed: int) -> Scenario:
+    """Large batches of a broadcast are worked off slowly while barriers come."""
+    drawn = draw(seed, topology="keyed_broadcast", parallelism=2, rows=100)
+    drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+    return replace(drawn, batch_rows=50, row_us=2000, interval_s=0.0005)
+
+
+def firing(seed: int) -> Scenario:
+    """Watermarks take many slices to fire: looking at the clock takes long, and slots die meanwhile."""
+    drawn = draw(
+        seed, topology=("timers", "sliding", "window")[seed % 3], parallelism=2, faults=("kill_slot",), rows=100
+    )
+    drawn = replace(drawn, shape=without_idle(drawn.shape), splits=1, rounds=1, interval_s=0.002, timeout_s=60.0)
+    return replace(drawn, tempo=replace(drawn.tempo, clock_tick_us=2000), aligned_timeout_s=0.0)
+
+
+def fired_unevenly(seed: int) -> Scenario:
+    """The job is stopped while windows fire, and goes on at another parallelism."""
+    drawn = draw(seed, topology=("sliding", "window", "session")[seed % 3], parallelism=3, rescale_to=2, rows=100)
+    drawn = replace(drawn, shape=without_idle(drawn.shape), splits=1, rounds=1, interval_s=0.002, timeout_s=60.0)
+    if drawn.rescaled is not None:
+        drawn = replace(drawn, rescaled=without_idle(drawn.rescaled))
+    return replace(drawn, tempo=replace(drawn.tempo, clock_tick_us=2000), aligned_timeout_s=0.0)

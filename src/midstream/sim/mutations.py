@@ -11,9 +11,11 @@ from typing import Final
 
 from midstream.sim import (
     barrier_mutations,
+    content_mutations,
     coordination_mutations,
     exchange_mutations,
     in_flight_mutations,
+    recovery_mutations,
     savepoint_mutations,
     table_mutations,
     worker_mutations,
@@ -24,9 +26,41 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **barrier_mutations.MUTATIONS,
     **exchange_mutations.MUTATIONS,
     **in_flight_mutations.MUTATIONS,
+    **content_mutations.MUTATIONS,
+    **recovery_mutations.MUTATIONS,
     **worker_mutations.MUTATIONS,
     **coordination_mutations.MUTATIONS,
     **savepoint_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
 }
-EQUIVALENT: Final[Mapping[str, Equivalent]] = {}
+EQUIVALENT: Final[Mapping[str, Equivalent]] = {
+    "clear_while_recovering": Equivalent(
+        "a channel that cannot be captured counts as read up to its barrier while its gate recovers rows",
+        "only an edge whose rows may be in flight has any to recover, and of that edge every channel can be captured",
+    ),
+    "sequence_not_checked": Equivalent(
+        "the numbers of frames are not checked",
+        "a number is compared, and used for nothing else; both ends count every frame of a channel by one, and a "
+        "connection keeps the order of its frames or is lost, so that the comparison never fails",
+    ),
+    "aborted_final_stands": Equivalent(
+        "the checkpoint that a task has ended with stays the one to wait for although it was aborted",
+        "a task is done when a checkpoint of that number or a higher one completes; the aborted one never does, and "
+        "every later one is joined behind the end of the task's data, too",
+    ),
+    "valve_begins_again": Equivalent(
+        "the valve of a task does not know after a restore how far event time had come",
+        "what the valve gives is offered to the first operator, or to the edges, which ignore a watermark that is not "
+        "above the last one they were offered; that is restored, and is the mark that the valve would have begun with",
+    ),
+    "producer_of_channel_state": Equivalent(
+        "rows in flight are stored as another producer's",
+        "who gets them back, and in which order, follows from their consumer, whether they had arrived and the number "
+        "of the state that they were dealt out from; the producer is named in messages only",
+    ),
+    "queue_limit_by_rows": Equivalent(
+        "a producer counts rows that wait, not buffers, against the limit of a queue",
+        "whether a step may start is asked again whenever something that waits is taken, and where nothing waits both "
+        "counts are 0 and the limit is at least 1: output comes in the same order, after a longer wait at most",
+    ),
+}
