@@ -131,6 +131,15 @@ def overtakes_what_is_shared() -> Replacements:
     return [(barriers.BarrierHandler, "__init__", init)]
 
 
+def clear_while_recovering() -> Replacements:
+    """A channel counts as read up to its barrier while rows that come before it are still to be recovered."""
+
+    def is_clear(self: Any, channel: int, event: Any) -> bool:
+        return not self.channels[channel].taken() and self.channels[channel].queue.is_clear(event)
+
+    return [(InputGate, "is_clear", is_clear)]
+
+
 def clear_while_working() -> Replacements:
     """A channel counts as read up to its barrier while its last batch is being worked off."""
 
@@ -344,6 +353,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "overtakes_what_is_shared": Mutation(
         "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, scenarios.backpressured
+    ),
+    "clear_while_recovering": Mutation(
+        "recovered rows are not waited for where none may be in flight", clear_while_recovering, scenarios.adapting
     ),
     "clear_while_working": Mutation(
         "the batch at work is not waited for where none may be in flight",

@@ -6,8 +6,10 @@ bound of steps. What the code of the mutation itself raises is no kill: it says 
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +24,7 @@ from midstream.sim.mutation import Mutation
 from midstream.sim.mutations import MUTATIONS
 from midstream.sim.run import run
 from midstream.sim.scenario import Scenario, draw
+from midstream.worker.task import Task
 
 STEPS_MAX: Final = 60_000
 """Of a run: one that does not come to its end has failed."""
@@ -30,6 +33,7 @@ RANDOM_SEEDS_MAX: Final = 2_000
 """A mutation that no run finds in so many is a hole in the simulator."""
 KEPT_VERDICTS: Final = 4_096
 FAILURE_CHARS: Final = 300
+FRAME: Final = re.compile(r'^  File "(.+?)", line ', re.MULTILINE)
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -69,17 +73,16 @@ def search(mutation: Mutation, scenario_of: Callable[[int], Scenario], seeds_max
     own_error = ""
     for tried, seed in enumerate(range(start, start + seeds_max), 1):
         scenario = bounded(scenario_of(seed))
-        with applied(mutation):
+        with applied(mutation), _noting(mutation) as own_errors:
             failures = run(scenario).failures
         collect()
-        if not failures:
-            continue
-        if _is_of_the_mutation(mutation, failures[0]):
-            own_error = own_error or failures[0]
-        elif not passes(scenario):
-            unfit.append(seed)
-        else:
+        own_errors += [failure for failure in failures[:1] if _is_of(mutation, failure)]
+        if own_errors:
+            own_error = own_error or own_errors[0]
+        elif failures and passes(scenario):
             return Search(tried, seed, _first_line(failures[0]), tuple(unfit), own_error)
+        elif failures:
+            unfit.append(seed)
     return Search(seeds_max, None, "", tuple(unfit), own_error)
 
 
@@ -95,13 +98,27 @@ def passes(scenario: Scenario) -> bool:
     return passed
 
 
-def _is_of_the_mutation(mutation: Mutation, failure: str) -> bool:
+@contextmanager
+def _noting(mutation: Mutation) -> Iterator[list[str]]:
+    """Why tasks fail, where it is the code of the mutation: such a failure is met by restarts, and may not be shown."""
+    found: list[str] = []
+    fail = Task.fail
+
+    def noted(self: Task, error: BaseException, *, symptom: bool = False) -> None:
+        failure = "".join(traceback.format_exception(error))
+        if _is_of(mutation, failure):
+            found.append(failure)
+        fail(self, error, symptom=symptom)
+
+    with patch.object(Task, "fail", noted):
+        yield found
+
+
+def _is_of(mutation: Mutation, failure: str) -> bool:
     """Raised in its code, or by a call of it that does not fit any more."""
-    frames = re.findall(r'File "(.+?)"', failure)
-    return (
-        bool(frames and frames[-1].endswith("mutations.py"))
-        or f"{mutation.replacements.__name__}.<locals>" in (failure.splitlines()[0])
-    )
+    frames = FRAME.findall(failure)
+    own = mutation.replacements
+    return bool(frames and frames[-1] == inspect.getfile(own)) or f"{own.__name__}.<locals>" in failure
 
 
 def _first_line(failure: str) -> str:

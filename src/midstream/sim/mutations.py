@@ -34,10 +34,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **table_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
-    "clear_while_recovering": Equivalent(
-        "a channel that cannot be captured counts as read up to its barrier while its gate recovers rows",
-        "only an edge whose rows may be in flight has any to recover, and of that edge every channel can be captured",
-    ),
     "sequence_not_checked": Equivalent(
         "the numbers of frames are not checked",
         "a number is compared, and used for nothing else; both ends count every frame of a channel by one, and a "
