@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from midstream.sim.kills import SCENARIO_SEEDS_MAX, kill_of, search
+from midstream.sim.kills import SCENARIO_SEEDS_MAX, applied, bounded, kill_of, search, unmutated
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.mutations import MUTATIONS
+from midstream.sim.run import run
 from midstream.sim.scenario import Scenario, draw
 from midstream.worker.task import Task
 
@@ -65,3 +66,15 @@ def test_what_has_no_scenario_of_its_own_is_looked_for_in_random_runs() -> None:
     assert kill.own is None
     assert kill.random is not None
     assert kill.random.seeds <= SCENARIO_SEEDS_MAX
+
+
+def test_random_runs_that_do_not_come_to_what_is_replaced_cannot_find_it() -> None:
+    seeds = range(6)
+    mutation = MUTATIONS["forget_recovered"]
+    target = mutation.replacements()[0][:2]
+    skipped = [seed for seed in seeds if target not in unmutated(seed).reached]
+    assert skipped
+    for seed in skipped:
+        with applied(mutation):
+            mutated = run(bounded(draw(seed)))
+        assert mutated.hash == run(bounded(draw(seed))).hash

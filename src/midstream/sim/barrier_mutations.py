@@ -10,10 +10,9 @@ from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
-from midstream.protocol import messages
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
-from midstream.worker import snapshots, task
+from midstream.worker import snapshots
 from midstream.worker.checkpoints import TaskCheckpoints
 
 
@@ -202,15 +201,12 @@ def end_does_not_complete_capture() -> Replacements:
     return [(barriers.BarrierHandler, "_complete_capture", complete_capture)]
 
 
-def newer_cancel_is_not_for_us() -> Replacements:
-    """That a newer checkpoint was cancelled does not end the alignment for the one before."""
+def older_cancel_is_for_us() -> Replacements:
+    """That an older checkpoint was cancelled ends the alignment for the one that is pending."""
     original = barriers.BarrierHandler._on_cancel
 
     def on_cancel(self: Any, checkpoint_id: int) -> Any:
-        if self.pending_id is not None and checkpoint_id > self.pending_id:
-            self._last_id = checkpoint_id
-            return [barriers.AbortCheckpoint(checkpoint_id, "cancelled upstream")]
-        return original(self, checkpoint_id)
+        return original(self, max(checkpoint_id, self.pending_id or 0))
 
     return [(barriers.BarrierHandler, "_on_cancel", on_cancel)]
 
@@ -264,17 +260,6 @@ def end_of_port_is_forgotten() -> Replacements:
     return [(barriers.BarrierHandler, "handle", handle)]
 
 
-def trigger_behind_the_end() -> Replacements:
-    """A task that has finished does not answer a trigger that was on its way."""
-    original = task.Task.trigger_checkpoint
-
-    def trigger_checkpoint(self: Any, barrier: Any, **more: Any) -> None:
-        if self.state is not task.TaskState.FINISHED:
-            original(self, barrier, **more)
-
-    return [(task.Task, "trigger_checkpoint", trigger_checkpoint)]
-
-
 # ---- acknowledgements
 
 
@@ -288,21 +273,6 @@ def failed_write_forgets_committables() -> Replacements:
             del self._unconfirmed[checkpoint_id]
 
     return [(snapshots.TaskSnapshots, "_acknowledge", acknowledge)]
-
-
-def finished_task_acknowledges() -> Replacements:
-    """A task that has finished acknowledges checkpoints, with nothing in its state."""
-    original = task.Task.trigger_checkpoint
-
-    def trigger_checkpoint(self: Any, barrier: Any, **more: Any) -> None:
-        if self.state is not task.TaskState.FINISHED:
-            original(self, barrier, **more)
-            return
-        nothing_left = tuple(messages.OperatorSnapshot(spec.uid) for spec in self.vertex.specs)
-        ack = messages.CheckpointAck(self._attempt, barrier.checkpoint_id, self.ref, nothing_left, (), 0, 0.0, True, ())
-        self._seams.send(ack)
-
-    return [(task.Task, "trigger_checkpoint", trigger_checkpoint)]
 
 
 def chunks_of_an_aborted_checkpoint() -> Replacements:
@@ -374,23 +344,17 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         end_does_not_complete_capture,
         scenarios.backpressured,
     ),
-    "newer_cancel_is_not_for_us": Mutation(
-        "a newer cancellation does not end an alignment", newer_cancel_is_not_for_us
-    ),
+    "older_cancel_is_for_us": Mutation("an older cancellation ends an alignment", older_cancel_is_for_us),
     "given_up_and_blocked": Mutation("channels stay blocked when a checkpoint is given up", given_up_and_blocked),
     "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(
         "the second input is not held back during an alignment", second_port_not_blocked
     ),
     "end_of_port_is_forgotten": Mutation(
-        "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, scenarios.backpressured
+        "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, scenarios.far_behind
     ),
-    "trigger_behind_the_end": Mutation("a task that has finished does not answer a trigger", trigger_behind_the_end),
     "failed_write_forgets_committables": Mutation(
         "what was prepared for a checkpoint that could not be written is forgotten", failed_write_forgets_committables
-    ),
-    "finished_task_acknowledges": Mutation(
-        "a task that has finished acknowledges a checkpoint", finished_task_acknowledges
     ),
     "chunks_of_an_aborted_checkpoint": Mutation(
         "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint

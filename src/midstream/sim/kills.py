@@ -12,9 +12,10 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Final
+from types import FunctionType
+from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 import msgspec
@@ -31,9 +32,13 @@ STEPS_MAX: Final = 60_000
 SCENARIO_SEEDS_MAX: Final = 400
 RANDOM_SEEDS_MAX: Final = 2_000
 """A mutation that no run finds in so many is a hole in the simulator."""
-KEPT_VERDICTS: Final = 4_096
+KEPT_RUNS: Final = 2 * RANDOM_SEEDS_MAX
 FAILURE_CHARS: Final = 300
 FRAME: Final = re.compile(r'^  File "(.+?)", line ', re.MULTILINE)
+
+
+Target: TypeAlias = tuple[Any, str]
+"""Owner and name of an attribute that a mutation replaces."""
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -67,19 +72,22 @@ def applied(mutation: Mutation) -> Iterator[None]:
         yield
 
 
-def search(mutation: Mutation, scenario_of: Callable[[int], Scenario], seeds_max: int, start: int = 0) -> Search:
-    """Try the seeds from `start` on until one finds it."""
+def search(mutation: Mutation, scenario_of: Callable[[int], Scenario] | None, seeds_max: int, start: int = 0) -> Search:
+    """Try the seeds from `start` on until one finds it. `scenario_of` None: those of the random campaign."""
     unfit: list[int] = []
     own_error = ""
+    replaced = frozenset((owner, attribute) for owner, attribute, _ in mutation.replacements())
     for tried, seed in enumerate(range(start, start + seeds_max), 1):
-        scenario = bounded(scenario_of(seed))
+        if scenario_of is None and not replaced & unmutated(seed).reached:
+            continue  # not a step of it would be another one
+        scenario = bounded((scenario_of or draw)(seed))
         with applied(mutation), _noting(mutation) as own_errors:
             failures = run(scenario).failures
         collect()
         own_errors += [failure for failure in failures[:1] if _is_of(mutation, failure)]
         if own_errors:
             own_error = own_error or own_errors[0]
-        elif failures and passes(scenario):
+        elif failures and (passes(scenario) if scenario_of is not None else unmutated(seed).passed):
             return Search(tried, seed, _first_line(failures[0]), tuple(unfit), own_error)
         elif failures:
             unfit.append(seed)
@@ -90,12 +98,44 @@ def bounded(scenario: Scenario) -> Scenario:
     return replace(scenario, steps_max=min(scenario.steps_max, STEPS_MAX))
 
 
-@lru_cache(KEPT_VERDICTS)
 def passes(scenario: Scenario) -> bool:
-    """Whether the engine as it is does; many mutations are found by the same few seeds, so that this is rarely run."""
+    """Whether the engine as it is does."""
     passed = not run(scenario).failures
     collect()
     return passed
+
+
+@dataclass(frozen=True, slots=True)
+class Unmutated:
+    """A run of the random campaign with the engine as it is."""
+
+    passed: bool
+    reached: frozenset[Target]
+    """What mutations replace, and it has called; all that is no function, too."""
+
+
+@lru_cache(KEPT_RUNS)
+def unmutated(seed: int) -> Unmutated:
+    """Shared by all mutations: most are found by the first seeds, and those that are not need not be run where nothing differs."""
+    reached: set[Target] = set()
+    with ExitStack() as stack:
+        for target in dict.fromkeys(target[:2] for one in MUTATIONS.values() for target in one.replacements()):
+            function = inspect.getattr_static(*target)
+            if isinstance(function, FunctionType):
+                stack.enter_context(patch.object(*target, _noticed(function, target, reached)))
+            else:
+                reached.add(target)
+        passed = not run(bounded(draw(seed))).failures
+    collect()
+    return Unmutated(passed, frozenset(reached))
+
+
+def _noticed(function: FunctionType, target: Target, reached: set[Target]) -> Callable[..., Any]:
+    def noticed(*arguments: Any, **named: Any) -> Any:
+        reached.add(target)
+        return function(*arguments, **named)
+
+    return noticed
 
 
 @contextmanager
@@ -133,7 +173,7 @@ def kill_of(name: str, random_seeds_max: int = RANDOM_SEEDS_MAX) -> Kill:
         own = search(mutation, mutation.scenario, min(SCENARIO_SEEDS_MAX, random_seeds_max or SCENARIO_SEEDS_MAX))
     elif not random_seeds_max:
         random_seeds_max = SCENARIO_SEEDS_MAX
-    random = search(mutation, draw, random_seeds_max) if random_seeds_max else None
+    random = search(mutation, None, random_seeds_max) if random_seeds_max else None
     return Kill(name, mutation.what, own, random)
 
 

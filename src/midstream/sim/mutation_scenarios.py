@@ -255,3 +255,13 @@ def adapting(seed: int) -> Scenario:
     before = with_parallelism(SHAPES["adapting"], 4, Random(f"adapting {seed}"), same=False)
     drawn = replace(drawn, shape=before, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, interval_s=0.002)
     return replace(drawn, queue_time_s=None, row_us=1000, key_groups=max(drawn.key_groups, 4))
+
+
+def unwritable(seed: int) -> Scenario:
+    """Now and then nothing can be written of what is in flight to the sinks, which have prepared output."""
+    drawn = backpressured(seed)
+    random = Random(f"unwritable {seed}")
+    faults = tuple(
+        Fault(100 + 60 * i, ("write_fails", "disk_full")[i % 2], random.randrange(1 << 20)) for i in range(8)
+    )
+    return replace(drawn, interval_s=0.002, rounds=1, text_bytes=2000, faults=faults)

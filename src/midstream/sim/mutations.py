@@ -59,4 +59,18 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "whether a step may start is asked again whenever something that waits is taken, and where nothing waits both "
         "counts are 0 and the limit is at least 1: output comes in the same order, after a longer wait at most",
     ),
+    "newer_cancel_is_not_for_us": Equivalent(
+        "that a newer checkpoint was cancelled does not end the alignment for the one before",
+        "a newer one is triggered only when the one before is over for the coordinator, which has told every slot; that "
+        "word ends the alignment, and what is acknowledged until it comes is ignored",
+    ),
+    "trigger_behind_the_end": Equivalent(
+        "a task that has finished does not decline a trigger that was on its way",
+        "that it has finished was said on the same connection before, and the coordinator gives the checkpoint up when "
+        "it hears of that; the decline comes behind, for a checkpoint that is over",
+    ),
+    "finished_task_acknowledges": Equivalent(
+        "a task that has finished acknowledges a checkpoint, with nothing in its state",
+        "likewise: the acknowledgement comes for a checkpoint that is over, and names no files and no output",
+    ),
 }
