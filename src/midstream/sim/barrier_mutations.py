@@ -354,10 +354,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, scenarios.far_behind
     ),
     "failed_write_forgets_committables": Mutation(
-        "what was prepared for a checkpoint that could not be written is forgotten", failed_write_forgets_committables
+        "what was prepared for a checkpoint that could not be written is forgotten",
+        failed_write_forgets_committables,
+        scenarios.unwritable,
     ),
     "chunks_of_an_aborted_checkpoint": Mutation(
         "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
     ),
-    "acknowledged_out_of_order": Mutation("checkpoints are acknowledged out of order", acknowledged_out_of_order),
+    "acknowledged_out_of_order": Mutation(
+        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.unwritable
+    ),
 }

@@ -252,9 +252,8 @@ def fired_unevenly(seed: int) -> Scenario:
 def adapting(seed: int) -> Scenario:
     """Rows of an edge are in flight when the job goes on at a parallelism at which they could not be."""
     drawn = draw(seed, topology="adapting", rescale_to=(2, 3)[seed % 2], rows=200)
-    before = with_parallelism(SHAPES["adapting"], 4, Random(f"adapting {seed}"), same=False)
-    drawn = replace(drawn, shape=before, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, interval_s=0.002)
-    return replace(drawn, queue_time_s=None, row_us=1000, key_groups=max(drawn.key_groups, 4))
+    drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, interval_s=0.002)
+    return replace(drawn, queue_time_s=None, row_us=1000)
 
 
 def unwritable(seed: int) -> Scenario:
