@@ -264,3 +264,10 @@ def unwritable(seed: int) -> Scenario:
         Fault(100 + 60 * i, ("write_fails", "disk_full")[i % 2], random.randrange(1 << 20)) for i in range(8)
     )
     return replace(drawn, interval_s=0.002, rounds=1, text_bytes=2000, faults=faults)
+
+
+def undisturbed(seed: int) -> Scenario:
+    """Nothing happens to the job, whose checkpoints follow at once, with state in files that take their time."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    tempo = replace(drawn.tempo, io_us=2000, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, keys=50)

@@ -292,16 +292,18 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
     ),
     "end_of_data_before_the_last_rows": Mutation(
-        "the end of data comes before the last rows", end_of_data_before_the_last_rows
+        "the end of data comes before the last rows", end_of_data_before_the_last_rows, scenarios.summed
     ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
     ),
     "ends_before_all_is_sent": Mutation(
-        "a task ends before all it has emitted is sent", ends_before_all_is_sent, scenarios.ending("keyed")
+        "a task ends before all it has emitted is sent", ends_before_all_is_sent, scenarios.far_behind
     ),
-    "ends_before_it_has_answered": Mutation("a task ends while it owes an answer", ends_before_it_has_answered),
-    "ends_without_finishing": Mutation("operators are not told of the end", ends_without_finishing),
+    "ends_before_it_has_answered": Mutation(
+        "a task ends while it owes an answer", ends_before_it_has_answered, scenarios.undisturbed
+    ),
+    "ends_without_finishing": Mutation("operators are not told of the end", ends_without_finishing, scenarios.summed),
     "silent_channel_is_forgotten": Mutation(
         "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.on_time
     ),

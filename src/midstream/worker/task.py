@@ -637,6 +637,8 @@ class Task:
 
     def check(self) -> None:
         """Everything that must hold between two steps."""
+        if self.is_live:  # what has failed stands where it did
+            self._chain.check()
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()
