@@ -12,7 +12,7 @@ from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition, Subpartition
-from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.exchange.queue import ElementQueue, InFlight, buffers_of, let_go
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker.slot import SlotMachine
@@ -124,17 +124,6 @@ def credit_twice() -> Replacements:
     return [(PeerLink, "grant", grant)]
 
 
-def credit_lost_on_attach() -> Replacements:
-    """Credit that was announced before the connection is there is forgotten."""
-    original = PeerLink.attach
-
-    def attach(self: Any, link: Any) -> None:
-        self._credits.clear()
-        original(self, link)
-
-    return [(PeerLink, "attach", attach)]
-
-
 def partial_kept_over_a_cut() -> Replacements:
     """What had come of a batch when a connection was cut is where the next attempt goes on."""
     wire, discard = SlotMachine._wire, RemoteChannel.discard
@@ -162,12 +151,13 @@ def freed_when_taken() -> Replacements:
 
     def take(self: Any, rows_max: int) -> Any:
         element = original(self, rows_max)
-        for item in self._taken:
-            self.freed(item.buffers)
-            item.buffers = 0
+        self.freed(buffers_of(self._taken))
         return element
 
-    return [(RemoteChannel, "take", take), (RemoteChannel, "check", nothing)]
+    def done(self: Any) -> None:
+        self._taken = ()
+
+    return [(RemoteChannel, "take", take), (RemoteChannel, "done", done)]
 
 
 def freed_with_the_next() -> Replacements:
@@ -327,11 +317,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", drop_an_element),
     "end_overtakes": Mutation("the end of data overtakes rows", end_overtakes),
     "credit_twice": Mutation("credit is announced twice", credit_twice),
-    "credit_lost_on_attach": Mutation("credit is forgotten when a connection comes late", credit_lost_on_attach),
-    "partial_kept_over_a_cut": Mutation("part of a batch is kept over a cut", partial_kept_over_a_cut),
+    "partial_kept_over_a_cut": Mutation(
+        "part of a batch is kept over a cut", partial_kept_over_a_cut, scenarios.cut_short
+    ),
     "freed_when_taken": Mutation("buffers are free when a batch is taken", freed_when_taken),
-    "freed_with_the_next": Mutation("buffers are free when the next batch is worked off", freed_with_the_next),
-    "local_batch_never_freed": Mutation("buffers of joined batches are charged for ever", local_batch_never_freed),
+    "freed_with_the_next": Mutation(
+        "buffers are free when the next batch is worked off", freed_with_the_next, scenarios.tight
+    ),
+    "local_batch_never_freed": Mutation(
+        "buffers of joined batches are charged for ever", local_batch_never_freed, scenarios.tight
+    ),
     "captured_is_freed_at_once": Mutation(
         "what a checkpoint holds is not charged", captured_is_freed_at_once, scenarios.backpressured
     ),

@@ -138,6 +138,11 @@ def rejoined(seed: int) -> Scenario:
     return replace(slow, keys=50, skew=0.0, key_groups=16, text_bytes=200, pool_buffers=1024, interval_s=0.005)
 
 
+def segmented(seed: int) -> Scenario:
+    """Likewise, of rows so large that what is stored of a channel has several segments."""
+    return replace(rejoined(seed), text_bytes=2000, buffer_bytes=4096)
+
+
 def sliced(seed: int) -> Scenario:
     """Slow functions and large batches: barriers come in the middle of them."""
     return replace(backpressured(seed), batch_rows=50, row_us=2000, sink_rows=0, interval_s=0.0005)
@@ -271,3 +276,27 @@ def undisturbed(seed: int) -> Scenario:
     drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
     tempo = replace(drawn.tempo, io_us=2000, clock_tick_us=0)
     return replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, keys=50)
+
+
+def cut_short(seed: int) -> Scenario:
+    """Connections are cut while batches of many buffers are on their way."""
+    drawn = draw(seed, topology="keyed", parallelism=3, rows=100, faults=())
+    cuts = tuple(Fault(100 + 60 * i + seed % 50, "cut_link", seed * 31 + i) for i in range(8))
+    drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, wire_bytes=2048, batch_rows=50, pool_buffers=1024)
+    return replace(drawn, rounds=1, row_us=0, sink_rows=0, queue_time_s=None, faults=cuts)
+
+
+def timely(seed: int) -> Scenario:
+    """Windows of several splits, none of whose rows may be late, and slots that die."""
+    drawn = draw(
+        seed, topology=("splits", "window")[seed % 2], parallelism=3, faults=("kill_slot", "user_error"), rows=100
+    )
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, row_us=1000, shape=without_idle(drawn.shape))
+    return replace(drawn, splits=3, rounds=1)
+
+
+def tight(seed: int) -> Scenario:
+    """Batches of several buffers each, and no buffer more than it takes, in a job to which nothing happens."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, rows=100, faults=())
+    drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=(3, 10)[seed % 2], row_us=0)
+    return replace(drawn, rounds=1, sink_rows=1, sink_pause_s=0.003)

@@ -39,6 +39,14 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "a number is compared, and used for nothing else; both ends count every frame of a channel by one, and a "
         "connection keeps the order of its frames or is lost, so that the comparison never fails",
     ),
+    "credit_lost_on_attach": Equivalent(
+        "credit that was announced before the connection is there is forgotten",
+        "a link is attached in the step in which it is made, before its channels can announce any credit",
+    ),
+    "recovered_behind_live": Equivalent(
+        "in a checkpoint during recovery, what is still to be recovered is stored behind what has arrived since",
+        "a gate asks for rows when the last recovered batch has been taken; as long as any is left its channels are empty",
+    ),
     "aborted_final_stands": Equivalent(
         "the checkpoint that a task has ended with stays the one to wait for although it was aborted",
         "a task is done when a checkpoint of that number or a higher one completes; the aborted one never does, and "

@@ -27,6 +27,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.ends import said_by
+from midstream.sim.event_time import EventTimes
 from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
@@ -75,8 +76,7 @@ class Oracle:
         """Keys of subtasks that had finished in a checkpoint: a restore drops their state, which nobody needs."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
-        self._marks: dict[str, tuple[int, int]] = {}
-        """How far event time had come in the newest completed checkpoint, before and behind each operator."""
+        self._event_times = EventTimes(shape, sources.values(), self._tables)
         self._last: Expectation | None = None
         """What the newest completed checkpoint must hold."""
 
@@ -138,7 +138,7 @@ class Oracle:
         output = dict(self._outside.committed)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
         self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
-        yield from self._check_event_time(where, operators)
+        yield from self._event_times.check(where, operators)
         yield from self._check_state(where, operators, expected)
         yield from self._check_prepared(where, output, expected)
         for uid in expected.totals.keys() & operators.keys():
@@ -154,18 +154,6 @@ class Oracle:
         for uid, seen in expected.tallies.items():
             if uid in operators and not operators[uid].finished:
                 yield from self._check_tally(where, operators[uid], seen)
-
-    def _check_event_time(self, where: str, operators: Mapping[str, OperatorState]) -> Iterator[str]:
-        """It never goes back: a restore begins where the last of the subtasks that ran was."""
-        marks = {}
-        for uid, operator in operators.items():
-            running = [operator.subtasks[index] for index in operator.running]
-            if running:
-                marks[uid] = min(s.watermark_in_us for s in running), min(s.watermark_out_us for s in running)
-                was = self._marks.get(uid, marks[uid])
-                if marks[uid][0] < was[0] or marks[uid][1] < was[1]:
-                    yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {marks[uid]}"
-        self._marks = marks
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
         """id to key of the rows that lie before the source's position."""
@@ -350,7 +338,7 @@ class Oracle:
         self.storage = storage
         self._ended.clear()
         self._said.clear()
-        self._marks.clear()
+        self._event_times.begin_again()
         self._last = cut.expected
         self._outside.committed = dict.fromkeys(cut.output)
 

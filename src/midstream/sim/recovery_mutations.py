@@ -22,6 +22,9 @@ from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight
 
+AGAIN_S: Final = 0.1
+"""What could not be read is read again."""
+
 # ---- whose key groups
 
 
@@ -156,11 +159,6 @@ def _captured_in(order: Callable[[list[Any]], list[Any]]) -> Replacements:
     return [(TaskCheckpoints, "_capture", capture)]
 
 
-def recovered_behind_live() -> Replacements:
-    """In a checkpoint during recovery, what was recovered comes behind what has arrived since."""
-    return _captured_in(lambda inputs: sorted(inputs, key=lambda entry: bool(entry[0].stored)))
-
-
 def rest_behind_recovered() -> Replacements:
     """In a checkpoint during recovery, the batch at work comes behind what is still to be recovered."""
     return _captured_in(lambda inputs: sorted(inputs, key=lambda entry: bool(entry[0].batches)))
@@ -191,7 +189,7 @@ def skip_of_the_last_segment() -> Replacements:
 
 
 def segment_read_twice() -> Replacements:
-    """A segment that could not be read is asked for by whoever was told, and again when its time is over."""
+    """A segment that could not be read is read later, by each of two who have heard of it."""
     original = GateRecovery._read_on
 
     def read_on(self: Any) -> None:
@@ -205,7 +203,7 @@ def segment_read_twice() -> Replacements:
                         done(outcome)
                         return
                     for _ in range(2):
-                        executor.submit(work, done)
+                        executor.call_later(AGAIN_S, lambda: executor.submit(work, done))
 
                 executor.submit(work, tried)
 
@@ -381,15 +379,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "output_of_a_neighbour": Mutation(
         "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, scenarios.backpressured
     ),
-    "recovered_behind_live": Mutation(
-        "recovered rows are stored behind live ones", recovered_behind_live, scenarios.rejoined
-    ),
     "rest_behind_recovered": Mutation(
         "the batch at work is stored behind what is to be recovered", rest_behind_recovered, scenarios.rejoined
     ),
     "skip_counted_twice": Mutation("batches that are gone are skipped twice", skip_counted_twice, scenarios.rejoined),
     "skip_of_the_last_segment": Mutation(
-        "batches of segments that are gone are skipped again", skip_of_the_last_segment, scenarios.rejoined
+        "batches of segments that are gone are skipped again", skip_of_the_last_segment, scenarios.segmented
     ),
     "segment_read_twice": Mutation(
         "a segment that could not be read is read twice", segment_read_twice, scenarios.recovering

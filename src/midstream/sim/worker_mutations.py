@@ -305,14 +305,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "ends_without_finishing": Mutation("operators are not told of the end", ends_without_finishing, scenarios.summed),
     "silent_channel_is_forgotten": Mutation(
-        "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.on_time
+        "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.timely
     ),
     "idle_channel_holds": Mutation("an idle channel is waited for", idle_channel_holds),
     "idle_channel_does_not_come_back": Mutation(
         "a channel that was idle is never waited for again", idle_channel_does_not_come_back
     ),
     "event_time_begins_again": Mutation(
-        "event time begins again after a restore", event_time_begins_again, scenarios.on_time
+        "event time begins again after a restore", event_time_begins_again, scenarios.timely
     ),
     "pending_firing_not_resumed": Mutation(
         "a watermark that was firing is forgotten by a restore", pending_firing_not_resumed, scenarios.firing

@@ -208,4 +208,6 @@ class Chain:
             if mark > left and index not in self._pending and not operator.makes_watermarks:
                 behind = self.operators[index + 1 : index + 2]
                 if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in behind):
-                    raise InvariantError(f"operator {index} was offered {mark}, has passed on {left}, and none is pending")
+                    raise InvariantError(
+                        f"operator {index} was offered {mark}, has passed on {left}, and none is pending"
+                    )
