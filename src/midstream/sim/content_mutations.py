@@ -153,8 +153,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "filtered_columns_shifted": Mutation(
         "a column of filtered rows is that of others", filtered_columns_shifted, scenarios.backpressured
     ),
-    "slices_off_by_one": Mutation(
-        "filtered batches begin one row too late", slices_off_by_one, scenarios.backpressured
-    ),
+    "slices_off_by_one": Mutation("filtered batches begin one row too late", slices_off_by_one, scenarios.rejoined),
     "rest_off_by_one": Mutation("the rest of a batch begins one row too early", rest_off_by_one, scenarios.sliced),
 }

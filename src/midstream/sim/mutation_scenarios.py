@@ -8,7 +8,17 @@ from random import Random
 from typing import Any
 
 from midstream.sim.faults import IN_RECOVERY
-from midstream.sim.scenario import BACKLOGGED, HANGS, RECOVERING, SAVEPOINTS, Fault, Scenario, draw, with_backlog
+from midstream.sim.scenario import (
+    BACKLOGGED,
+    HANGS,
+    LONG_CALL,
+    RECOVERING,
+    SAVEPOINTS,
+    Fault,
+    Scenario,
+    draw,
+    with_backlog,
+)
 from midstream.sim.topologies import SHAPES, Shape, with_parallelism
 
 
@@ -300,3 +310,14 @@ def tight(seed: int) -> Scenario:
     drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, rows=100, faults=())
     drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=(3, 10)[seed % 2], row_us=0)
     return replace(drawn, rounds=1, sink_rows=1, sink_pause_s=0.003)
+
+
+def dawdling(seed: int) -> Scenario:
+    """Slots are in a long call while others wait for their barriers, and hold rows for the checkpoint meanwhile."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=3, rows=200, faults=())
+    random = Random(f"dawdling {seed}")
+    calls = tuple(Fault(100 + 150 * i, LONG_CALL, 3 * random.randrange(1000)) for i in range(5))
+    kill = Fault(400 + random.randrange(600), "kill_slot", seed)
+    faults = tuple(sorted((*calls, kill), key=lambda fault: fault.step))
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, faults=faults)
+    return replace(drawn, sink_rows=1, sink_pause_s=0.003, rounds=1, batch_rows=3)

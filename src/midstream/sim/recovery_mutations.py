@@ -269,6 +269,7 @@ def recovered_at_once() -> Replacements:
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         class Free:
+            in_use = 0
             take = give = staticmethod(lambda buffers: None)
 
         original(self, *arguments, **{**named, "quota": Free})
@@ -398,10 +399,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "segments have the places of their neighbours", moved_segments_swapped, scenarios.backpressured
     ),
     "earlier_flush_forgotten": Mutation(
-        "of rows in flight in several files the last is acknowledged", earlier_flush_forgotten, scenarios.far_behind
+        "of rows in flight in several files the last is acknowledged", earlier_flush_forgotten, scenarios.dawdling
     ),
     "files_of_an_earlier_flush": Mutation(
-        "of several files of rows in flight the last is named", files_of_an_earlier_flush, scenarios.far_behind
+        "of several files of rows in flight the last is named", files_of_an_earlier_flush, scenarios.dawdling
     ),
     "recovered_at_once": Mutation(
         "recovered rows are not charged to the pool", recovered_at_once, scenarios.backpressured
@@ -419,6 +420,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a rescale goes on from the checkpoint before its own", rescaled_from_the_one_before, scenarios.rescaled
     ),
     "state_of_the_restore_before": Mutation(
-        "operators get the state of the restore before", state_of_the_restore_before, scenarios.backpressured
+        "operators get the state of the restore before", state_of_the_restore_before, scenarios.poisoned
     ),
 }
