@@ -47,6 +47,11 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "in a checkpoint during recovery, what is still to be recovered is stored behind what has arrived since",
         "a gate asks for rows when the last recovered batch has been taken; as long as any is left its channels are empty",
     ),
+    "ends_without_finishing": Equivalent(
+        "operators are not told that all their input has ended",
+        "none of the engine's has anything left then: what they still hold goes out with the last watermark, and the timers "
+        "that they would cancel are cancelled in the same step",
+    ),
     "aborted_final_stands": Equivalent(
         "the checkpoint that a task has ended with stays the one to wait for although it was aborted",
         "a task is done when a checkpoint of that number or a higher one completes; the aborted one never does, and "

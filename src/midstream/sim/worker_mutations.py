@@ -116,16 +116,24 @@ def barrier_before_the_last_batch() -> Replacements:
 
 
 def end_of_data_before_the_last_rows() -> Replacements:
-    """The end of data is said before operators have emitted what they still hold."""
+    """The end of data is said when the input has ended, before the last watermark has fired to its end."""
+    work, finish = task.Task._work, task.Task._finish
 
-    def finish(self: Any) -> None:
-        self._edges.broadcast(EndOfData(self._input.drains))
+    def say_and_work(self: Any) -> bool:
+        if self._input.has_ended and self._chain.is_firing and not hasattr(self, "has_said"):
+            self.has_said = True
+            self._edges.broadcast(EndOfData(self._input.drains))
+        return work(self)
+
+    def finish_silently(self: Any) -> None:
+        if not hasattr(self, "has_said"):
+            finish(self)
+            return
         broadcast, self._edges.broadcast = self._edges.broadcast, lambda event: None
-        original(self)
+        finish(self)
         self._edges.broadcast = broadcast
 
-    original = task.Task._finish
-    return [(task.Task, "_finish", finish)]
+    return [(task.Task, "_work", say_and_work), (task.Task, "_finish", finish_silently)]
 
 
 def final_by_any_checkpoint() -> Replacements:
@@ -148,18 +156,6 @@ def ends_before_all_is_sent() -> Replacements:
 def ends_before_it_has_answered() -> Replacements:
     """A task ends while it owes an answer for a checkpoint that it has joined."""
     return [(snapshots.TaskSnapshots, "is_idle", True)]
-
-
-def ends_without_finishing() -> Replacements:
-    """Operators are not told that their input has ended."""
-    original = task.Task._finish
-
-    def finish(self: Any) -> None:
-        told, self._chain.finish = self._chain.finish, lambda: None
-        original(self)
-        self._chain.finish = told
-
-    return [(task.Task, "_finish", finish)]
 
 
 # ---- event time
@@ -292,7 +288,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
     ),
     "end_of_data_before_the_last_rows": Mutation(
-        "the end of data comes before the last rows", end_of_data_before_the_last_rows, scenarios.summed
+        "the end of data comes before the last rows", end_of_data_before_the_last_rows, scenarios.firing
     ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
@@ -303,7 +299,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "ends_before_it_has_answered": Mutation(
         "a task ends while it owes an answer", ends_before_it_has_answered, scenarios.undisturbed
     ),
-    "ends_without_finishing": Mutation("operators are not told of the end", ends_without_finishing, scenarios.summed),
     "silent_channel_is_forgotten": Mutation(
         "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.timely
     ),

@@ -203,6 +203,8 @@ class Chain:
 
     def check(self) -> None:
         """An operator for which no watermark is pending has passed on what it was offered."""
+        if self.offered_us[0] == self.offered_us[-1]:
+            return  # nearly always: what has come has left
         for index, operator in enumerate(self.operators):
             mark, left = self.offered_us[index], self.offered_us[index + 1]
             if mark > left and index not in self._pending and not operator.makes_watermarks:
