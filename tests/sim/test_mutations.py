@@ -16,21 +16,22 @@ from midstream.sim.scenario import draw
 SEEDS_MAX = 400
 MEASURED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "mutations.json").read_text())["mutations"]
 """What `midstream simulate --mutations --json` has said."""
-FIRST_SEEDS: dict[str, int | None] = {kill["name"]: (kill["own"] or kill["random"])["seed"] for kill in MEASURED}
-"""Where to begin: at the seed that found it. Should that not find it any more, those behind it may. None: nothing did."""
+FOUND: dict[str, dict[str, Any]] = {kill["name"]: kill["own"] or kill["random"] for kill in MEASURED}
+"""Where to begin: at the seed that found it. Should that not find it any more, those behind it may."""
 
 
 def _name(name: str) -> Any:
-    survived = FIRST_SEEDS.get(name, 0) is None
-    hole = pytest.mark.xfail(run=False, reason="survived when it was measured: a hole in the simulator")
-    return pytest.param(name, marks=hole) if survived else name
+    if name not in FOUND or FOUND[name]["seed"] is not None:
+        return name
+    hole = f"a hole in the simulator: survived {FOUND[name]['seeds']} seeds when it was measured"
+    return pytest.param(name, marks=pytest.mark.xfail(run=False, reason=hole))
 
 
 @pytest.mark.timeout(1200)  # one that is not found any more takes hundreds of seeds
 @pytest.mark.parametrize("name", map(_name, MUTATIONS))
 def test_the_simulator_finds(name: str) -> None:
     mutation = MUTATIONS[name]
-    found = search(mutation, mutation.scenario or draw, SEEDS_MAX, FIRST_SEEDS.get(name) or 0)
+    found = search(mutation, mutation.scenario or draw, SEEDS_MAX, FOUND[name]["seed"] if name in FOUND else 0)
     assert found.seed is not None, f"{mutation.what}: survived {SEEDS_MAX} seeds"
     assert not found.own_error, f"what failed is the mutation itself: {found.own_error}"
 
