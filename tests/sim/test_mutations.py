@@ -28,7 +28,7 @@ def _name(name: str) -> Any:
 
 
 @pytest.mark.timeout(1200)  # one that is not found any more takes hundreds of seeds
-@pytest.mark.parametrize("name", map(_name, MUTATIONS))
+@pytest.mark.parametrize("name", [_name(name) for name in MUTATIONS])
 def test_the_simulator_finds(name: str) -> None:
     mutation = MUTATIONS[name]
     found = search(mutation, mutation.scenario or draw, SEEDS_MAX, FOUND[name]["seed"] if name in FOUND else 0)
