@@ -27,6 +27,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.ends import said_by
+from midstream.sim.event_time import EventTimes
 from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
@@ -75,6 +76,7 @@ class Oracle:
         """Keys of subtasks that had finished in a checkpoint: a restore drops their state, which nobody needs."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
+        self._event_times = EventTimes(shape, sources.values(), self._tables)
         self._last: Expectation | None = None
         """What the newest completed checkpoint must hold."""
 
@@ -136,6 +138,7 @@ class Oracle:
         output = dict(self._outside.committed)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
         self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
+        yield from self._event_times.check(where, operators)
         yield from self._check_state(where, operators, expected)
         yield from self._check_prepared(where, output, expected)
         for uid in expected.totals.keys() & operators.keys():
@@ -335,6 +338,7 @@ class Oracle:
         self.storage = storage
         self._ended.clear()
         self._said.clear()
+        self._event_times.begin_again()
         self._last = cut.expected
         self._outside.committed = dict.fromkeys(cut.output)
 
