@@ -23,15 +23,16 @@ from midstream.checkpoint.state_files import SHARED, read_parts
 from midstream.checkpoint.store import is_superseded, list_checkpoints
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
-from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.ends import said_by
-from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
+from midstream.sim.key_types import as_plain
+from midstream.sim.rows import Outside, SimSource, Staged, time_ms
+from midstream.sim.state_oracle import StateOracle
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
 from midstream.sim.timed import WAITING, rows_waiting, windows_of
-from midstream.sim.topologies import Expectation, Shape, behind_timers, expectation, is_on_time, uid_of
+from midstream.sim.topologies import Expectation, Shape, behind_timers, edge_of, expectation, form_of, is_on_time, uid_of
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
 CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
@@ -75,6 +76,7 @@ class Oracle:
         """Keys of subtasks that had finished in a checkpoint: a restore drops their state, which nobody needs."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
+        self._states = StateOracle(shape, sources, self._tables)
         self._last: Expectation | None = None
         """What the newest completed checkpoint must hold."""
 
@@ -118,7 +120,7 @@ class Oracle:
         held = {
             uid: self._held(operator)
             for uid, operator in operators.items()
-            if uid.startswith(("timer", "alarm", "table"))
+            if uid.startswith(("timer", "alarm", "table", "clocks"))
         }
         in_flight = self._in_flight(metadata)
         self.in_flight += bool(in_flight)
@@ -138,6 +140,7 @@ class Oracle:
         self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
         yield from self._check_state(where, operators, expected)
         yield from self._check_prepared(where, output, expected)
+        yield from self._states.check_joins(where, expected, self._named(output), in_flight)
         for uid in expected.totals.keys() & operators.keys():
             yield from self._check_total(where, operators[uid], expected, output, in_flight)
 
@@ -151,6 +154,7 @@ class Oracle:
         for uid, seen in expected.tallies.items():
             if uid in operators and not operators[uid].finished:
                 yield from self._check_tally(where, operators[uid], seen)
+        yield from self._states.check(where, operators, expected)
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
         """id to key of the rows that lie before the source's position."""
@@ -182,10 +186,16 @@ class Oracle:
         edges = [(index, entry) for index, node in enumerate(self.shape) for entry in node.inputs]
         for state in metadata.channels:
             index, entry = edges[state.edge]
-            keys = ("key",) if entry.partitioning is Partitioning.KEYED else ()
-            edge = Edge(state.edge, entry.node, index, entry.partitioning, SCHEMA, keys)
-            batches = [b for segment in state.segments for b in read_segment(self.storage, segment, SCHEMA, "oracle")]
-            for rows in rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups):
+            edge = edge_of(self.shape, state.edge, index, entry)
+            parts = [read_segment(self.storage, segment, edge.schema, "oracle") for segment in state.segments]
+            batches = [batch for part in parts for batch in part]
+            for given in rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups):
+                rows = as_plain(given, form_of(self.shape, entry))
+                if rows is None:
+                    self._outside.world.bug(
+                        f"checkpoint {metadata.checkpoint_id}: rows in flight have other keys than they had"
+                    )
+                    continue
                 found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
         return {place: rows for place, rows in found.items() if rows}
 
@@ -353,6 +363,8 @@ class Oracle:
         expected = expectation(self.shape, everything)
         yield from self._compare("end", expected.sinks, self._committed())
         yield from self._check_windows("end", expected)
+        yield from self._states.check_joins("end", expected, self._committed(), {})
+        yield from self._states.check_lenient("end", expected, self._committed())
         for uid, (sink, _) in expected.total_sinks.items():
             said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
             if uid in self._said and said != self._said[uid][1]:
@@ -374,6 +386,7 @@ class Oracle:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.sinks, self._committed())
+            yield from self._states.check_joins("stop", self._last, self._committed(), {})
 
     def _check_windows(self, where: str, expected: Expectation) -> Iterator[str]:
         """Each row is in its windows, or late; in none of them twice, and in no other.
@@ -414,7 +427,11 @@ class Oracle:
                 )
 
     def _committed(self) -> list[Staged]:
-        return [self._outside.staged[name] for name in self._outside.committed]
+        return self._named(self._outside.committed)
+
+    def _named(self, names: Iterable[str]) -> list[Staged]:
+        """What has been staged under these names."""
+        return [self._outside.staged[name] for name in names if name in self._outside.staged]
 
     def _compare(self, where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
         found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}

@@ -15,6 +15,7 @@ from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.graph.job_graph import JobGraph
+from midstream.sim.chunk_sizes import chunk_sizes_of
 from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
 from midstream.sim.faults import is_recovering, strike
@@ -84,10 +85,11 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    if not keep_trace:
-        return prepared.go()
-    with following_elements(prepared.world.note):
-        return prepared.go()
+    with chunk_sizes_of(scenario.seed):
+        if not keep_trace:
+            return prepared.go()
+        with following_elements(prepared.world.note):
+            return prepared.go()
 
 
 class Run:

@@ -59,10 +59,16 @@ def timestamps(uid: str, kind: str) -> TimestampsOperator:
     return TimestampsOperator(uid, "ts", STRATEGIES[kind], SCHEMA)
 
 
-def window(uid: str, kind: str) -> WindowOperator:
+def window(uid: str, kind: str, allowed_lateness: str = "0 ms") -> WindowOperator:
     """Emits the ids of the rows of each window, as a list."""
     return window_operator(
-        uid, window=WINDOWS[kind], keys=["key"], event_time="ts", aggregates={"ids": _Ids()}, schema=SCHEMA
+        uid,
+        window=WINDOWS[kind],
+        keys=["key"],
+        event_time="ts",
+        aggregates={"ids": _Ids()},
+        schema=SCHEMA,
+        allowed_lateness=allowed_lateness,
     )
 
 

@@ -17,8 +17,11 @@ from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning
 from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
-from midstream.sim import ends, tables, timed
+from midstream.sim import clocks, ends, joins, lateness, states, tables, timed
+from midstream.sim.joins import Joined
+from midstream.sim.key_types import FORMS, PLAIN, Form, Plain, Rekey
 from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
+from midstream.sim.states import BRIEF, BRIEF_FORM, Given
 from midstream.sim.tally import Tally
 
 SIDE: Final = "side"
@@ -47,7 +50,13 @@ class Node:
     "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
     rows until a timer fires), "alarm" (the same, by the wall clock), "total" (keyed, says at its end how many rows it
     has got, once), "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
-    rows), "tally" (state without a key), "sink"."""
+    rows), "tally" (state without a key), "sink".
+
+    "typed", "pickled" (keyed, states of all kinds), "rules" (as "share", a user's function), "clocks" (keyed, holds rows
+    by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
+    both ports) with "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed lateness) with
+    "stack" (their emissions as rows). One of `FORMS` at the end of a chain: its rows are keyed by other columns, and its
+    readers begin with a keyed function of a user's or a join. "plain" makes ordinary rows of them again."""
 
     chain: tuple[str, ...]
     inputs: tuple[Input, ...] = ()
@@ -186,6 +195,104 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _node("sink", Input(1, REBALANCE, adapts=True)),
         _node("sink", Input(3, REBALANCE, adapts=True)),
     ),
+    "typed": (
+        _source(),
+        _source(rows_share=0.5),
+        _node("typed", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
+    "pickled": (
+        _source(),
+        _source(rows_share=0.5),
+        _node("pickled", Input(0, KEYED), Input(1, KEYED)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
+    "rules": (
+        _source(),
+        _source(rows_share=0.3),
+        _node("rules", Input(0, KEYED), Input(1, BROADCAST, port=1)),
+        _node("sink", Input(2, FORWARD)),
+    ),
+    "clocks": (
+        _source("tight"),
+        _source("times", rows_share=0.3),
+        _node("clocks", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("count", Input(2, KEYED)),
+        _node("sink", Input(3, FORWARD)),
+    ),
+    "tags": (
+        _source("tags"),
+        _node("tags", Input(0, KEYED)),
+        _node("sink", Input(1, FORWARD)),
+        _node("sink", Input(0, FORWARD, tag=SIDE), Input(1, REBALANCE, tag=SIDE)),
+        _node("plain", Input(0, KEYED, tag=BRIEF), Input(1, REBALANCE, tag=BRIEF)),
+        _node("sink", Input(4, REBALANCE)),
+    ),
+    "join": (
+        _source("tight"),
+        _source("tight", rows_share=0.5),
+        _node("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(2, FORWARD)),
+    ),
+    "late_window": (
+        _source("tight"),
+        _source("idle", rows_share=0.5),
+        _node("late_window stack", Input(0, KEYED), Input(1, KEYED)),
+        _node("sink", Input(2, FORWARD)),
+        _node("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "late_slide": (
+        _source("tight"),
+        _source("idle", rows_share=0.5),
+        _node("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        _node("sink", Input(2, REBALANCE)),
+        _node("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "late_session": (
+        _source("tight"),
+        _source("idle", rows_share=0.5),
+        _node("late_session stack", Input(0, KEYED), Input(1, KEYED)),
+        _node("sink", Input(2, REBALANCE)),
+        _node("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "by_zone": (
+        _source("by_zone"),
+        _source("by_zone", rows_share=0.5),
+        _node("typed plain", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(2, FORWARD)),
+    ),
+    "by_text": (
+        _source("tight", "by_text"),
+        _node("clocks plain", Input(0, KEYED)),
+        _node("count", Input(1, KEYED)),
+        _node("sink", Input(2, FORWARD)),
+    ),
+    "by_time": (
+        _source("tight", "by_time"),
+        _source("tight", "by_time", rows_share=0.5),
+        _node("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(2, REBALANCE)),
+    ),
+    "by_flag": (
+        _source("tight", "by_flag"),
+        _node("pickled plain", Input(0, KEYED)),
+        _node("sink", Input(1, REBALANCE)),
+    ),
+    "by_two": (
+        _source("tight", "by_two"),
+        _source("tight", "by_two", rows_share=0.5),
+        _node("typed plain", Input(0, KEYED)),
+        _node("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        _node("sink", Input(2, REBALANCE)),
+        _node("sink", Input(3, REBALANCE)),
+    ),
+    "by_id": (
+        _source("by_id"),
+        _node("pickled plain", Input(0, KEYED)),
+        _node("sink", Input(1, REBALANCE)),
+    ),
     "finishing": (
         _source(rows_share=0.05),
         _source(),
@@ -257,6 +364,45 @@ def with_ends(shape: Shape, random: Random) -> Shape:
         total = Node(("total",), (Input(random.choice(inner), KEYED),))
         nodes += [total, Node(("sink",), (Input(len(nodes), random.choice((FORWARD, REBALANCE, GLOBAL))),))]
     return tuple(nodes)
+
+
+def with_states(shape: Shape, random: Random) -> Shape:
+    """Some of the operators as functions of users with all kinds of state, windows with allowed lateness; and now and
+    then keys of other types, or a join."""
+    nodes = [_with_states(node, random) for node in shape]
+    for index in range(len(shape)):
+        if nodes[index].chain[-1] == "tags":
+            nodes.append(Node(("plain", "sink"), (Input(index, REBALANCE, tag=BRIEF),)))
+    made = {"pack", "stack", "sink", "total"}
+    inner = [index for index, node in enumerate(nodes) if made.isdisjoint(node.chain)]
+    partitioning = random.choice((FORWARD, REBALANCE, KEYED))
+    if random.random() < 0.03:
+        form = random.choice(tuple(FORMS))
+        last = len(nodes)
+        nodes += [Node((form,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
+        kind = random.choice(("typed plain", "pickled plain", "clocks plain", "join couple"))
+        nodes.append(_node(kind, Input(last, KEYED), Input(last + 1, KEYED, port=1)))
+        nodes.append(_node("sink", Input(last + 2, FORWARD)))
+    elif random.random() < 0.02:
+        pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
+        nodes += [Node(("join", "couple"), tuple(pair)), _node("sink", Input(len(nodes), REBALANCE))]
+    return tuple(nodes)
+
+
+def _with_states(node: Node, random: Random) -> Node:
+    drawn = random.random()
+    match node.chain:
+        case ("count",) if drawn < 0.08:
+            return replace(node, chain=(("typed",), ("pickled",))[drawn < 0.04])
+        case ("share",) if drawn < 0.15:
+            return replace(node, chain=("rules",))
+        case ("timer",) | ("alarm",) if drawn < 0.3:
+            return replace(node, chain=("clocks",))
+        case ("side",) if drawn < 0.2:
+            return replace(node, chain=("tags",))
+        case (kind, "pack") if drawn < 0.2:
+            return replace(node, chain=(f"late_{kind}", "stack"))
+    return node
 
 
 def _without_doubled_broadcast(shape: Shape) -> Shape:
@@ -347,6 +493,17 @@ class Expectation:
     """By operator that sums up what has come: the ids of its rows."""
     total_sinks: Mapping[str, tuple[str, int]]
     """The sink behind each of them, and its node."""
+    given: Mapping[str, Given]
+    """What operators with states of users' functions have got."""
+    joined: Mapping[str, Joined]
+    join_sinks: Mapping[str, str]
+    """The join behind which a sink is."""
+    lenient: Mapping[str, tuple[str, Counter[int]]]
+    """By window operator with allowed lateness: its kind of window, and the ids of its rows."""
+    lenient_sinks: Mapping[str, tuple[str, bool]]
+    """Sinks behind one of them, as `window_sinks`."""
+    keys: Mapping[int, int]
+    """Of all rows, by id."""
     overdrawn: tuple[str, ...]
     """Operators that hold rows back, and inputs, that hold rows which they cannot have got."""
 
@@ -375,6 +532,12 @@ def expectation(
     window_sinks: dict[str, tuple[str, bool]] = {}
     totals: dict[str, Counter[int]] = {}
     total_sinks: dict[str, tuple[str, int]] = {}
+    given: dict[str, Given] = {}
+    joined: dict[str, Joined] = {}
+    join_sinks: dict[str, str] = {}
+    lenient: dict[str, tuple[str, Counter[int]]] = {}
+    lenient_sinks: dict[str, tuple[str, bool]] = {}
+    ordered = ordered_nodes(shape)
     overdrawn: list[str] = []
     outputs: list[dict[str | None, Counter[int]]] = []
     behind: dict[int, str] = {}
@@ -392,6 +555,8 @@ def expectation(
                 by_port[port] = came - on_the_way
         stream = by_port[0] + by_port[1] if by_port[1] else by_port[0]
         side: Counter[int] = Counter()
+        brief: Counter[int] = Counter()
+        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
             match kind:
@@ -410,7 +575,22 @@ def expectation(
                 case "total":
                     totals[uid] = stream
                     behind[index] = uid
-                case "timer" | "alarm" | "table":
+                case "typed" | "pickled" | "rules":
+                    if kind == "rules":
+                        stream = by_port[0]
+                    in_order = kind != "rules" and ordered[index]
+                    given[uid] = Given(kind, stream, key_of, form, frozenset(by_port[1]), in_order)
+                case "tags":
+                    side = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                    brief = Counter({row: n for row, n in stream.items() if row % 3 == 1})
+                    stream = stream - side - brief
+                case "join":
+                    joined[uid] = Joined(by_port[0], by_port[1], key_of, form)
+                    behind[index] = uid
+                case "late_window" | "late_slide" | "late_session":
+                    lenient[uid] = lateness.LENIENT[kind], stream
+                    behind[index] = uid
+                case "timer" | "alarm" | "table" | "clocks":
                     if kind == "table":
                         counts[uid] = _counted(stream, key_of)
                     waiting = held.get(uid, Counter())
@@ -425,12 +605,32 @@ def expectation(
                     summed = totals.keys() & {maker for maker, _ in windows}
                     if summed:
                         total_sinks[summed.pop()] = uid, index
+                    elif windows and min(windows)[0] in joined:
+                        join_sinks[uid] = windows.pop()[0]
+                    elif windows and min(windows)[0] in lenient:
+                        lenient_sinks[uid] = windows.pop()
                     elif windows:
                         window_sinks[uid] = windows.pop()
                     else:
                         sinks[uid] = stream
-        outputs.append({None: stream, SIDE: side})
-    return Expectation(counts, broadcast, tallies, sinks, windowed, window_sinks, totals, total_sinks, tuple(overdrawn))
+        outputs.append({None: stream, SIDE: side, BRIEF: brief})
+    return Expectation(
+        counts,
+        broadcast,
+        tallies,
+        sinks,
+        windowed,
+        window_sinks,
+        totals,
+        total_sinks,
+        given,
+        joined,
+        join_sinks,
+        lenient,
+        lenient_sinks,
+        key_of,
+        tuple(overdrawn),
+    )
 
 
 def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
@@ -452,14 +652,9 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
     on_time, held_back = is_on_time(shape, sources), behind_timers(shape)
     vertices = []
     edges: list[Edge] = []
-    ordered: list[bool] = []
-    roots: list[list[int]] = []
+    ordered = ordered_nodes(shape)
     for index, node in enumerate(shape):
-        root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
-        is_ordered = len(set(root)) == len(root) and all(
-            ordered[entry.node] and entry.partitioning is not REBALANCE and not entry.adapts and entry.tag is None
-            for entry in node.inputs
-        )
+        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
         spec: SourceSpec | None = None
         late_us = (timed.DELAY_US if index in held_back else 0) if on_time else None
         operators = []
@@ -468,27 +663,55 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            if kind in ("side", "timer", "alarm", "table", "total"):
-                is_ordered = False
-            operators.append(
-                OperatorSpec(
-                    uid, uid, _operator(kind, uid, outside, sink, is_ordered, late_us), sink if kind == "sink" else None
-                )
-            )
-        ordered.append(is_ordered)
-        roots.append(root)
+            made = _operator(kind, uid, outside, sink, ordered[index], late_us, form)
+            operators.append(OperatorSpec(uid, uid, made, sink if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         for entry in node.inputs:
-            keys = ("key",) if entry.partitioning is KEYED else ()
-            edges.append(Edge(len(edges), entry.node, index, entry.partitioning, SCHEMA, keys, entry.port, entry.tag))
+            edges.append(edge_of(shape, len(edges), index, entry))
     return JobGraph(tuple(vertices), tuple(edges), groups)
+
+
+def form_of(shape: Shape, entry: Input) -> Form:
+    """How the rows of an input look."""
+    return BRIEF_FORM if entry.tag == BRIEF else FORMS.get(shape[entry.node].chain[-1], PLAIN)
+
+
+def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
+    """The edge that an input of node `index` is."""
+    form = form_of(shape, entry)
+    keys = form.keys if entry.partitioning is KEYED else ()
+    return Edge(number, entry.node, index, entry.partitioning, form.schema, keys, entry.port, entry.tag)
+
+
+_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *FORMS))
+"""Kinds behind which rows of a key and a split may be in another order, or not all there."""
+
+
+def ordered_nodes(shape: Shape) -> list[bool]:
+    """Whether the rows of a key and a split come to a node in their order, without gaps."""
+    ordered: list[bool] = []
+    """And leave it so."""
+    comes: list[bool] = []
+    roots: list[list[int]] = []
+    for index, node in enumerate(shape):
+        root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
+        roots.append(root)
+        comes.append(
+            len(set(root)) == len(root)
+            and all(
+                ordered[entry.node] and entry.partitioning is not REBALANCE and not entry.adapts and entry.tag is None
+                for entry in node.inputs
+            )
+        )
+        ordered.append(comes[-1] and _MIXES.isdisjoint(node.chain))
+    return comes
 
 
 def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
     """Whether no row may ever be late: splits are in order, no older one is found later, none counts as idle, and no
     rows wait for the clock."""
     none_older = all(source.rounds == 1 or is_ordered(source.number) for source in sources)
-    return none_older and not any({"idle", "alarm"} & {*node.chain} for node in shape)
+    return none_older and not any({"idle", "alarm", "clocks"} & {*node.chain} for node in shape)
 
 
 def behind_timers(shape: Shape) -> set[int]:
@@ -503,9 +726,26 @@ def behind_timers(shape: Shape) -> set[int]:
 
 
 def _operator(
-    kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool, late_us: int | None
+    kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool, late_us: int | None, form: Form
 ) -> Operator:
+    """`form`: of the rows that come in."""
     match kind:
+        case "typed" | "pickled" | "rules" | "tags":
+            return states.operator(kind, uid, outside, form)
+        case "clocks":
+            return clocks.clocks(uid, outside, form)
+        case "join":
+            return joins.Join(uid, outside, form)
+        case "couple":
+            return joins.Couple(outside, form)
+        case "late_window" | "late_slide" | "late_session":
+            return lateness.late_window(uid, kind)
+        case "stack":
+            return lateness.Stack()
+        case "plain":
+            return Plain(outside, form)
+        case _ if kind in FORMS:
+            return Rekey(outside, FORMS[kind])
         case "pass":
             return Pass(outside)
         case "side":
