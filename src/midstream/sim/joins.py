@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from midstream.operators.base import Operator, OperatorContext, Output, Snapshot
+from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.function_operator import Port
 from midstream.operators.interval_join import interval_join_operator
+from midstream.sim.around import Around
 from midstream.sim.key_types import Form
 from midstream.sim.rows import SCHEMA, Outside, time_ms
-from midstream.state.parts import StatePart
 
 LOWER_MS: Final = -2
 UPPER_MS: Final = 1
@@ -29,49 +29,28 @@ _SECOND: Final = "2"
 """Behind the names of the second stream's columns."""
 
 
-class Join(Operator):
+class Join(Around):
     """`interval_join`, given the second stream with names of its own."""
 
     def __init__(self, uid: str, outside: Outside, form: Form) -> None:
         self._given = uid, outside, form
-        self._outside = outside
         self._second = pa.schema([field.with_name(field.name + _SECOND) for field in form.schema])
         second_keys = tuple(name + _SECOND for name in form.keys)
         ports = [
             Port("process1", form.keys, "ts", form.schema),
             Port("process2", second_keys, "ts" + _SECOND, self._second),
         ]
-        self._join = interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000)
+        super().__init__(outside, interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000))
 
     def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, Form]]:
         return Join, self._given
-
-    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        return self._join.state_settings()
-
-    def open(self, context: OperatorContext, out: Output) -> None:
-        self._outside.check_open(context)
-        self._join.open(context, out)
-
-    def restore(self, parts: Mapping[str, StatePart]) -> None:
-        self._join.restore(parts)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._outside.work(batch.num_rows)
         if self._outside.poison:
             self._outside.check_poison(batch.column("id").to_pylist())
-        if port:
-            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._second)
-        self._join.process(batch, port)
-
-    def advance_watermark(self, watermark_us: int) -> bool:
-        return self._join.advance_watermark(watermark_us)
-
-    def snapshot(self, checkpoint_id: int) -> Snapshot:
-        return self._join.snapshot(checkpoint_id)
-
-    def close(self) -> None:
-        self._join.close()
+        second = pa.RecordBatch.from_arrays(batch.columns, schema=self._second) if port else batch
+        self._inner.process(second, port)
 
 
 class Couple(Operator):

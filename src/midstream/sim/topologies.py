@@ -739,7 +739,7 @@ def _operator(
         case "couple":
             return joins.Couple(outside, form)
         case "late_window" | "late_slide" | "late_session":
-            return lateness.late_window(uid, kind)
+            return lateness.late_window(uid, outside, kind)
         case "stack":
             return lateness.Stack()
         case "plain":
@@ -765,7 +765,7 @@ def _operator(
         case "table":
             return tables.hold(uid, outside)
         case "window" | "slide" | "session":
-            return timed.window(uid, kind)
+            return lateness.Window(outside, timed.window(uid, kind), kind)
         case "pack":
             return timed.Pack()
         case "tally":
