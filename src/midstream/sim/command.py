@@ -15,7 +15,7 @@ from midstream.sim.coverage import lines_of, report
 from midstream.sim.mutations import MUTATIONS, Kill, kill_table
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
-from midstream.sim.topologies import SHAPES
+from midstream.sim.shapes import SHAPES
 from midstream.sim.trace import channel_pattern, checkpoint_pattern
 
 TOPOLOGIES = (*SHAPES, "random")

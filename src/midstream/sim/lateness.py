@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -85,7 +86,9 @@ class Window(Around):
         for row, n in Counter(batch.column("id").to_pylist()).items():
             is_late, over_us = self._late[row] == n, self._over_us(time_ms(row))
             if is_late and over_us > self._begun_us:
-                self._bug(f"row {row} is late when event time is at most {self._begun_us}, its windows end at {over_us}")
+                self._bug(
+                    f"row {row} is late when event time is at most {self._begun_us}, its windows end at {over_us}"
+                )
             if not is_late and over_us <= self._reached_us and self._kind != "session":
                 self._bug(f"row {row} is not late, and event time is {self._reached_us}, its windows end at {over_us}")
 
@@ -185,7 +188,7 @@ def wrong_emissions(
     for row in sorted({*got, *of_row, *late}):
         found = of_row.get(row, {})
         for start_ms, chain in found.items():
-            if any(not before < after for before, after in zip(chain, chain[1:], strict=False)):
+            if any(not before < after for before, after in pairwise(chain)):
                 yield f"{uid}: what the windows of row {row} at {start_ms} ms have said is not always more than before"
             if never_late and len(chain) > 1:
                 yield f"{uid}: a window of row {row} at {start_ms} ms is said again, and no row can be late"

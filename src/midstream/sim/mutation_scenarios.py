@@ -9,7 +9,8 @@ from typing import Any
 
 from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.scenario import BACKLOGGED, HANGS, RECOVERING, SAVEPOINTS, Fault, Scenario, draw, with_backlog
-from midstream.sim.topologies import SHAPES, Shape, with_parallelism
+from midstream.sim.shapes import SHAPES, Shape
+from midstream.sim.topologies import with_parallelism
 
 
 def backpressured(seed: int) -> Scenario:

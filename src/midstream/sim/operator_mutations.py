@@ -5,6 +5,7 @@ See `sim.mutations`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -12,6 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.keys import key_groups
+from midstream.core.values import to_python
 from midstream.operators import window_base
 from midstream.operators.batch_functions import BatchFunctionOperator
 from midstream.operators.process_operator import ProcessOperator
@@ -40,15 +43,14 @@ def reduced_in_place() -> Replacements:
 
 def durations_in_milliseconds() -> Replacements:
     """Durations come out of a checkpoint without their microseconds."""
-    original = heap.to_python
 
-    def to_python(column: Any) -> list[Any]:
-        values = original(column)
+    def cut(column: Any) -> list[Any]:
+        values = to_python(column)
         if not pa.types.is_duration(column.type):
             return values
         return [value - value % timedelta(milliseconds=1) for value in values]
 
-    return [(heap, "to_python", to_python)]
+    return [(heap, "to_python", cut)]
 
 
 def map_of_the_last() -> Replacements:
@@ -95,7 +97,7 @@ def broadcast_is_handed_out() -> Replacements:
         value = self._read()[self._named(name)]
         at = (self._scope.key, name)
         if type(value) not in keyed._FROZEN and self._scope.writable and at not in self._own_values:
-            value = keyed.copy.deepcopy(value)
+            value = copy.deepcopy(value)
             self._write()[name] = value
             self._own_values.add(at)
         return value
@@ -109,14 +111,13 @@ def broadcast_is_handed_out() -> Replacements:
 def deleted_for_good() -> Replacements:
     """A timer that has been deleted cannot be set anew."""
     add, delete = TimerQueue.add, TimerQueue.delete
-    gone: set[tuple[int, int, Any]] = set()
 
     def deleting(self: Any, time_us: int, key: Any) -> None:
-        gone.add((id(self), time_us, key))
+        vars(self).setdefault("gone", set()).add((time_us, key))
         delete(self, time_us, key)
 
     def adding(self: Any, time_us: int, key: Any) -> None:
-        if (id(self), time_us, key) not in gone:
+        if (time_us, key) not in vars(self).get("gone", ()):
             add(self, time_us, key)
 
     return [(TimerQueue, "delete", deleting), (TimerQueue, "add", adding)]
@@ -219,8 +220,7 @@ def keys_by_the_wall_clock() -> Replacements:
 
 def state_by_the_first_key() -> Replacements:
     """Of several key columns state is stored by the first."""
-    original = heap.key_groups
-    return [(heap, "key_groups", lambda batch, names, count: original(batch, names[:1], count))]
+    return [(heap, "key_groups", lambda batch, names, count: key_groups(batch, names[:1], count))]
 
 
 # ---- chunks

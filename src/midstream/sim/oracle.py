@@ -28,11 +28,20 @@ from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.ends import said_by
 from midstream.sim.key_types import as_plain
 from midstream.sim.rows import Outside, SimSource, Staged, time_ms
+from midstream.sim.shapes import Shape
 from midstream.sim.state_oracle import StateOracle
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
 from midstream.sim.timed import WAITING, rows_waiting, windows_of
-from midstream.sim.topologies import Expectation, Shape, behind_timers, edge_of, expectation, form_of, is_on_time, uid_of
+from midstream.sim.topologies import (
+    Expectation,
+    behind_timers,
+    edge_of,
+    expectation,
+    form_of,
+    is_on_time,
+    uid_of,
+)
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
 CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")

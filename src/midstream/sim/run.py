@@ -25,8 +25,9 @@ from midstream.sim.report import who_waits
 from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
 from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import REQUESTS, Scenario
+from midstream.sim.shapes import Shape
 from midstream.sim.tally import ToldSource
-from midstream.sim.topologies import Shape, job_graph, uid_of, with_parallelism
+from midstream.sim.topologies import job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
+from midstream.sim.shapes import SHAPES, Shape
 from midstream.sim.topologies import (
-    SHAPES,
-    Shape,
     random_shape,
     varied,
     with_ends,

@@ -16,8 +16,9 @@ from midstream.sim.joins import LEFT, RIGHT, Joined, wrong_pairs, wrong_sides
 from midstream.sim.key_types import stored_keys
 from midstream.sim.lateness import wrong_emissions
 from midstream.sim.rows import SimSource, Staged
+from midstream.sim.shapes import Shape
 from midstream.sim.states import Contents, Given, collected, compared, entries, out_of_order
-from midstream.sim.topologies import Expectation, Shape, behind_timers, expectation, is_on_time, uid_of
+from midstream.sim.topologies import Expectation, behind_timers, expectation, is_on_time, uid_of
 
 _SAMPLES = 5
 Tables: TypeAlias = Callable[..., Iterator[pa.Table]]
@@ -78,9 +79,7 @@ class StateOracle:
                 found[expected.join_sinks[part.sink]].update((row, partner) for row, _, partner in part.rows)
         on_the_way = {index for index, _ in in_flight}
         waited = {
-            expected.join_sinks[uid]
-            for index in on_the_way
-            if (uid := uid_of(index, 0, "sink")) in expected.join_sinks
+            expected.join_sinks[uid] for index in on_the_way if (uid := uid_of(index, 0, "sink")) in expected.join_sinks
         }
         for uid, pairs in found.items():
             is_exact = uid in self._never_late and uid not in waited

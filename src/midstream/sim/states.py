@@ -81,12 +81,17 @@ class Typed(_Function, CoProcessFunction):
     process2 = process1
 
 
+def _extended(seen: list[int], more: list[int]) -> list[int]:
+    seen.extend(more)
+    return seen
+
+
 class Pickled(_Function, CoProcessFunction):
     """The same with states of any Python values, which are changed in place and put back."""
 
     ids: ValueState[list[int] | None] = ValueState()
     marks: ListState[tuple[int, str]] = ListState()
-    seen: ReducingState[list[int]] = ReducingState(lambda seen, more: _extended(seen, more))
+    seen: ReducingState[list[int]] = ReducingState(_extended)
     groups: MapState[tuple[str, int], list[int]] = MapState()
 
     def process1(self, row: Row, ctx: ProcessContext) -> Row:
@@ -107,11 +112,6 @@ class Pickled(_Function, CoProcessFunction):
         return row
 
     process2 = process1
-
-
-def _extended(seen: list[int], more: list[int]) -> list[int]:
-    seen.extend(more)
-    return seen
 
 
 def _mark(marks: MapState[Any, list[int]], name: Any, number: int) -> None:

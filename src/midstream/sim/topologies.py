@@ -1,7 +1,6 @@
-"""What is computed in a run: shapes of jobs, the job graph of each, and what must come out of it.
+"""What is computed in a run: random shapes of jobs, the job graph of each, and what must come out of it.
 
-A `Shape` is data: nodes in topological order, each a chain of operator kinds. The expectation is
-computed from the shape and a set of source rows alone, sequentially.
+The expectation is computed from the shape and a set of source rows alone, sequentially.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
@@ -21,287 +20,21 @@ from midstream.sim import clocks, ends, joins, lateness, states, tables, timed
 from midstream.sim.joins import Joined
 from midstream.sim.key_types import FORMS, PLAIN, Form, Plain, Rekey
 from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
+from midstream.sim.shapes import (
+    BROADCAST,
+    FORWARD,
+    GLOBAL,
+    KEYED,
+    REBALANCE,
+    SIDE,
+    Input,
+    Node,
+    Shape,
+    node_of,
+    source_node,
+)
 from midstream.sim.states import BRIEF, BRIEF_FORM, Given
 from midstream.sim.tally import Tally
-
-SIDE: Final = "side"
-FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
-    Partitioning.FORWARD,
-    Partitioning.KEYED,
-    Partitioning.REBALANCE,
-    Partitioning.BROADCAST,
-    Partitioning.GLOBAL,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    node: int
-    partitioning: Partitioning
-    port: int = 0
-    tag: str | None = None
-    adapts: bool = False
-    """As streams that say nothing are connected: forward between equal parallelisms, rebalance between others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
-    "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
-    rows until a timer fires), "alarm" (the same, by the wall clock), "total" (keyed, says at its end how many rows it
-    has got, once), "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
-    rows), "tally" (state without a key), "sink".
-
-    "typed", "pickled" (keyed, states of all kinds), "rules" (as "share", a user's function), "clocks" (keyed, holds rows
-    by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
-    both ports) with "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed lateness) with
-    "stack" (their emissions as rows). One of `FORMS` at the end of a chain: its rows are keyed by other columns, and its
-    readers begin with a keyed function of a user's or a join. "plain" makes ordinary rows of them again."""
-
-    chain: tuple[str, ...]
-    inputs: tuple[Input, ...] = ()
-    parallelism: int = 1
-    rows_share: float = 1.0
-    """Of a source: how many rows it has, compared with the others."""
-
-
-Shape = tuple[Node, ...]
-
-
-def _source(*more: str, rows_share: float = 1.0) -> Node:
-    return Node(("source", *more), rows_share=rows_share)
-
-
-def _node(chain: str, *inputs: Input) -> Node:
-    return Node(tuple(chain.split()), inputs)
-
-
-SHAPES: Final[Mapping[str, Shape]] = {
-    "pipeline": (_source("pass"), _node("pass", Input(0, REBALANCE)), _node("sink", Input(1, REBALANCE))),
-    "keyed": (_source(), _node("count", Input(0, KEYED)), _node("sink", Input(1, FORWARD))),
-    "union": (
-        _source(),
-        _source("pass", rows_share=0.3),
-        _source(),
-        _node("count", Input(0, KEYED), Input(1, KEYED), Input(2, KEYED)),
-        _node("sink", Input(3, REBALANCE)),
-    ),
-    "multi_input": (
-        _source(),
-        _source(rows_share=0.5),
-        _node("count", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, KEYED)),
-    ),
-    "broadcast": (
-        _source(),
-        _source(rows_share=0.2),
-        _node("share", Input(0, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "keyed_broadcast": (
-        _source(),
-        _source(rows_share=0.2),
-        _node("count", Input(0, KEYED)),
-        _node("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(3, GLOBAL)),
-    ),
-    "same_upstream": (
-        _source("pass"),
-        _node("pass", Input(0, REBALANCE)),
-        _node("count", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "mixed": (
-        _source("side"),
-        _source(rows_share=0.4),
-        _node("count", Input(0, KEYED), Input(1, KEYED)),
-        _node("pass", Input(0, REBALANCE, tag=SIDE)),
-        _node("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(3, GLOBAL)),
-        _node("pass sink", Input(4, FORWARD)),
-        _node("sink", Input(0, FORWARD), Input(1, REBALANCE)),
-    ),
-    "window": (
-        _source("times"),
-        _source("times", rows_share=0.5),
-        _node("window pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "sliding": (
-        _source("tight"),
-        _source("idle", rows_share=0.5),
-        _node("slide pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "session": (
-        _source("times"),
-        _source("tight", rows_share=0.5),
-        _node("session pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(2, GLOBAL, tag=LATE)),
-    ),
-    "timers": (
-        _source("tight"),
-        _source("idle", rows_share=0.3),
-        _node("timer", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "alarms": (
-        _source(),
-        _source(rows_share=0.3),
-        _node("alarm", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "totals": (
-        _source(rows_share=0.1),
-        _source(),
-        _node("total", Input(0, KEYED)),
-        _node("count", Input(1, KEYED)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "tables": (
-        _source("tight"),
-        _source("idle", rows_share=0.3),
-        _node("table", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "splits": (
-        _source("tight"),
-        _source("pass", "tight", rows_share=0.5),
-        _node("window pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(0, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "tally": (
-        _source(),
-        _source(rows_share=0.3),
-        _node("tally", Input(0, REBALANCE, adapts=True), Input(1, REBALANCE)),
-        _node("tally", Input(2, GLOBAL)),
-        _node("sink", Input(3, REBALANCE, adapts=True)),
-    ),
-    "adapting": (
-        _source("tight"),
-        _node("pass", Input(0, REBALANCE, adapts=True)),
-        _node("pass", Input(1, REBALANCE, adapts=True)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(1, REBALANCE, adapts=True)),
-        _node("sink", Input(3, REBALANCE, adapts=True)),
-    ),
-    "typed": (
-        _source(),
-        _source(rows_share=0.5),
-        _node("typed", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "pickled": (
-        _source(),
-        _source(rows_share=0.5),
-        _node("pickled", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "rules": (
-        _source(),
-        _source(rows_share=0.3),
-        _node("rules", Input(0, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "clocks": (
-        _source("tight"),
-        _source("times", rows_share=0.3),
-        _node("clocks", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "tags": (
-        _source("tags"),
-        _node("tags", Input(0, KEYED)),
-        _node("sink", Input(1, FORWARD)),
-        _node("sink", Input(0, FORWARD, tag=SIDE), Input(1, REBALANCE, tag=SIDE)),
-        _node("plain", Input(0, KEYED, tag=BRIEF), Input(1, REBALANCE, tag=BRIEF)),
-        _node("sink", Input(4, REBALANCE)),
-    ),
-    "join": (
-        _source("tight"),
-        _source("tight", rows_share=0.5),
-        _node("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "late_window": (
-        _source("tight"),
-        _source("idle", rows_share=0.5),
-        _node("late_window stack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "late_slide": (
-        _source("tight"),
-        _source("idle", rows_share=0.5),
-        _node("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(2, FORWARD, tag=LATE)),
-    ),
-    "late_session": (
-        _source("tight"),
-        _source("idle", rows_share=0.5),
-        _node("late_session stack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(2, FORWARD, tag=LATE)),
-    ),
-    "by_zone": (
-        _source("by_zone"),
-        _source("by_zone", rows_share=0.5),
-        _node("typed plain", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "by_text": (
-        _source("tight", "by_text"),
-        _node("clocks plain", Input(0, KEYED)),
-        _node("count", Input(1, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "by_time": (
-        _source("tight", "by_time"),
-        _source("tight", "by_time", rows_share=0.5),
-        _node("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, REBALANCE)),
-    ),
-    "by_flag": (
-        _source("tight", "by_flag"),
-        _node("pickled plain", Input(0, KEYED)),
-        _node("sink", Input(1, REBALANCE)),
-    ),
-    "by_two": (
-        _source("tight", "by_two"),
-        _source("tight", "by_two", rows_share=0.5),
-        _node("typed plain", Input(0, KEYED)),
-        _node("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(3, REBALANCE)),
-    ),
-    "by_id": (
-        _source("by_id"),
-        _node("pickled plain", Input(0, KEYED)),
-        _node("sink", Input(1, REBALANCE)),
-    ),
-    "finishing": (
-        _source(rows_share=0.05),
-        _source(),
-        _node("pass", Input(0, FORWARD)),
-        _node("count", Input(2, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(0, FORWARD)),
-        _node("sink", Input(3, REBALANCE)),
-    ),
-}
 
 
 def random_shape(random: Random) -> Shape:
@@ -310,7 +43,7 @@ def random_shape(random: Random) -> Shape:
     Mostly few: most bugs need two or three nodes, and large shapes take most of the time.
     """
     nodes: list[Node] = [
-        _source(
+        source_node(
             *random.choice(((), (), ("pass",), ("times",), ("tight",), ("idle",), ("tight", "pass"))),
             rows_share=random.choice((0.1, 0.5, 1.0)),
         )
@@ -381,11 +114,11 @@ def with_states(shape: Shape, random: Random) -> Shape:
         last = len(nodes)
         nodes += [Node((form,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
         kind = random.choice(("typed plain", "pickled plain", "clocks plain", "join couple"))
-        nodes.append(_node(kind, Input(last, KEYED), Input(last + 1, KEYED, port=1)))
-        nodes.append(_node("sink", Input(last + 2, FORWARD)))
+        nodes.append(node_of(kind, Input(last, KEYED), Input(last + 1, KEYED, port=1)))
+        nodes.append(node_of("sink", Input(last + 2, FORWARD)))
     elif random.random() < 0.02:
         pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
-        nodes += [Node(("join", "couple"), tuple(pair)), _node("sink", Input(len(nodes), REBALANCE))]
+        nodes += [Node(("join", "couple"), tuple(pair)), node_of("sink", Input(len(nodes), REBALANCE))]
     return tuple(nodes)
 
 
