@@ -12,7 +12,7 @@ from midstream.checkpoint import state_files
 from midstream.operators import process_operator, window_base
 from midstream.state import columnar, table
 
-SHARE: Final = 0.15
+SHARE: Final = 0.1
 """Of the runs, how many have small chunks."""
 
 

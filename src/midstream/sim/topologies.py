@@ -109,7 +109,7 @@ def with_states(shape: Shape, random: Random) -> Shape:
     made = {"pack", "stack", "sink", "total"}
     inner = [index for index, node in enumerate(nodes) if made.isdisjoint(node.chain)]
     partitioning = random.choice((FORWARD, REBALANCE, KEYED))
-    if random.random() < 0.03:
+    if random.random() < 0.02:
         form = random.choice(tuple(FORMS))
         last = len(nodes)
         nodes += [Node((form,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
@@ -125,15 +125,15 @@ def with_states(shape: Shape, random: Random) -> Shape:
 def _with_states(node: Node, random: Random) -> Node:
     drawn = random.random()
     match node.chain:
-        case ("count",) if drawn < 0.08:
-            return replace(node, chain=(("typed",), ("pickled",))[drawn < 0.04])
+        case ("count",) if drawn < 0.06:
+            return replace(node, chain=(("typed",), ("pickled",))[drawn < 0.03])
         case ("share",) if drawn < 0.15:
             return replace(node, chain=("rules",))
         case ("timer",) | ("alarm",) if drawn < 0.3:
             return replace(node, chain=("clocks",))
-        case ("side",) if drawn < 0.2:
+        case ("side",) if drawn < 0.15:
             return replace(node, chain=("tags",))
-        case (kind, "pack") if drawn < 0.2:
+        case (kind, "pack") if drawn < 0.15:
             return replace(node, chain=(f"late_{kind}", "stack"))
     return node
 
