@@ -10,33 +10,42 @@ from __future__ import annotations
 import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from midstream.checkpoint.channel_state import read_segment, rows_of
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
 from midstream.checkpoint.state_files import SHARED, read_parts
 from midstream.checkpoint.store import is_superseded, list_checkpoints
+from midstream.core.batches import concat
+from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import StorageError
+from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
+from midstream.operators.window_base import PARTS, PROGRESS
 from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, some, ways
 from midstream.sim.ends import said_by
-from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
+from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource, Staged
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
-from midstream.sim.timed import WAITING, rows_waiting, windows_of
-from midstream.sim.topologies import Expectation, Shape, behind_timers, expectation, is_on_time, uid_of
+from midstream.sim.timed import DELAY_US, WAITING, WINDOWS
+from midstream.sim.topologies import Expectation, Input, Shape, behind_timers, expectation, on_time_at, uid_of
+from midstream.sim.windowed import Made, Spans, check_windows, held_in, no_marks, unpacked
+from midstream.state.parts import KEY_GROUP, Redistribute
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
 CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
 """In the job's own directory."""
-SAMPLES = 5
+_NOTHING: Final[Int64s] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +80,32 @@ class Oracle:
         """By job id and checkpoint."""
         self._ended: dict[str, dict[int, int]] = {}
         """Rows of the sources that were at their end in the newest completed checkpoint."""
-        self._done_with: dict[str, set[int]] = {}
-        """Keys of subtasks that had finished in a checkpoint: a restore drops their state, which nobody needs."""
+        self._done: dict[str, set[int]] = {}
+        """Key groups of subtasks that had finished in a checkpoint: nothing comes to them any more, and a restore at
+        another parallelism drops their state, which nobody needs."""
+        self._finished_at: dict[str, int] = {}
+        """At which parallelism an operator had finished as a whole."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
-        self._last: Expectation | None = None
-        """What the newest completed checkpoint must hold."""
+        self._last: Cut | None = None
+        """The newest completed checkpoint."""
+        self._edges = [(index, entry) for index, node in enumerate(shape) for entry in node.inputs]
+        self._contents = Contents(sources.values(), key_groups)
+        self._ways = ways(shape)
+        self._sinks = {
+            uid_of(index, position, kind): index
+            for index, node in enumerate(shape)
+            for position, kind in enumerate(node.chain)
+            if kind == "sink"
+        }
+        held_back = behind_timers(shape)
+        self._punctual = [
+            (self._contents.are_of(on_time), DELAY_US if index in held_back else 0)
+            for index, on_time in enumerate(on_time_at(shape, sources.values()))
+        ]
+        """Of each node: which rows are never late there, and by how much event time may be past them."""
+        self._seen: dict[str, Spans | Int64s] = {}
+        """By name of what has been looked at of the sinks' output: the rows of windows, or the numbers of rows."""
 
     # ---- at every checkpoint
 
@@ -99,7 +128,7 @@ class Oracle:
             # Given up, written late, and newer ones have been committed: one of the older ones, no more.
             lost = [file for file in metadata.files if not self.storage.exists(file)]
             if lost:
-                yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {_some(lost)}, which is not there"
+                yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {some(lost)}, which is not there"
             return
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
@@ -115,42 +144,72 @@ class Oracle:
                 self._ended[uid] = emitted[uid]
             else:
                 self._ended.pop(uid, None)
+            if ended and before is None and metadata.job_id not in self._outside.drained:
+                rows = sum(self._sources[uid].rows)
+                if len(emitted[uid]) < rows:
+                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
         held = {
-            uid: self._held(operator)
+            uid: list(self._held(where, operator))
             for uid, operator in operators.items()
             if uid.startswith(("timer", "alarm", "table"))
         }
-        in_flight = self._in_flight(metadata)
+        in_flight = self.rows_in_flight(metadata)
         self.in_flight += bool(in_flight)
-        expected = expectation(self.shape, emitted, held, in_flight)
-        self._last = expected
+        by_port: dict[tuple[int, int], Counter[int]] = {}
+        for edge, rows in in_flight.items():
+            index, entry = self._edges[edge]
+            by_port.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
+        waiting = {
+            uid: Counter(row for rows in batches for row in rows.column("id").to_pylist())
+            for uid, batches in held.items()
+        }
+        expected = expectation(self.shape, emitted, waiting, by_port)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
-        for uid in expected.counts:
-            if uid in operators:
-                done = [operators[uid].subtasks[index] for index in operators[uid].finished]
-                done_with = self._done_with.setdefault(uid, set())
-                for subtask in done:
-                    for table in self._tables(subtask, "keys", COUNTED):
-                        done_with.update(table.column("key").to_pylist())
         output = dict(self._outside.committed)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
-        self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
+        self._last = self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
         yield from self._check_state(where, operators, expected)
-        yield from self._check_prepared(where, output, expected)
+        yield from self._check_output(where, output, expected)
+        yield from self._check_on_the_way(where, in_flight, held)
+        yield from self._check_numbers(where, output, expected, in_flight, held)
+        for uid, (kind, _) in expected.windowed.items():
+            if uid in operators:
+                yield from self._check_windows(where, uid, kind, output, expected, in_flight, operators[uid])
         for uid in expected.totals.keys() & operators.keys():
-            yield from self._check_total(where, operators[uid], expected, output, in_flight)
+            yield from self._check_total(where, operators[uid], expected, output, by_port)
+        for uid, operator in operators.items():
+            for index in operator.finished:
+                groups = key_group_range(index, operator.parallelism, self._key_groups)
+                self._done.setdefault(uid, set()).update(groups)
+            if operator.fully_finished:
+                self._finished_at.setdefault(uid, operator.parallelism)
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
+        for operator in operators.values():
+            yield from self._check_owners(where, operator)
         for uid, counts in expected.counts.items():
-            if uid in operators and not operators[uid].finished:
+            if uid in operators:
                 yield from self._check_counts(where, operators[uid], counts)
         for uid, ids in expected.broadcast.items():
             if uid in operators:
                 yield from self._check_broadcast(where, operators[uid], ids)
         for uid, seen in expected.tallies.items():
-            if uid in operators and not operators[uid].finished:
-                yield from self._check_tally(where, operators[uid], seen)
+            if uid in operators:
+                if self._finished_at.get(uid, operators[uid].parallelism) == operators[uid].parallelism:
+                    yield from self._check_tally(where, operators[uid], seen)
+
+    def _check_owners(self, where: str, operator: OperatorState) -> Iterator[str]:
+        """Keyed state lies with the subtask that owns its key groups."""
+        for index in operator.running:
+            own = key_group_range(index, operator.parallelism, self._key_groups)
+            for part in operator.subtasks[index].parts:
+                for chunk in part.chunks if part.redistribute == Redistribute.KEYED.value else ():
+                    if chunk.rows and not own.start <= chunk.key_group_min <= chunk.key_group_max < own.stop:
+                        yield (
+                            f"{where}: {operator.uid}/{index} has {part.name} of the key groups {chunk.key_group_min} to "
+                            f"{chunk.key_group_max}, and owns {own.start} to {own.stop - 1}"
+                        )
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
         """id to key of the rows that lie before the source's position."""
@@ -176,51 +235,56 @@ class Oracle:
             rows[split.id] = split.offset
         return {row: key for name, count in rows.items() for row, key in source.rows_of(int(name.split("-")[1]), count)}
 
-    def _in_flight(self, metadata: CheckpointMetadata) -> dict[tuple[int, int], Counter[int]]:
-        """By node and port: ids of the rows that are on their way."""
-        found: dict[tuple[int, int], Counter[int]] = {}
-        edges = [(index, entry) for index, node in enumerate(self.shape) for entry in node.inputs]
+    def rows_in_flight(self, metadata: CheckpointMetadata) -> dict[int, pa.RecordBatch]:
+        """By edge: the rows that are on their way."""
+        found: dict[int, list[pa.RecordBatch]] = {}
         for state in metadata.channels:
-            index, entry = edges[state.edge]
+            index, entry = self._edges[state.edge]
             keys = ("key",) if entry.partitioning is Partitioning.KEYED else ()
             edge = Edge(state.edge, entry.node, index, entry.partitioning, SCHEMA, keys)
             batches = [b for segment in state.segments for b in read_segment(self.storage, segment, SCHEMA, "oracle")]
-            for rows in rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups):
-                found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
-        return {place: rows for place, rows in found.items() if rows}
+            rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
+            found.setdefault(state.edge, []).extend(batch for batch in rows if batch.num_rows)
+        return {edge: concat(batches) for edge, batches in sorted(found.items()) if batches}
 
-    def _held(self, operator: OperatorState) -> Counter[int]:
-        """Ids of the rows that wait in it."""
-        held: Counter[int] = Counter()
+    def _held(self, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
+        """The rows that wait in it."""
         for subtask in operator.subtasks:
             for table in self._tables(subtask, f"map:{WAITING}"):
-                for value in table.column("value").to_pylist():
-                    held.update(rows_waiting(pickle.loads(value)))
+                rows = []
+                for key, value in zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True):
+                    waiting = pickle.loads(value)
+                    if any(row["key"] != key for row in waiting):
+                        self._outside.world.bug(f"{where}: {operator.uid} holds {some(waiting)} under key {key}")
+                    rows += waiting
+                yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
             for table in self._tables(subtask, HELD):
-                held.update(table.column("id").to_pylist())
-        return held
+                yield from table.select(SCHEMA.names).to_batches()
 
     def _check_counts(
         self, where: str, operator: OperatorState, expected: Mapping[int, tuple[int, int]]
     ) -> Iterator[str]:
         found: dict[int, tuple[int, int]] = {}
+        group_of = self._contents.group_of
         for subtask in operator.subtasks:
             for table in self._tables(subtask, "keys", COUNTED):
-                columns = [table.column(name).to_pylist() for name in ("key", "count", "sum")]
-                for key, count, total in zip(*columns, strict=True):
+                columns = [table.column(name).to_pylist() for name in ("key", KEY_GROUP, "count", "sum")]
+                for key, group, count, total in zip(*columns, strict=True):
                     if key in found:
                         yield f"{where}: key {key} is in two subtasks of {operator.uid}"
+                    if group != group_of.get(key):
+                        yield f"{where}: key {key} of {operator.uid} is in key group {group}"
                     found[key] = (count, total)
         if found == expected:
             return
-        done_with = self._done_with[operator.uid]
+        done = self._done.get(operator.uid, set())
         wrong = {
             key: f"{found.get(key)} instead of {expected.get(key)}"
             for key in sorted({*found, *expected})
-            if found.get(key) != expected.get(key) and (key in found or key not in done_with)
+            if found.get(key) != expected.get(key) and (key in found or group_of[key] not in done)
         }
         if wrong:
-            yield f"{where}: state of {operator.uid} is wrong for {_some(wrong.items())} (rows, sum of ids)"
+            yield f"{where}: state of {operator.uid} is wrong for {some(wrong.items())} (rows, sum of ids)"
 
     def _check_broadcast(self, where: str, operator: OperatorState, expected: frozenset[int]) -> Iterator[str]:
         for index in operator.running:
@@ -228,8 +292,8 @@ class Oracle:
             found = {row for table in self._tables(subtask, "broadcast") for row in table.column("id").to_pylist()}
             if found != expected:
                 yield (
-                    f"{where}: broadcast state of {operator.uid}/{index} lacks {_some(sorted(expected - found))}, "
-                    f"has {_some(sorted(found - expected))} too many"
+                    f"{where}: broadcast state of {operator.uid}/{index} lacks {some(sorted(expected - found))}, "
+                    f"has {some(sorted(found - expected))} too many"
                 )
 
     def _check_tally(self, where: str, operator: OperatorState, expected: Counter[int]) -> Iterator[str]:
@@ -242,21 +306,157 @@ class Oracle:
                 count += sum(table.column("count").to_pylist())
         if ids != expected:
             yield (
-                f"{where}: the list of {operator.uid} lacks {_some(sorted(expected - ids))}, "
-                f"has {_some(sorted(ids - expected))} too many"
+                f"{where}: the list of {operator.uid} lacks {some(sorted(expected - ids))}, "
+                f"has {some(sorted(ids - expected))} too many"
             )
         if count != expected.total():
             yield f"{where}: {operator.uid} has counted {count} rows instead of {expected.total()}"
 
-    def _check_prepared(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
-        """What was committed before, and what the checkpoint holds for commit: together its sinks' output."""
+    # ---- contents
+
+    def _check_output(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
+        """What was committed before, and what a checkpoint holds for commit: together its sinks' output."""
         staged = []
         for name in output:
             if name not in self._outside.staged:
                 yield f"{where}: {name} was never staged"
             else:
                 staged.append(self._outside.staged[name])
+                if name not in self._seen:
+                    complaint = self._look_at(name)
+                    if complaint:
+                        yield f"{where}: {staged[-1].sink} has {complaint}"
         yield from self._compare(where, expected.sinks, staged)
+
+    def _look_at(self, name: str) -> str:
+        """What is wrong with the contents of what a sink has staged; "" for nothing."""
+        staged = self._outside.staged[name]
+        node = self._sinks[staged.sink]
+        maker = self._maker(node)
+        if maker == "":
+            way = self._ways[node]
+            self._seen[name] = codes(staged.rows) if way.whole else _NOTHING
+            return self._contents.check(staged.rows, self._counted(way))
+        self._seen[name] = _NOTHING
+        if maker == "total":
+            return check_made(staged.rows)
+        if maker in WINDOWS:
+            self._seen[name], complaint = unpacked(staged.rows, self._contents)
+            return complaint
+        return ""
+
+    def _maker(self, node: int) -> str:
+        """What makes the rows that a sink gets; "" for nothing, where they are those of the sources."""
+        return next((kind for entry in self.shape[node].inputs for kind in self._made_by(entry)), "")
+
+    def _made_by(self, entry: Input) -> list[str]:
+        return [kind for kind in self.shape[entry.node].chain if kind in MAKING and entry.tag is None]
+
+    def _counted(self, way: Way) -> list[Set[int] | None]:
+        counted = self._outside.counted
+        return [None if uid is None else counted.get(uid, frozenset()) for uid in sorted(way.counted, key=str)]
+
+    def _check_on_the_way(
+        self, where: str, in_flight: Mapping[int, pa.RecordBatch], held: Mapping[str, Sequence[pa.RecordBatch]]
+    ) -> Iterator[str]:
+        """Contents of the rows in flight, and of those that wait in operators."""
+        for edge, rows in in_flight.items():
+            index, entry = self._edges[edge]
+            makers = self._made_by(entry)
+            if not makers:
+                complaint = self._contents.check(rows, self._counted(self._ways[entry.node]))
+            elif makers[0] == "total":
+                complaint = check_made(rows)
+            else:
+                complaint = unpacked(rows, self._contents)[1] if makers[0] in WINDOWS else ""
+            if complaint:
+                yield f"{where}: in flight to {self.shape[index].chain[0]}{index} there is {complaint}"
+        for index, node in enumerate(self.shape):
+            for rows in held.get(uid_of(index, 0, node.chain[0]), ()):
+                complaint = self._contents.check(rows, self._counted(self._ways[index]))
+                if complaint:
+                    yield f"{where}: {node.chain[0]}{index} holds {complaint}"
+
+    def _check_numbers(
+        self,
+        where: str,
+        output: Iterable[str],
+        expected: Expectation,
+        in_flight: Mapping[int, pa.RecordBatch] = MappingProxyType({}),
+        held: Mapping[str, Sequence[pa.RecordBatch]] = MappingProxyType({}),
+    ) -> Iterator[str]:
+        """What a counting operator has given out is all there, each number once, where there is but one way for it."""
+        for sink, node in self._sinks.items():
+            way = self._ways[node]
+            if way.whole is None:
+                continue
+            found = [seen for name in output if isinstance(seen := self._of(sink, name), np.ndarray)]
+            found += [codes(rows) for edge, rows in in_flight.items() if self._edges[edge][0] in way.nodes]
+            for index in way.nodes:
+                found += map(codes, held.get(uid_of(index, 0, self.shape[index].chain[0]), ()))
+            complaint = check_numbers(found, expected.counts[way.whole])
+            if complaint:
+                yield f"{where}: what {way.whole} has counted is at {sink} and on the way there with {complaint}"
+
+    def _of(self, sink: str, name: str) -> Spans | Int64s | None:
+        """What was seen of what `sink` has staged under that name."""
+        staged = self._outside.staged.get(name)
+        return self._seen.get(name) if staged is not None and staged.sink == sink else None
+
+    def _check_windows(
+        self,
+        where: str,
+        uid: str,
+        kind: str,
+        output: Iterable[str],
+        expected: Expectation,
+        in_flight: Mapping[int, pa.RecordBatch] = MappingProxyType({}),
+        operator: OperatorState | None = None,
+    ) -> Iterator[str]:
+        """`operator`: None at the end, when there is no state."""
+        emitted: list[Spans] = []
+        late: list[Int64s] = []
+        for sink, (maker, is_late) in expected.window_sinks.items():
+            if maker != uid:
+                continue
+            for name in output:
+                seen = self._of(sink, name)
+                if is_late and seen is not None:
+                    late.append(self._outside.staged[name].rows.column("id").to_numpy())
+                elif isinstance(seen, Spans):
+                    emitted.append(seen)
+        node = next(index for index, entry in enumerate(self.shape) if uid_of(index, 0, entry.chain[0]) == uid)
+        for edge, rows in in_flight.items():
+            entry = self._edges[edge][1]
+            if entry.node == node and entry.tag is not None:
+                late.append(rows.column("id").to_numpy())
+            elif entry.node == node:
+                emitted.append(unpacked(rows, self._contents)[0])
+        made = Made(expected.windowed[uid][1], Spans.joined(emitted), np.concatenate(late) if late else _NOTHING)
+        made.marks_us = no_marks(self._key_groups, all_fired=operator is None)
+        if operator is not None:
+            yield from self._add_state(where, made, operator)
+        verdict = check_windows(self._contents, kind, made, *self._punctual[node])
+        self.lost += verdict.lost
+        self.doubled += verdict.doubled
+        for complaint in verdict.complaints:
+            yield f"{where}: {uid} has rows {complaint}"
+
+    def _add_state(self, where: str, made: Made, operator: OperatorState) -> Iterator[str]:
+        held: list[Spans] = []
+        for index in operator.running:
+            for table in self._tables(operator.subtasks[index], PROGRESS):
+                made.marks_us[table.column(KEY_GROUP).to_numpy()] = table.column("watermark").to_numpy()
+            for table in self._tables(operator.subtasks[index], PARTS):
+                spans, complaint = held_in(table, self._contents)
+                held.append(spans)
+                if complaint:
+                    yield f"{where}: {operator.uid}/{index} has {complaint}"
+        made.held = Spans.joined(held)
+        done = self._done.get(operator.uid, set()).union(
+            *(key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
+        )
+        made.marks_us[sorted(done)] = MAX_WATERMARK_US
 
     def _check_total(
         self,
@@ -264,13 +464,13 @@ class Oracle:
         operator: OperatorState,
         expected: Expectation,
         output: Iterable[str],
-        in_flight: Mapping[tuple[int, int], Counter[int]],
+        by_port: Mapping[tuple[int, int], Counter[int]],
     ) -> Iterator[str]:
         """What a subtask has said when it had finished is all it ever says; together they have counted every row."""
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
         said = Counter(row for part in staged if part.sink == sink for row in part.ids)
-        said += in_flight.get((node, 0), Counter())
+        said += by_port.get((node, 0), Counter())
         before_of, before = self._said.get(operator.uid, (operator, said))
         final = before_of.fully_finished
         if final or before_of.parallelism == operator.parallelism:
@@ -319,14 +519,14 @@ class Oracle:
             return
         missing = [name for name in cut.output if name not in self._outside.committed]
         if missing:
-            yield f"{where}: of what it covers this is not committed: {_some(missing)}"
+            yield f"{where}: of what it covers this is not committed: {some(missing)}"
         if metadata.committables:
             yield f"{where}: holds output to commit, which whoever goes on from it would commit again"
         if metadata.channels:
             yield f"{where}: holds rows in flight, which only the same graph could read"
         lost = [file for file in metadata.files if not place.exists(file)]
         if lost:
-            yield f"{where}: refers to {_some(lost)}, which it has not got"
+            yield f"{where}: refers to {some(lost)}, which it has not got"
             return
         yield from self._check_state(where, {op.uid: op for op in metadata.operators}, cut.expected)
 
@@ -335,7 +535,9 @@ class Oracle:
         self.storage = storage
         self._ended.clear()
         self._said.clear()
-        self._last = cut.expected
+        self._done.clear()
+        self._finished_at.clear()
+        self._last = cut
         self._outside.committed = dict.fromkeys(cut.output)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
@@ -345,14 +547,17 @@ class Oracle:
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Complaints about the output of a job that has finished."""
+        """Complaints about the output of a job that has finished: of all rows, or of those up to where it was drained."""
         everything = {
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
             for uid, source in self._sources.items()
         }
-        expected = expectation(self.shape, everything)
-        yield from self._compare("end", expected.sinks, self._committed())
-        yield from self._check_windows("end", expected)
+        expected = expectation(self.shape, {**everything, **self._ended})
+        output = self._outside.committed
+        yield from self._check_output("end", output, expected)
+        yield from self._check_numbers("end", output, expected)
+        for uid, (kind, _) in expected.windowed.items():
+            yield from self._check_windows("end", uid, kind, output, expected)
         for uid, (sink, _) in expected.total_sinks.items():
             said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
             if uid in self._said and said != self._said[uid][1]:
@@ -368,50 +573,18 @@ class Oracle:
             kept = {f for path in metadata for f in decode_metadata(self.storage.read(path), path).files}
         left = sorted(path for path in files if path.startswith(f"{SHARED}/") and path not in kept)
         if left:
-            yield f"state files that no checkpoint refers to are left: {_some(left)}"
+            yield f"state files that no checkpoint refers to are left: {some(left)}"
 
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
-            yield from self._compare("stop", self._last.sinks, self._committed())
-
-    def _check_windows(self, where: str, expected: Expectation) -> Iterator[str]:
-        """Each row is in its windows, or late; in none of them twice, and in no other.
-
-        Only the first windows of a row may lack it, which had ended when it came; if all do, it is late. Where
-        event time never runs ahead of the rows there are no such rows.
-        """
-        late: dict[str, Counter[int]] = {uid: Counter() for uid in expected.windowed}
-        windows: dict[str, dict[int, Counter[int]]] = {uid: {} for uid in expected.windowed}
-        for staged in self._committed():
-            if staged.sink in expected.window_sinks:
-                uid, is_late = expected.window_sinks[staged.sink]
-                for row, _, n in staged.rows:
-                    if is_late:
-                        late[uid][row] += 1
-                    else:
-                        windows[uid].setdefault(row, Counter())[n - 1] += 1
-        held_back = {uid_of(index, 0, self.shape[index].chain[0]) for index in behind_timers(self.shape)}
-        on_time = is_on_time(self.shape, self._sources.values())
-        for uid, (kind, ids) in expected.windowed.items():
-            wrong = []
-            never_late = on_time and uid not in held_back
-            for row in sorted({*ids, *windows[uid], *late[uid]}):
-                found = windows[uid].get(row, Counter())
-                due = windows_of(kind, time_ms(row))
-                counts = [found.total()] if due is None else [found[start] for start in due]
-                surplus = counts[-1] + late[uid][row] - ids[row]
-                self.lost += max(0, -surplus)
-                self.doubled += max(0, surplus)
-                behind = late[uid][row] > 0 or counts[0] < counts[-1]
-                has_gap = counts != sorted(counts) or sum(counts) != found.total()
-                if surplus or has_gap or (behind and never_late):
-                    wrong.append((row, dict(found), late[uid][row], ids[row]))
-            for row, starts, times_late, times in wrong[:SAMPLES]:
-                yield (
-                    f"{where}: {uid} has got row {row} {times} times; it is in windows {starts} (start in ms: how "
-                    f"often), late {times_late} times ({len(wrong)} such rows)"
+            yield from self._compare("stop", self._last.expected.sinks, self._committed())
+            committed, due = self._outside.committed, dict.fromkeys(self._last.output)
+            if committed.keys() != due.keys():
+                lacking, surplus = (
+                    [name for name in a if name not in b] for a, b in ((due, committed), (committed, due))
                 )
+                yield f"stop: of its last checkpoint this is not committed: {some(lacking)}, and this is besides: {some(surplus)}"
 
     def _committed(self) -> list[Staged]:
         return [self._outside.staged[name] for name in self._outside.committed]
@@ -429,12 +602,6 @@ class Oracle:
             self.lost += lost.total()
             self.doubled += doubled.total()
             if lost:
-                yield f"{where}: {uid} lost {lost.total()} rows: {_some(sorted(lost))}"
+                yield f"{where}: {uid} lost {lost.total()} rows: {some(sorted(lost))}"
             if doubled:
-                yield f"{where}: {uid} has {doubled.total()} rows too many: {_some(sorted(doubled))}"
-
-
-def _some(items: object) -> str:
-    listed = list(items)  # type: ignore[call-overload]
-    shown = ", ".join(str(item) for item in listed[:SAMPLES])
-    return f"{shown}, … ({len(listed)})" if len(listed) > SAMPLES else shown or "nothing"
+                yield f"{where}: {uid} has {doubled.total()} rows too many: {some(sorted(doubled))}"
