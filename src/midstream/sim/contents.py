@@ -121,7 +121,7 @@ class Contents:
             return f"an n in rows {some(ids[wrong])}, which nobody has counted: {some(n[wrong])}" if wrong.any() else ""
         pairs = numbered(ids, n)
         given = [part for part in counted if part is not None]
-        if None not in counted and len(given) == 1 and given[0].issuperset(pairs):
+        if None not in counted and len(given) == 1 and given[0] >= set(pairs):
             return ""
         bad = [
             (row, number)
@@ -195,7 +195,7 @@ def check_numbers(found: Sequence[Int64s], counts: Mapping[int, tuple[int, int]]
     return f"not each n of each key once, such as (key, n) {some(shown)}"
 
 
-def some(items: object) -> str:
-    listed = list(items.tolist() if isinstance(items, np.ndarray) else items)  # type: ignore[call-overload]
+def some(items: Iterable[object]) -> str:
+    listed = list(items.tolist() if isinstance(items, np.ndarray) else items)
     shown = ", ".join(str(item) for item in listed[:SAMPLES])
     return f"{shown}, … ({len(listed)})" if len(listed) > SAMPLES else shown or "nothing"

@@ -7,45 +7,34 @@ must be exactly what a sequential run over those rows gives.
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
-from midstream.checkpoint.channel_state import read_segment, rows_of
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
-from midstream.checkpoint.state_files import SHARED, read_parts
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, decode_metadata
+from midstream.checkpoint.state_files import SHARED, verify_chunks
 from midstream.checkpoint.store import is_superseded, list_checkpoints
-from midstream.core.batches import concat
-from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
-from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
-from midstream.operators.window_base import PARTS, PROGRESS
-from midstream.protocol.messages import OperatorSnapshot
-from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, some, ways
+from midstream.sim.contents import some
 from midstream.sim.ends import said_by
-from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource, Staged
-from midstream.sim.tables import COUNTED, HELD
+from midstream.sim.inspection import Found, Inspection, tables_of
+from midstream.sim.rows import Outside, SimSource, Staged
+from midstream.sim.tables import COUNTED
 from midstream.sim.tally import LIST, UNION
-from midstream.sim.timed import DELAY_US, WAITING, WINDOWS
-from midstream.sim.topologies import Expectation, Input, Shape, behind_timers, expectation, on_time_at, uid_of
-from midstream.sim.windowed import Made, Spans, check_windows, held_in, no_marks, unpacked
+from midstream.sim.topologies import Expectation, Shape, expectation
+from midstream.sim.windowed import Made
 from midstream.state.parts import KEY_GROUP, Redistribute
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
 CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
 """In the job's own directory."""
-_NOTHING: Final[Int64s] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +44,8 @@ class Cut:
     expected: Expectation
     output: tuple[str, ...]
     """Names of all that the sinks have staged up to it."""
+    operators: tuple[OperatorState, ...]
+    sources: tuple[SourcePosition, ...]
 
 
 class Oracle:
@@ -89,23 +80,7 @@ class Oracle:
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
         self._last: Cut | None = None
         """The newest completed checkpoint."""
-        self._edges = [(index, entry) for index, node in enumerate(shape) for entry in node.inputs]
-        self._contents = Contents(sources.values(), key_groups)
-        self._ways = ways(shape)
-        self._sinks = {
-            uid_of(index, position, kind): index
-            for index, node in enumerate(shape)
-            for position, kind in enumerate(node.chain)
-            if kind == "sink"
-        }
-        held_back = behind_timers(shape)
-        self._punctual = [
-            (self._contents.are_of(on_time), DELAY_US if index in held_back else 0)
-            for index, on_time in enumerate(on_time_at(shape, sources.values()))
-        ]
-        """Of each node: which rows are never late there, and by how much event time may be past them."""
-        self._seen: dict[str, Spans | Int64s] = {}
-        """By name of what has been looked at of the sinks' output: the rows of windows, or the numbers of rows."""
+        self.inspection = Inspection(shape, sources, outside, key_groups)
 
     # ---- at every checkpoint
 
@@ -148,34 +123,34 @@ class Oracle:
                 rows = sum(self._sources[uid].rows)
                 if len(emitted[uid]) < rows:
                     yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
-        held = {
-            uid: list(self._held(where, operator))
-            for uid, operator in operators.items()
-            if uid.startswith(("timer", "alarm", "table"))
-        }
-        in_flight = self.rows_in_flight(metadata)
-        self.in_flight += bool(in_flight)
-        by_port: dict[tuple[int, int], Counter[int]] = {}
-        for edge, rows in in_flight.items():
-            index, entry = self._edges[edge]
-            by_port.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
-        waiting = {
-            uid: Counter(row for rows in batches for row in rows.column("id").to_pylist())
-            for uid, batches in held.items()
-        }
-        expected = expectation(self.shape, emitted, waiting, by_port)
-        for uid in expected.overdrawn:
-            yield f"{where}: {uid} holds rows that it has not got, or has handed on"
         output = dict(self._outside.committed)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
-        self._last = self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
+        found = Found(
+            self._by_sink(output),
+            self.inspection.rows_in_flight(self.storage, metadata),
+            {
+                uid: list(self.inspection.rows_held(self.storage, where, operator))
+                for uid, operator in operators.items()
+                if uid.startswith(("timer", "alarm", "table"))
+            },
+        )
+        self.in_flight += bool(found.in_flight)
+        by_port = self.inspection.ids_by_port(found.in_flight)
+        expected = expectation(self.shape, emitted, found.ids_held(), by_port)
+        for uid in expected.overdrawn:
+            yield f"{where}: {uid} holds rows that it has not got, or has handed on"
+        self._last = Cut(expected, tuple(output), metadata.operators, metadata.sources)
+        self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
         yield from self._check_state(where, operators, expected)
         yield from self._check_output(where, output, expected)
-        yield from self._check_on_the_way(where, in_flight, held)
-        yield from self._check_numbers(where, output, expected, in_flight, held)
+        yield from self.inspection.check_on_the_way(where, found)
+        yield from self.inspection.check_numbers(where, found, expected)
         for uid, (kind, _) in expected.windowed.items():
             if uid in operators:
-                yield from self._check_windows(where, uid, kind, output, expected, in_flight, operators[uid])
+                done = self._done.get(uid, set())
+                made, wrong = self.inspection.made_by_then(uid, found, expected, self.storage, operators[uid], done)
+                yield from (f"{where}: {complaint}" for complaint in wrong)
+                yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
             yield from self._check_total(where, operators[uid], expected, output, by_port)
         for uid, operator in operators.items():
@@ -223,7 +198,7 @@ class Oracle:
         for operator in metadata.operators:
             if operator.uid == uid:
                 for subtask in operator.subtasks:
-                    for table in self._tables(subtask, "splits"):
+                    for table in tables_of(self.storage, subtask, "splits"):
                         open_splits += [_decode_split(encoded) for encoded in table.column("split").to_pylist()]
         seen: set[str] = set()
         for split in open_splits:
@@ -235,39 +210,13 @@ class Oracle:
             rows[split.id] = split.offset
         return {row: key for name, count in rows.items() for row, key in source.rows_of(int(name.split("-")[1]), count)}
 
-    def rows_in_flight(self, metadata: CheckpointMetadata) -> dict[int, pa.RecordBatch]:
-        """By edge: the rows that are on their way."""
-        found: dict[int, list[pa.RecordBatch]] = {}
-        for state in metadata.channels:
-            index, entry = self._edges[state.edge]
-            keys = ("key",) if entry.partitioning is Partitioning.KEYED else ()
-            edge = Edge(state.edge, entry.node, index, entry.partitioning, SCHEMA, keys)
-            batches = [b for segment in state.segments for b in read_segment(self.storage, segment, SCHEMA, "oracle")]
-            rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
-            found.setdefault(state.edge, []).extend(batch for batch in rows if batch.num_rows)
-        return {edge: concat(batches) for edge, batches in sorted(found.items()) if batches}
-
-    def _held(self, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
-        """The rows that wait in it."""
-        for subtask in operator.subtasks:
-            for table in self._tables(subtask, f"map:{WAITING}"):
-                rows = []
-                for key, value in zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True):
-                    waiting = pickle.loads(value)
-                    if any(row["key"] != key for row in waiting):
-                        self._outside.world.bug(f"{where}: {operator.uid} holds {some(waiting)} under key {key}")
-                    rows += waiting
-                yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-            for table in self._tables(subtask, HELD):
-                yield from table.select(SCHEMA.names).to_batches()
-
     def _check_counts(
         self, where: str, operator: OperatorState, expected: Mapping[int, tuple[int, int]]
     ) -> Iterator[str]:
         found: dict[int, tuple[int, int]] = {}
-        group_of = self._contents.group_of
+        group_of = self.inspection.contents.group_of
         for subtask in operator.subtasks:
-            for table in self._tables(subtask, "keys", COUNTED):
+            for table in tables_of(self.storage, subtask, "keys", COUNTED):
                 columns = [table.column(name).to_pylist() for name in ("key", KEY_GROUP, "count", "sum")]
                 for key, group, count, total in zip(*columns, strict=True):
                     if key in found:
@@ -289,7 +238,9 @@ class Oracle:
     def _check_broadcast(self, where: str, operator: OperatorState, expected: frozenset[int]) -> Iterator[str]:
         for index in operator.running:
             subtask = operator.subtasks[index]
-            found = {row for table in self._tables(subtask, "broadcast") for row in table.column("id").to_pylist()}
+            found = {
+                row for table in tables_of(self.storage, subtask, "broadcast") for row in table.column("id").to_pylist()
+            }
             if found != expected:
                 yield (
                     f"{where}: broadcast state of {operator.uid}/{index} lacks {some(sorted(expected - found))}, "
@@ -300,9 +251,9 @@ class Oracle:
         ids: Counter[int] = Counter()
         count = 0
         for subtask in operator.subtasks:
-            for table in self._tables(subtask, LIST):
+            for table in tables_of(self.storage, subtask, LIST):
                 ids.update(table.column("id").to_pylist())
-            for table in self._tables(subtask, UNION):
+            for table in tables_of(self.storage, subtask, UNION):
                 count += sum(table.column("count").to_pylist())
         if ids != expected:
             yield (
@@ -312,8 +263,6 @@ class Oracle:
         if count != expected.total():
             yield f"{where}: {operator.uid} has counted {count} rows instead of {expected.total()}"
 
-    # ---- contents
-
     def _check_output(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
         """What was committed before, and what a checkpoint holds for commit: together its sinks' output."""
         staged = []
@@ -322,141 +271,23 @@ class Oracle:
                 yield f"{where}: {name} was never staged"
             else:
                 staged.append(self._outside.staged[name])
-                if name not in self._seen:
-                    complaint = self._look_at(name)
-                    if complaint:
-                        yield f"{where}: {staged[-1].sink} has {complaint}"
+                complaint = self.inspection.look_at(name)
+                if complaint:
+                    yield f"{where}: {staged[-1].sink} has {complaint}"
         yield from self._compare(where, expected.sinks, staged)
 
-    def _look_at(self, name: str) -> str:
-        """What is wrong with the contents of what a sink has staged; "" for nothing."""
-        staged = self._outside.staged[name]
-        node = self._sinks[staged.sink]
-        maker = self._maker(node)
-        if maker == "":
-            way = self._ways[node]
-            self._seen[name] = codes(staged.rows) if way.whole else _NOTHING
-            return self._contents.check(staged.rows, self._counted(way))
-        self._seen[name] = _NOTHING
-        if maker == "total":
-            return check_made(staged.rows)
-        if maker in WINDOWS:
-            self._seen[name], complaint = unpacked(staged.rows, self._contents)
-            return complaint
-        return ""
-
-    def _maker(self, node: int) -> str:
-        """What makes the rows that a sink gets; "" for nothing, where they are those of the sources."""
-        return next((kind for entry in self.shape[node].inputs for kind in self._made_by(entry)), "")
-
-    def _made_by(self, entry: Input) -> list[str]:
-        return [kind for kind in self.shape[entry.node].chain if kind in MAKING and entry.tag is None]
-
-    def _counted(self, way: Way) -> list[Set[int] | None]:
-        counted = self._outside.counted
-        return [None if uid is None else counted.get(uid, frozenset()) for uid in sorted(way.counted, key=str)]
-
-    def _check_on_the_way(
-        self, where: str, in_flight: Mapping[int, pa.RecordBatch], held: Mapping[str, Sequence[pa.RecordBatch]]
-    ) -> Iterator[str]:
-        """Contents of the rows in flight, and of those that wait in operators."""
-        for edge, rows in in_flight.items():
-            index, entry = self._edges[edge]
-            makers = self._made_by(entry)
-            if not makers:
-                complaint = self._contents.check(rows, self._counted(self._ways[entry.node]))
-            elif makers[0] == "total":
-                complaint = check_made(rows)
-            else:
-                complaint = unpacked(rows, self._contents)[1] if makers[0] in WINDOWS else ""
-            if complaint:
-                yield f"{where}: in flight to {self.shape[index].chain[0]}{index} there is {complaint}"
-        for index, node in enumerate(self.shape):
-            for rows in held.get(uid_of(index, 0, node.chain[0]), ()):
-                complaint = self._contents.check(rows, self._counted(self._ways[index]))
-                if complaint:
-                    yield f"{where}: {node.chain[0]}{index} holds {complaint}"
-
-    def _check_numbers(
-        self,
-        where: str,
-        output: Iterable[str],
-        expected: Expectation,
-        in_flight: Mapping[int, pa.RecordBatch] = MappingProxyType({}),
-        held: Mapping[str, Sequence[pa.RecordBatch]] = MappingProxyType({}),
-    ) -> Iterator[str]:
-        """What a counting operator has given out is all there, each number once, where there is but one way for it."""
-        for sink, node in self._sinks.items():
-            way = self._ways[node]
-            if way.whole is None:
-                continue
-            found = [seen for name in output if isinstance(seen := self._of(sink, name), np.ndarray)]
-            found += [codes(rows) for edge, rows in in_flight.items() if self._edges[edge][0] in way.nodes]
-            for index in way.nodes:
-                found += map(codes, held.get(uid_of(index, 0, self.shape[index].chain[0]), ()))
-            complaint = check_numbers(found, expected.counts[way.whole])
-            if complaint:
-                yield f"{where}: what {way.whole} has counted is at {sink} and on the way there with {complaint}"
-
-    def _of(self, sink: str, name: str) -> Spans | Int64s | None:
-        """What was seen of what `sink` has staged under that name."""
-        staged = self._outside.staged.get(name)
-        return self._seen.get(name) if staged is not None and staged.sink == sink else None
-
-    def _check_windows(
-        self,
-        where: str,
-        uid: str,
-        kind: str,
-        output: Iterable[str],
-        expected: Expectation,
-        in_flight: Mapping[int, pa.RecordBatch] = MappingProxyType({}),
-        operator: OperatorState | None = None,
-    ) -> Iterator[str]:
-        """`operator`: None at the end, when there is no state."""
-        emitted: list[Spans] = []
-        late: list[Int64s] = []
-        for sink, (maker, is_late) in expected.window_sinks.items():
-            if maker != uid:
-                continue
-            for name in output:
-                seen = self._of(sink, name)
-                if is_late and seen is not None:
-                    late.append(self._outside.staged[name].rows.column("id").to_numpy())
-                elif isinstance(seen, Spans):
-                    emitted.append(seen)
-        node = next(index for index, entry in enumerate(self.shape) if uid_of(index, 0, entry.chain[0]) == uid)
-        for edge, rows in in_flight.items():
-            entry = self._edges[edge][1]
-            if entry.node == node and entry.tag is not None:
-                late.append(rows.column("id").to_numpy())
-            elif entry.node == node:
-                emitted.append(unpacked(rows, self._contents)[0])
-        made = Made(expected.windowed[uid][1], Spans.joined(emitted), np.concatenate(late) if late else _NOTHING)
-        made.marks_us = no_marks(self._key_groups, all_fired=operator is None)
-        if operator is not None:
-            yield from self._add_state(where, made, operator)
-        verdict = check_windows(self._contents, kind, made, *self._punctual[node])
+    def _check_windows(self, where: str, uid: str, kind: str, made: Made) -> Iterator[str]:
+        verdict = self.inspection.check_windows(uid, kind, made)
         self.lost += verdict.lost
         self.doubled += verdict.doubled
-        for complaint in verdict.complaints:
-            yield f"{where}: {uid} has rows {complaint}"
+        yield from (f"{where}: {uid} has rows {complaint}" for complaint in verdict.complaints)
 
-    def _add_state(self, where: str, made: Made, operator: OperatorState) -> Iterator[str]:
-        held: list[Spans] = []
-        for index in operator.running:
-            for table in self._tables(operator.subtasks[index], PROGRESS):
-                made.marks_us[table.column(KEY_GROUP).to_numpy()] = table.column("watermark").to_numpy()
-            for table in self._tables(operator.subtasks[index], PARTS):
-                spans, complaint = held_in(table, self._contents)
-                held.append(spans)
-                if complaint:
-                    yield f"{where}: {operator.uid}/{index} has {complaint}"
-        made.held = Spans.joined(held)
-        done = self._done.get(operator.uid, set()).union(
-            *(key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
-        )
-        made.marks_us[sorted(done)] = MAX_WATERMARK_US
+    def _by_sink(self, output: Iterable[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in output:
+            if name in self._outside.staged:
+                found.setdefault(self._outside.staged[name].sink, []).append(name)
+        return found
 
     def _check_total(
         self,
@@ -485,12 +316,6 @@ class Oracle:
         counted = sum(n * said_by(row)[1] for row, n in said.items())
         if counted != expected.totals[uid].total():
             yield f"{where}: {uid} has counted {counted} rows instead of {expected.totals[uid].total()}"
-
-    def _tables(self, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
-        handles = [handle for handle in subtask.parts if handle.name in parts]
-        for state in read_parts(self.storage, handles, range(1 << 16), "oracle").values():
-            for chunk in state.chunks:
-                yield chunk.table
 
     # ---- savepoints
 
@@ -528,7 +353,9 @@ class Oracle:
         if lost:
             yield f"{where}: refers to {some(lost)}, which it has not got"
             return
-        yield from self._check_state(where, {op.uid: op for op in metadata.operators}, cut.expected)
+        if _unplaced(metadata.operators) != _unplaced(cut.operators) or metadata.sources != cut.sources:
+            yield f"{where}: holds another state than the checkpoint that it was made of"
+        verify_chunks(place, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where)
 
     def begin_again(self, storage: Storage, cut: Cut) -> None:
         """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
@@ -555,9 +382,11 @@ class Oracle:
         expected = expectation(self.shape, {**everything, **self._ended})
         output = self._outside.committed
         yield from self._check_output("end", output, expected)
-        yield from self._check_numbers("end", output, expected)
+        found = Found(self._by_sink(output))
+        yield from self.inspection.check_numbers("end", found, expected)
         for uid, (kind, _) in expected.windowed.items():
-            yield from self._check_windows("end", uid, kind, output, expected)
+            made = self.inspection.made_at_the_end(uid, found, expected)
+            yield from self._check_windows("end", uid, kind, made)
         for uid, (sink, _) in expected.total_sinks.items():
             said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
             if uid in self._said and said != self._said[uid][1]:
@@ -605,3 +434,24 @@ class Oracle:
                 yield f"{where}: {uid} lost {lost.total()} rows: {some(sorted(lost))}"
             if doubled:
                 yield f"{where}: {uid} has {doubled.total()} rows too many: {some(sorted(doubled))}"
+
+
+def _unplaced(operators: Sequence[OperatorState]) -> tuple[OperatorState, ...]:
+    """The same without the places of their chunks, which a savepoint has copies of."""
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(
+            operator,
+            subtasks=tuple(
+                replace(
+                    task,
+                    parts=tuple(
+                        replace(part, chunks=tuple(replace(chunk, file="", offset=0) for chunk in part.chunks))
+                        for part in task.parts
+                    ),
+                )
+                for task in operator.subtasks
+            ),
+        )
+        for operator in operators
+    )

@@ -140,7 +140,8 @@ class Staged:
 
 def numbered(ids: Int64s, n: Int64s) -> list[int]:
     """A row and its number as one, for each row."""
-    return ((ids << N_BITS) | n).tolist()
+    found: list[int] = (ids << N_BITS | n).tolist()
+    return found
 
 
 # ---- source ----------------------------------------------------------------

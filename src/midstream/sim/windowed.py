@@ -152,12 +152,12 @@ def _fixed(
     taken = got - late
     last = np.where(fired[:, -1], found[:, -1], held)
     yield "lost, doubled, or emitted before its time", last, (last != taken) | (held > taken)
-    early = (found > np.where(fired, taken[:, None], 0)).any(axis=1)
+    early = _any_of(found > np.where(fired, taken[:, None], 0))
     yield "too often in a window, or before the window has ended", None, early
-    gaps = ((found[:, :-1] > found[:, 1:]) & fired[:, 1:]).any(axis=1)
+    gaps = _any_of((found[:, :-1] > found[:, 1:]) & fired[:, 1:])
     yield "in a window, but not in the next one", None, gaps
     must = on_time[:, None] & (ends_us - 1 >= times_us[:, None] + late_us)
-    lacking = (must & fired & (found != got[:, None])).any(axis=1) | (must[:, -1] & (late > 0))
+    lacking = _any_of(must & fired & (found != got[:, None])) | (must[:, -1] & (late > 0))
     yield "late, and was in time", None, lacking
 
 
@@ -226,4 +226,10 @@ def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
 def _marked(rows: int, places: Int64s) -> Bools:
     found = np.zeros(rows, np.bool_)
     found[places] = True
+    return found
+
+
+def _any_of(windows: Bools) -> Bools:
+    """Of each row, whether it holds for any of its windows."""
+    found: Bools = np.logical_or.reduce(windows, axis=1)
     return found
