@@ -99,6 +99,8 @@ class Cluster:
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
         """By job id and attempt: uid and subtask of each operator that is deployed as finished."""
+        self.drained: set[str] = set()
+        """Jobs whose sources were told to end, by id."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -270,6 +272,8 @@ class Driver:
                         self._note_finished(message)
                     elif isinstance(message, m.TriggerCheckpoint):
                         self.triggered.append(message.checkpoint_id)
+                    elif isinstance(message, m.StopSources):
+                        self.cluster.drained.add(self.plan.job_id)
                     elif isinstance(message, m.CheckpointCompleted):
                         self._told = 0
                     connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))

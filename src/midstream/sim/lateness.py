@@ -21,13 +21,23 @@ from midstream.operators.window_base import END, PARTS, PROGRESS, WindowOperator
 from midstream.operators.windows import LATE
 from midstream.sim.around import Around
 from midstream.sim.rows import SCHEMA, Outside, time_ms
-from midstream.sim.timed import GAP_MS, SIZE_MS, TUMBLING_MS, window, windows_of
+from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS, window
 from midstream.state.parts import StatePart
 
 LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "slide", "late_session": "session"}
 """Kinds of nodes, and of which windows they are."""
 ALLOWED_MS: Final = 30
 _SIZES: Final = 100_000
+
+
+def windows_of(kind: str, time_ms: int) -> list[int] | None:
+    """Starts, in milliseconds, of the windows that a row belongs to, ascending; None where other rows decide."""
+    if kind == "window":
+        return [time_ms // TUMBLING_MS * TUMBLING_MS]
+    if kind == "slide":
+        last = time_ms // SLIDE_MS * SLIDE_MS
+        return list(range(last - SIZE_MS + SLIDE_MS, last + 1, SLIDE_MS))
+    return None
 
 
 def late_window(uid: str, outside: Outside, kind: str) -> Window:

@@ -105,7 +105,6 @@ class Run:
         self._disks: dict[str, Disk] = {}
         self._root = self._new_directory()
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
-        self.drained = False
         self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk, scenario.key_groups)
         self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)
         externals: dict[str, object] = {"outside": self.outside, "sink": self._sink}
@@ -117,6 +116,7 @@ class Run:
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.cluster.answered = self.savepoints.answered
         self.outside.finished = self.cluster.finished
+        self.outside.drained = self.cluster.drained
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
@@ -272,7 +272,7 @@ class Run:
             world.bug(f"the job failed: {ended.error}")
             return
         if ended is not None and ended.state in ("finished", "stopped"):
-            if ended.state == "finished" or (self.drained and not self.driver.is_cancelled):
+            if ended.state == "finished":
                 self._is_over = True
                 return
             if not self.driver.is_cancelled:
@@ -317,7 +317,7 @@ class Run:
     def _fork(self, share: float = FORKED) -> None:
         """Much later somebody goes on from a savepoint, in a directory of its own, with what had been put out by then."""
         world, random = self.world, Random(f"fork {self.scenario.seed}")
-        if world.bugs or self.drained or not self.savepoints.saved or random.random() > share:
+        if world.bugs or not self.savepoints.saved or random.random() > share:
             return
         saved = random.choice(self.savepoints.saved)
         world.note(("fork of", saved.url))
@@ -335,7 +335,7 @@ class Run:
     def _wind_up(self) -> None:
         """The output is judged; all slots end; nothing is left behind."""
         world = self.world
-        self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        self._complain(self._oracle.check_end())
         for process in world.processes:
             if process.alive and process.paused:
                 process.resume()
@@ -349,7 +349,7 @@ class Run:
         for driver in drivers:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
-        self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        self._complain(self._oracle.check_end())
         self._complain(self._without_reason())
         self._complain(self.savepoints.check_end())
         if not self.outcome.faults and not self.scenario.tempo.clock_tick_us:  # else it may still be deleting files

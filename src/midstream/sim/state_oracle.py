@@ -18,7 +18,7 @@ from midstream.sim.lateness import wrong_emissions
 from midstream.sim.rows import SimSource, Staged
 from midstream.sim.shapes import Shape
 from midstream.sim.states import Contents, Given, collected, compared, entries, out_of_order
-from midstream.sim.topologies import Expectation, behind_timers, expectation, is_on_time, uid_of
+from midstream.sim.topologies import Expectation, behind_timers, expectation, on_time_at, uid_of
 
 _SAMPLES = 5
 Tables: TypeAlias = Callable[..., Iterator[pa.Table]]
@@ -76,7 +76,7 @@ class StateOracle:
         found: dict[str, Counter[tuple[int, int]]] = {uid: Counter() for uid in expected.joined}
         for part in staged:
             if part.sink in expected.join_sinks:
-                found[expected.join_sinks[part.sink]].update((row, partner) for row, _, partner in part.rows)
+                found[expected.join_sinks[part.sink]].update((row, partner) for row, _, partner in _rows(part))
         on_the_way = {index for index, _ in in_flight}
         waited = {
             expected.join_sinks[uid] for index in on_the_way if (uid := uid_of(index, 0, "sink")) in expected.join_sinks
@@ -90,7 +90,7 @@ class StateOracle:
         """Complaints about windows that take late rows for a while, when all is over."""
         for uid, (kind, got) in expected.lenient.items():
             sinks = {sink: is_late for sink, (of, is_late) in expected.lenient_sinks.items() if of == uid}
-            said = [row for part in staged if sinks.get(part.sink) is False for row in part.rows]
+            said = [row for part in staged if sinks.get(part.sink) is False for row in _rows(part)]
             late = Counter(row for part in staged if sinks.get(part.sink) is True for row in part.ids)
             never = uid in self._never_late
             for complaint in islice(wrong_emissions(uid, kind, got, expected.keys, said, late, never_late=never), 5):
@@ -166,9 +166,22 @@ def every_row(sources: Mapping[str, SimSource]) -> dict[str, dict[int, int]]:
     }
 
 
+def _rows(part: Staged) -> Iterator[tuple[int, int, int]]:
+    """(id, key, n) of each row."""
+    return zip(*(part.rows.column(name).to_pylist() for name in ("id", "key", "n")), strict=True)
+
+
 def never_late(shape: Shape, sources: Mapping[str, SimSource]) -> frozenset[str]:
-    """Operators to which no row can come late: the first ones of nodes, if event time never runs ahead of the rows."""
-    if not is_on_time(shape, sources.values()):
-        return frozenset()
-    held_back = behind_timers(shape)
-    return frozenset(uid_of(index, 0, node.chain[0]) for index, node in enumerate(shape) if index not in held_back)
+    """Operators to which no row can come late: the first ones of nodes that are not behind others that hold rows back."""
+    numbers = iter([source.number for source in sources.values()])
+    come: list[frozenset[int]] = []
+    """Numbers of the sources whose rows come to each node."""
+    for node in shape:
+        own = frozenset((next(numbers),)) if node.chain[0] == "source" else frozenset[int]()
+        come.append(own.union(*(come[entry.node] for entry in node.inputs)))
+    held_back, on_time = behind_timers(shape), on_time_at(shape, sources.values())
+    return frozenset(
+        uid_of(index, 0, node.chain[0])
+        for index, node in enumerate(shape)
+        if index not in held_back and on_time[index] == come[index]
+    )

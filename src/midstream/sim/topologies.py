@@ -382,21 +382,21 @@ def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple
 def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
     """`sources` in the order of the source nodes."""
     remaining = list(sources)
-    on_time, held_back = is_on_time(shape, sources), behind_timers(shape)
+    on_time, held_back = on_time_at(shape, sources), behind_timers(shape)
     vertices = []
     edges: list[Edge] = []
     ordered = ordered_nodes(shape)
     for index, node in enumerate(shape):
         form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
         spec: SourceSpec | None = None
-        late_us = (timed.DELAY_US if index in held_back else 0) if on_time else None
+        late_us = timed.DELAY_US if index in held_back else 0
         operators = []
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            made = _operator(kind, uid, outside, sink, ordered[index], late_us, form)
+            made = _operator(kind, uid, outside, sink, ordered[index], on_time[index], late_us, form)
             operators.append(OperatorSpec(uid, uid, made, sink if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         for entry in node.inputs:
@@ -440,11 +440,30 @@ def ordered_nodes(shape: Shape) -> list[bool]:
     return comes
 
 
-def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
-    """Whether no row may ever be late: splits are in order, no older one is found later, none counts as idle, and no
-    rows wait for the clock."""
-    none_older = all(source.rounds == 1 or is_ordered(source.number) for source in sources)
-    return none_older and not any({"idle", "alarm", "clocks"} & {*node.chain} for node in shape)
+def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int]]:
+    """Of each node: the numbers of the sources whose rows are never late there, whatever befalls the others.
+
+    Splits are in order, no older one is found later, none counts as idle, and none of their rows waits for the clock
+    on any way. Event time never passes such a source: it is the lowest of all inputs that are not idle.
+    """
+    remaining = iter(sources)
+    found: list[frozenset[int]] = []
+    out: list[tuple[frozenset[int], frozenset[int]]] = []
+    """Which sources' rows come out of each node, and those of them that are on time."""
+    for node in shape:
+        if node.chain[0] == "source":
+            source = next(remaining)
+            is_there = frozenset((source.number,))
+            is_in_order = source.rounds == 1 or is_ordered(source.number)
+            out.append((is_there, is_there if is_in_order and "idle" not in node.chain else frozenset()))
+            found.append(out[-1][1])
+            continue
+        came = [out[entry.node] for entry in node.inputs]
+        late = frozenset[int]().union(*(there - on_time for there, on_time in came))
+        there = frozenset[int]().union(*(there for there, _ in came))
+        found.append(there - late)
+        out.append((there, frozenset() if {"alarm", "clocks"} & {*node.chain} else there - late))
+    return found
 
 
 def behind_timers(shape: Shape) -> set[int]:
@@ -459,7 +478,14 @@ def behind_timers(shape: Shape) -> set[int]:
 
 
 def _operator(
-    kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool, late_us: int | None, form: Form
+    kind: str,
+    uid: str,
+    outside: Outside,
+    sink: LedgerSink,
+    is_ordered: bool,
+    on_time: frozenset[int],
+    late_us: int,
+    form: Form,
 ) -> Operator:
     """`form`: of the rows that come in."""
     match kind:
@@ -484,9 +510,9 @@ def _operator(
         case "side":
             return Pass(outside, SIDE)
         case "count":
-            return Count(outside, is_ordered=is_ordered, late_us=late_us)
+            return Count(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "share":
-            return Count(outside, is_ordered=is_ordered, broadcast_port=1, late_us=late_us)
+            return Count(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
             return timed.timestamps(uid, kind)
         case "timer":
