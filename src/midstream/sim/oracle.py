@@ -415,7 +415,7 @@ class Oracle:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.expected.sinks, self._committed())
-            yield from self._states.check_joins("stop", self._last.expected, self._committed(), {})
+            yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
             committed, due = self._outside.committed, dict.fromkeys(self._last.output)
             if committed.keys() != due.keys():
                 lacking, surplus = (
