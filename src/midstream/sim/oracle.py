@@ -395,7 +395,7 @@ class Oracle:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.sinks, self._committed())
-            yield from self._states.check_joins("stop", self._last, self._committed(), {})
+            yield from self._states.check_joins("stop", self._last, self._committed(), None)
 
     def _check_windows(self, where: str, expected: Expectation) -> Iterator[str]:
         """Each row is in its windows, or late; in none of them twice, and in no other.

@@ -37,6 +37,8 @@ class StateOracle:
         """Operators to which no row can come late."""
         self._complete = self._all_joined()
         """Of each join to which none can: what it will have got at the end."""
+        self._waiting: set[str] = set()
+        """Joins of which pairs were on their way to the sink in the newest checkpoint."""
         self._dropped: dict[str, set[Any]] = {}
         """By operator: keys of subtasks that had finished in a checkpoint. A restore drops their state."""
 
@@ -70,19 +72,18 @@ class StateOracle:
         where: str,
         expected: Expectation,
         staged: Sequence[Staged],
-        in_flight: Mapping[tuple[int, int], Counter[int]],
+        in_flight: Mapping[tuple[int, int], Counter[int]] | None,
     ) -> Iterator[str]:
-        """Complaints about the pairs that have been put out. `in_flight`: by node and port."""
+        """Complaints about the pairs that have been put out. `in_flight`: by node and port; None: as the time before."""
         found: dict[str, Counter[tuple[int, int]]] = {uid: Counter() for uid in expected.joined}
         for part in staged:
             if part.sink in expected.join_sinks:
                 found[expected.join_sinks[part.sink]].update((row, partner) for row, _, partner in part.rows)
-        on_the_way = {index for index, _ in in_flight}
-        waited = {
-            expected.join_sinks[uid] for index in on_the_way if (uid := uid_of(index, 0, "sink")) in expected.join_sinks
-        }
+        if in_flight is not None:
+            sinks = (uid_of(index, 0, "sink") for index, _ in in_flight)
+            self._waiting = {expected.join_sinks[uid] for uid in sinks if uid in expected.join_sinks}
         for uid, pairs in found.items():
-            is_exact = uid in self._never_late and uid not in waited
+            is_exact = uid in self._never_late and uid not in self._waiting
             for complaint in wrong_pairs(uid, expected.joined[uid].pairs(), pairs, is_exact=is_exact):
                 yield f"{where}: {complaint}"
 
