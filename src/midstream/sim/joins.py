@@ -18,7 +18,7 @@ from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.function_operator import Port
 from midstream.operators.interval_join import interval_join_operator
 from midstream.sim.around import Around
-from midstream.sim.key_types import Form
+from midstream.sim.key_types import PLAIN, Form
 from midstream.sim.rows import SCHEMA, Outside, time_ms
 
 LOWER_MS: Final = -2
@@ -65,24 +65,24 @@ class Couple(Operator):
         self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        first, second = batch.column("id"), batch.column("id" + _SECOND)
-        was = "key" if "was" not in batch.schema.names else "was"
-        keys = batch.column(was).to_pylist()
-        for ids, time, length, whole in (
-            (first, "ts", "text", was),
-            (second, "ts" + _SECOND, "text" + _SECOND, "was" + _SECOND if was == "was" else None),
-        ):
-            due_us = np.array([time_ms(row) * 1000 for row in ids.to_pylist()])
-            if (batch.column(time).view(pa.int64()).to_numpy() != due_us).any():
-                self._outside.world.bug(f"joined rows have other times: {ids.to_pylist()}")
-            if batch.column(length).null_count:
-                self._outside.world.bug(f"joined rows lack their text: {ids.to_pylist()}")
-            expected = self._form.arrays(ids.to_pylist(), keys if whole is None else batch.column(whole).to_pylist())
-            if any(not batch.column(n).equals(k) for n, k in zip(self._form.keys, expected, strict=True)):
-                self._outside.world.bug(f"joined rows have other keys: {ids.to_pylist()}")
-        columns = {name: batch.column(name) for name in SCHEMA.names if name not in ("key", "n")}
-        columns |= {"key": batch.column(was), "n": second}
-        self._out.emit(pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA))
+        key = "key" if self._form is PLAIN else "was"
+        self._look_at(batch, "", key)
+        self._look_at(batch, _SECOND, key if key == "key" else key + _SECOND)
+        columns = {name: batch.column(name) for name in SCHEMA.names}
+        columns |= {"key": batch.column(key), "n": batch.column("id" + _SECOND)}
+        self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
+
+    def _look_at(self, batch: pa.RecordBatch, end: str, key: str) -> None:
+        """Whether the rows whose columns end in `end` are what they were. `key`: the column of their keys of before."""
+        ids = batch.column("id" + end).to_pylist()
+        due_us = np.array([time_ms(row) * 1000 for row in ids])
+        expected = self._form.arrays(ids, batch.column(key).to_pylist())
+        if (batch.column("ts" + end).view(pa.int64()).to_numpy() != due_us).any():
+            self._outside.world.bug(f"joined rows have other times than they had: {ids}")
+        if batch.column("text" + end).null_count:
+            self._outside.world.bug(f"joined rows lack their text: {ids}")
+        if any(not batch.column(name).equals(keys) for name, keys in zip(self._form.keys, expected, strict=True)):
+            self._outside.world.bug(f"joined rows have other keys than they had: {ids}")
 
 
 @dataclass(frozen=True, slots=True)
