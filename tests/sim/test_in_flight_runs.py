@@ -13,7 +13,8 @@ from midstream.coordinator import Coordinator
 from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, Fault, Scenario, draw
-from midstream.sim.topologies import FORWARD, KEYED, SHAPES, Input, Node, Shape, with_parallelism
+from midstream.sim.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
+from midstream.sim.topologies import with_parallelism
 from midstream.worker.checkpoints import TaskCheckpoints
 
 

@@ -100,7 +100,9 @@ class _FailsEvery(Run):
         if path.endswith("/_metadata"):
             metadata = decode_metadata(data, path)
             with self.world.looking():
-                rows = sum(found.total() for found in self._oracle._in_flight(metadata).values())
+                rows = sum(
+                    found.num_rows for found in self._oracle.inspection.rows_in_flight(self.disk, metadata).values()
+                )
             self.in_flight.append((metadata.attempt, rows))
 
 

@@ -79,6 +79,8 @@ class Cluster:
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
         """By job id and attempt: uid and subtask of each operator that is deployed as finished."""
+        self.drained: set[str] = set()
+        """Jobs whose sources were told to end, by id."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -246,6 +248,8 @@ class Driver:
             self.reasons.triggered(message.checkpoint_id, self.cluster.world.now_us)
         elif isinstance(message, m.CheckpointAborted) and self.reasons.is_new(message.checkpoint_id):
             self._look_why(message.checkpoint_id)
+        elif isinstance(message, m.StopSources):
+            self.cluster.drained.add(self.plan.job_id)
         elif isinstance(message, m.CheckpointCompleted):
             self._told = 0
         connection = self.connections.get(slot)

@@ -16,7 +16,7 @@ from midstream.sim.kills import RANDOM_SEEDS_MAX, Kill, Search, kill_table
 from midstream.sim.mutations import EQUIVALENT, MUTATIONS
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
-from midstream.sim.topologies import SHAPES
+from midstream.sim.shapes import SHAPES
 from midstream.sim.trace import channel_pattern, checkpoint_pattern
 
 TOPOLOGIES = (*SHAPES, "random")

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from midstream.checkpoint.metadata import OperatorState
 from midstream.protocol.messages import OperatorSnapshot
-from midstream.sim.rows import SimSource, time_ms
-from midstream.sim.timed import DELAY_US, WAITING, rows_waiting
-from midstream.sim.topologies import Shape, behind_timers, is_on_time, uid_of
+from midstream.sim.rows import SOURCE_IDS, SimSource, time_ms
+from midstream.sim.shapes import Shape
+from midstream.sim.timed import DELAY_US, WAITING
+from midstream.sim.topologies import behind_timers, on_time_at, uid_of
 
 SAMPLES: Final = 5
 
@@ -30,9 +31,12 @@ class EventTimes:
         self._marks: dict[str, tuple[int, int]] = {}
         """How far it had come in the newest completed checkpoint, before and behind each operator."""
         held_back = behind_timers(shape)
-        timers = [index for index, node in enumerate(shape) if node.chain[0] == "timer" and index not in held_back]
-        self._timers = [uid_of(index, 0, "timer") for index in timers] if is_on_time(shape, sources) else []
-        """Operators that hold rows, none of which comes late."""
+        self._timers = {
+            uid_of(index, 0, "timer"): on_time
+            for index, on_time in enumerate(on_time_at(shape, sources))
+            if shape[index].chain[0] == "timer" and index not in held_back
+        }
+        """Operators that hold rows, and the sources whose rows never come late to them."""
 
     def begin_again(self) -> None:
         """The job goes on from an older checkpoint."""
@@ -49,9 +53,10 @@ class EventTimes:
                 if mark[0] < was[0] or mark[1] < was[1]:
                     yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {mark}"
         self._marks = marks
-        for uid in self._timers:
+        for uid, on_time in self._timers.items():
             for subtask in operators[uid].subtasks if uid in operators else ():
-                due = [row for row in self._waiting(subtask) if due_us(row) <= subtask.watermark_out_us]
+                waiting = (row for row in self._waiting(subtask) if row // SOURCE_IDS in on_time)
+                due = [row for row in waiting if due_us(row) <= subtask.watermark_out_us]
                 if due:
                     told = f"has told of event time {subtask.watermark_out_us}"
                     yield f"{where}: {uid} {told}, and holds {due[:SAMPLES]} ({len(due)} rows)"
@@ -59,7 +64,7 @@ class EventTimes:
     def _waiting(self, subtask: OperatorSnapshot) -> Iterator[int]:
         for table in self._tables(subtask, f"map:{WAITING}"):
             for value in table.column("value").to_pylist():
-                yield from rows_waiting(pickle.loads(value))
+                yield from (row["id"] for row in pickle.loads(value))
 
 
 def due_us(row: int) -> int:

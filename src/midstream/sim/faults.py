@@ -30,7 +30,6 @@ class Stage(Protocol):
     sources: Mapping[str, SimSource]
     savepoints: Savepoints
     driver: Driver
-    drained: bool
 
     def give_up_driver(self) -> None:
         """Believe that the driver is dead, and start the job again."""
@@ -293,7 +292,6 @@ def _stop(stage: Stage, victim: int) -> bool:
 
 def _drain(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=True))
-    stage.drained = True
     return True
 
 

@@ -19,7 +19,8 @@ from midstream.sim.scenario import (
     draw,
     with_backlog,
 )
-from midstream.sim.topologies import SHAPES, Shape, with_parallelism
+from midstream.sim.shapes import SHAPES, Shape
+from midstream.sim.topologies import with_parallelism
 
 
 def backpressured(seed: int) -> Scenario:

@@ -15,6 +15,7 @@ from midstream.sim import (
     coordination_mutations,
     exchange_mutations,
     in_flight_mutations,
+    operator_mutations,
     recovery_mutations,
     savepoint_mutations,
     table_mutations,
@@ -32,6 +33,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **coordination_mutations.MUTATIONS,
     **savepoint_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
+    **operator_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

@@ -15,6 +15,7 @@ from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.graph.job_graph import JobGraph
+from midstream.sim.chunk_sizes import chunk_sizes_of
 from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
 from midstream.sim.faults import is_recovering, strike
@@ -25,8 +26,9 @@ from midstream.sim.report import who_waits
 from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
 from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import Scenario
+from midstream.sim.shapes import Shape
 from midstream.sim.tally import ToldSource
-from midstream.sim.topologies import Shape, job_graph, uid_of, with_parallelism
+from midstream.sim.topologies import job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 from midstream.worker.task import TaskState
@@ -93,10 +95,11 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    if not keep_trace:
-        return prepared.go()
-    with following_elements(prepared.world.note):
-        return prepared.go()
+    with chunk_sizes_of(scenario.seed):
+        if not keep_trace:
+            return prepared.go()
+        with following_elements(prepared.world.note):
+            return prepared.go()
 
 
 class Run:
@@ -111,7 +114,6 @@ class Run:
         self._disks: dict[str, Disk] = {}
         self._root = self._new_directory()
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
-        self.drained = False
         self._oracle = Oracle(scenario.shape, self.sources, self.outside, self.disk, scenario.key_groups)
         self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)
         externals: dict[str, object] = {"outside": self.outside, "sink": self._sink}
@@ -124,6 +126,7 @@ class Run:
         self.cluster.answered = self.savepoints.answered
         self.cluster.patience_s = patience_s(scenario)
         self.outside.finished = self.cluster.finished
+        self.outside.drained = self.cluster.drained
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
@@ -307,7 +310,7 @@ class Run:
             world.bug(f"the job failed: {ended.error}")
             return
         if ended is not None and ended.state in ("finished", "stopped"):
-            if ended.state == "finished" or (self.drained and not self.driver.is_cancelled):
+            if ended.state == "finished":
                 self._is_over = True
                 return
             if not self.driver.is_cancelled:
@@ -352,7 +355,7 @@ class Run:
     def _fork(self, share: float = FORKED) -> None:
         """Much later somebody goes on from a savepoint, in a directory of its own, with what had been put out by then."""
         world, random = self.world, Random(f"fork {self.scenario.seed}")
-        if world.bugs or self.drained or not self.savepoints.saved or random.random() > share:
+        if world.bugs or not self.savepoints.saved or random.random() > share:
             return
         saved = random.choice(self.savepoints.saved)
         world.note(("fork of", saved.url))
@@ -366,7 +369,7 @@ class Run:
     def _wind_up(self) -> None:
         """The output is judged; all slots end; nothing is left behind."""
         world = self.world
-        self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        self._complain(self._oracle.check_end())
         for process in world.processes:
             if process.alive and process.paused:
                 process.resume()
@@ -380,7 +383,7 @@ class Run:
         for driver in drivers:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
-        self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
+        self._complain(self._oracle.check_end())
         self._complain(self.savepoints.check_end())
         if not self.outcome.faults and not self.scenario.tempo.clock_tick_us:  # else it may still be deleting files
             self._complain(self._oracle.check_left_over(self.disk.files, self.scenario.retained))

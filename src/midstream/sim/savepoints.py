@@ -87,7 +87,8 @@ class Savepoints:
 
     def written(self, root: str, path: str, data: bytes) -> None:
         """A file on the disk at `root`: if it completes a savepoint, that is judged now, whether anybody is told or not."""
-        directory, _, name = path.rpartition("/chk-")
+        directory, _, name = f"/{path}".rpartition("/chk-")
+        directory = directory.removeprefix("/")
         if CHECKPOINT.fullmatch(f"chk-{name}"):
             url = f"{root}/{directory}" if directory else root
             for complaint in self._oracle.check_savepoint(url, self.open(url), data):

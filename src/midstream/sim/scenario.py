@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_ends, with_parallelism, with_tables
+from midstream.sim.shapes import SHAPES, Shape
+from midstream.sim.topologies import (
+    random_shape,
+    varied,
+    with_ends,
+    with_parallelism,
+    with_states,
+    with_tables,
+)
 from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
@@ -130,6 +138,7 @@ def draw(
     limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
     if topology == "random":
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
+        base = with_states(base, Random(f"states {seed}"))
     else:
         base = SHAPES[topology]
     wide = Random(f"wide {seed}")

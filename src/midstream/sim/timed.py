@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -45,24 +45,20 @@ _DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 
 
-def windows_of(kind: str, time_ms: int) -> list[int] | None:
-    """Starts, in milliseconds, of the windows that a row belongs to, ascending; None where other rows decide."""
-    if kind == "window":
-        return [time_ms // TUMBLING_MS * TUMBLING_MS]
-    if kind == "slide":
-        last = time_ms // SLIDE_MS * SLIDE_MS
-        return list(range(last - SIZE_MS + SLIDE_MS, last + 1, SLIDE_MS))
-    return None
-
-
 def timestamps(uid: str, kind: str) -> TimestampsOperator:
     return TimestampsOperator(uid, "ts", STRATEGIES[kind], SCHEMA)
 
 
-def window(uid: str, kind: str) -> WindowOperator:
+def window(uid: str, kind: str, allowed_lateness: str = "0 ms") -> WindowOperator:
     """Emits the ids of the rows of each window, as a list."""
     return window_operator(
-        uid, window=WINDOWS[kind], keys=["key"], event_time="ts", aggregates={"ids": _Ids()}, schema=SCHEMA
+        uid,
+        window=WINDOWS[kind],
+        keys=["key"],
+        event_time="ts",
+        aggregates={"ids": _Ids()},
+        schema=SCHEMA,
+        allowed_lateness=allowed_lateness,
     )
 
 
@@ -80,7 +76,8 @@ class _Ids(Aggregate):
 
 
 class Pack(Operator):
-    """One row for each row of each window: `id` and `key` are its own, `n` is the start of the window in ms, plus 1."""
+    """One row for each row of each window: `id` and `key` are its own, `ts` is the start of the window, `sequence` its
+    end in microseconds, and `n` the start in ms, plus 1."""
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
@@ -89,11 +86,11 @@ class Pack(Operator):
         ids = batch.column("ids")
         counts = ids.value_lengths().to_numpy()
         rows = ids.flatten()
-        start_us = batch.column("window_start").view(pa.int64()).to_numpy()
+        start_us, end_us = (batch.column(f"window_{name}").view(pa.int64()).to_numpy() for name in ("start", "end"))
         columns = [
             rows,
             pa.array(np.repeat(batch.column("key").to_numpy(), counts)),
-            pa.array(np.zeros(len(rows), dtype=np.int64)),
+            pa.array(np.repeat(end_us, counts)),
             pa.array(np.repeat(start_us, counts)).view(pa.timestamp("us")),
             pa.array(np.repeat(start_us // 1000 + 1, counts)),
             pa.array([""] * len(rows), pa.large_string()),
@@ -133,8 +130,3 @@ class Delay(KeyedProcessFunction):
 
 def delay(uid: str, outside: Outside) -> ProcessOperator:
     return process_operator(uid, Delay(outside), keys=["key"], event_time="ts", input_schema=SCHEMA, schema=SCHEMA)
-
-
-def rows_waiting(value: Any) -> list[int]:
-    """The ids in one value of the state `WAITING`."""
-    return [row["id"] for row in value]
