@@ -49,6 +49,9 @@ class Cut:
     """Names of all that the sinks have staged up to it."""
     operators: tuple[OperatorState, ...]
     sources: tuple[SourcePosition, ...]
+    done: Mapping[str, frozenset[int]]
+    finished_at: Mapping[str, int]
+    """What is known of operators that have finished, wholly or in part, see `Oracle`."""
 
 
 class Oracle:
@@ -74,7 +77,7 @@ class Oracle:
         """By job id and checkpoint."""
         self._ended: dict[str, dict[int, int]] = {}
         """Rows of the sources that were at their end in the newest completed checkpoint."""
-        self._done: dict[str, set[int]] = {}
+        self._done: dict[str, frozenset[int]] = {}
         """Key groups of subtasks that had finished in a checkpoint: nothing comes to them any more, and a restore at
         another parallelism drops their state, which nobody needs."""
         self._finished_at: dict[str, int] = {}
@@ -145,8 +148,6 @@ class Oracle:
         expected = expectation(self.shape, emitted, found.ids_held(), by_port)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
-        self._last = Cut(expected, tuple(output), metadata.operators, metadata.sources)
-        self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
         yield from self._event_times.check(where, operators)
         yield from self._check_state(where, operators, expected)
         yield from self._check_output(where, output, expected)
@@ -155,18 +156,22 @@ class Oracle:
         yield from self.inspection.check_numbers(where, found, expected)
         for uid, (kind, _) in expected.windowed.items():
             if uid in operators:
-                done = self._done.get(uid, set())
+                done = self._done.get(uid, frozenset())
                 made, wrong = self.inspection.made_by_then(uid, found, expected, self.storage, operators[uid], done)
                 yield from (f"{where}: {complaint}" for complaint in wrong)
                 yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
             yield from self._check_total(where, operators[uid], expected, output, by_port)
         for uid, operator in operators.items():
-            for index in operator.finished:
-                groups = key_group_range(index, operator.parallelism, self._key_groups)
-                self._done.setdefault(uid, set()).update(groups)
+            if operator.finished:
+                gone = (key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
+                self._done[uid] = self._done.get(uid, frozenset()).union(*gone)
             if operator.fully_finished:
                 self._finished_at.setdefault(uid, operator.parallelism)
+        self._last = Cut(
+            expected, tuple(output), metadata.operators, metadata.sources, dict(self._done), dict(self._finished_at)
+        )
+        self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
         for operator in operators.values():
@@ -235,7 +240,7 @@ class Oracle:
                     found[key] = (count, total)
         if found == expected:
             return
-        done = self._done.get(operator.uid, set())
+        done = self._done.get(operator.uid, frozenset())
         wrong = {
             key: f"{found.get(key)} instead of {expected.get(key)}"
             for key in sorted({*found, *expected})
@@ -372,8 +377,7 @@ class Oracle:
         self._ended.clear()
         self._said.clear()
         self._event_times.begin_again()
-        self._done.clear()
-        self._finished_at.clear()
+        self._done, self._finished_at = dict(cut.done), dict(cut.finished_at)
         self._last = cut
         self._outside.committed = dict.fromkeys(cut.output)
 

@@ -45,8 +45,66 @@ _DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 
 
-def timestamps(uid: str, kind: str) -> TimestampsOperator:
-    return TimestampsOperator(uid, "ts", STRATEGIES[kind], SCHEMA)
+class Timestamps(TimestampsOperator):
+    """Event time never passes a split that is being read, has had rows, and has not been silent for long enough."""
+
+    def __init__(self, uid: str, kind: str, outside: Outside) -> None:
+        super().__init__(uid, "ts", STRATEGIES[kind], SCHEMA)
+        self._outside = outside
+        self._rule = STRATEGIES[kind]
+        self._read: dict[int, tuple[int, int]] = {}
+        """By split: the time of its latest row, and when it had rows last, in the world's time: a look at the clock of a
+        process may take time."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, _Watched(self, out))
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if batch.num_rows:
+            split = 0 if self._splits is None else self._splits.current
+            latest_us = int(batch.column("ts").view(pa.int64()).to_numpy().max())
+            self._read[split] = max(latest_us, self._read.get(split, (0, 0))[0]), self._outside.world.now_us
+        super().process(batch, port)
+
+    def check(self, watermark_us: int | None) -> None:
+        """None: it is said that all splits are idle."""
+        now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
+        for split in (0,) if self._splits is None else self._splits.open:
+            if split not in self._read:
+                continue
+            latest_us, came_us = self._read[split]
+            if idle_after_us is not None and now_us >= came_us + idle_after_us:
+                continue
+            if watermark_us is None or watermark_us >= latest_us - self._rule.delay_us:
+                self._outside.world.bug(
+                    f"{self._context.uid}/{self._context.subtask}: "
+                    f"{'all splits are idle' if watermark_us is None else f'event time is {watermark_us}'}, and a split "
+                    f"that has come to {latest_us} had rows {now_us - came_us} µs ago"
+                )
+
+
+class _Watched(Output):
+    """The output of `Timestamps`."""
+
+    def __init__(self, operator: Timestamps, out: Output) -> None:
+        self._operator = operator
+        self._out = out
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        self._out.emit(batch, tag)
+
+    def watermark(self, watermark_us: int) -> None:
+        self._operator.check(watermark_us)
+        self._out.watermark(watermark_us)
+
+    def idle(self, idle: bool) -> None:
+        if idle:
+            self._operator.check(None)
+        self._out.idle(idle)
+
+
+def timestamps(uid: str, kind: str, outside: Outside) -> Timestamps:
+    return Timestamps(uid, kind, outside)
 
 
 def window(uid: str, kind: str, allowed_lateness: str = "0 ms") -> WindowOperator:

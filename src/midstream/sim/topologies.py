@@ -514,7 +514,7 @@ def _operator(
         case "share":
             return Count(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
-            return timed.timestamps(uid, kind)
+            return timed.timestamps(uid, kind, outside)
         case "timer":
             return timed.delay(uid, outside)
         case "alarm":
