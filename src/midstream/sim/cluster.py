@@ -91,6 +91,10 @@ class Cluster:
         self.world = world
         self.open_storage = open_storage
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
+        self.deployed: Callable[[Driver, m.Deploy], None] = _nobody_looks
+        """Called with what each slot of an attempt is told."""
+        self.failed: Callable[[Driver], None] = _nobody_looks
+        """Called when an attempt has failed and another one is to follow."""
         self.network = network
         self.make_coordinator = make_coordinator
         self.drivers: list[Driver] = []
@@ -121,6 +125,10 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
+
+
+def _nobody_looks(*_: object) -> None:
+    pass
 
 
 _CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
@@ -268,6 +276,7 @@ class Driver:
                 if connection is not None:
                     if isinstance(message, m.Deploy):
                         self._note_finished(message)
+                        self.cluster.deployed(self, message)
                     elif isinstance(message, m.TriggerCheckpoint):
                         self.triggered.append(message.checkpoint_id)
                     elif isinstance(message, m.CheckpointCompleted):
@@ -300,6 +309,7 @@ class Driver:
                 world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
             case Tell(text):
                 self._told += 1
+                self.cluster.failed(self)
                 world.note(("told", text))
             case JobEnded(state, error):
                 self._check_row(str(error))

@@ -5,14 +5,14 @@ A fault that finds nothing to strike does nothing. Each one that strikes is coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from midstream.exchange.gate import InputGate
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
+from midstream.sim.recoveries import gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.savepoints import Savepoints
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
@@ -355,13 +355,13 @@ def _slots_late(stage: Stage, victim: int) -> bool:
 def _strike_backlogged(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as there is much in flight."""
     waiting = 2 + victim // 7 % 30
-    _strike_when(stage, victim, lambda: sum(len(c.queue) for gate in _gates(stage) for c in gate.channels) >= waiting)
+    _strike_when(stage, victim, lambda: sum(len(c.queue) for gate in gates_of(stage.cluster.live_slots) for c in gate.channels) >= waiting)
     return True
 
 
 def _strike_recovering(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as rows in flight are being recovered, or a while later."""
-    _strike_when(stage, victim, lambda: is_recovering(stage))
+    _strike_when(stage, victim, lambda: is_recovering(stage.cluster.live_slots))
     return True
 
 
@@ -380,18 +380,6 @@ def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool]) -> None
             world.schedule(LOOK_US, None, Kind.FAULT, lambda: look(looks + 1), "is it time to strike?")
 
     look(0)
-
-
-def is_recovering(stage: Stage) -> bool:
-    """Whether some task still has recovered rows to take."""
-    return any(gate.recovered is not None and not gate.recovered.is_over for gate in _gates(stage))
-
-
-def _gates(stage: Stage) -> Iterator[InputGate]:
-    for slot in stage.cluster.live_slots:
-        if slot.machine is not None:
-            for task in slot.machine.tasks.values():
-                yield from task.gates
 
 
 STRIKES: Final[Mapping[str, Strike]] = {

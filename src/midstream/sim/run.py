@@ -11,15 +11,18 @@ from typing import Final
 
 import msgspec
 
+from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.graph.job_graph import JobGraph
+from midstream.protocol.messages import Deploy
 from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
-from midstream.sim.faults import is_recovering, strike
+from midstream.sim.faults import strike
 from midstream.sim.network import SIM, Network
 from midstream.sim.oracle import CHECKPOINT, Oracle
+from midstream.sim.recoveries import Recoveries
 from midstream.sim.report import who_waits
 from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
 from midstream.sim.savepoints import Saved, Savepoints
@@ -67,6 +70,12 @@ class Outcome:
     finished_in_checkpoint: int = 0
     in_flight_in_checkpoint: int = 0
     checkpoints_during_recovery: int = 0
+    recovering_restores: int = 0
+    """From checkpoints that were taken during recovery."""
+    recovering_rescaled_restores: int = 0
+    """Of these, at another parallelism."""
+    recovering_failures: int = 0
+    """Of attempts, while rows were being recovered."""
     launches: int = 0
     attempts: int = 0
     rescaled_restores: int = 0
@@ -114,6 +123,9 @@ class Run:
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.cluster.answered = self.savepoints.answered
         self.outside.finished = self.cluster.finished
+        self.cluster.deployed = self._deployed
+        self._recoveries = Recoveries()
+        self.cluster.failed = self._recoveries.failed
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
@@ -180,6 +192,10 @@ class Run:
         outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
         outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
+        outcome.checkpoints_during_recovery = self._recoveries.checkpoints
+        outcome.recovering_restores = self._recoveries.restores
+        outcome.recovering_rescaled_restores = self._recoveries.rescaled_restores
+        outcome.recovering_failures = self._recoveries.failures
         outcome.trace = world.trace
         return outcome
 
@@ -265,6 +281,8 @@ class Run:
         """The keeper of the job: what has stopped, died or failed by a fault is started again from latest."""
         ended = None if self._is_given_up else self.driver.outcome
         world = self.world
+        if ended is None or ended.state == "failed" or self.driver.is_cancelled:
+            self._recoveries.failed(self.driver)
         if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
             world.bug(f"the job failed: {ended.error}")
             return
@@ -368,8 +386,12 @@ class Run:
         elif root == self._root:
             self.outcome.savepoints_restored += not self._is_restored
             self._is_restored = True
-            self.outcome.checkpoints_during_recovery += is_recovering(self)
+            self._recoveries.completed(root, decode_metadata(data, path), self.cluster.live_slots)
             self._complain(self._oracle.check_checkpoint(data))
+
+    def _deployed(self, driver: Driver, deploy: Deploy) -> None:
+        restored_from = driver.coordinator.status(driver.process.now_ms()).restored_from
+        self._recoveries.deployed(driver, deploy, restored_from)
 
     def _complain(self, complaints: Iterable[str]) -> None:
         for complaint in complaints:
