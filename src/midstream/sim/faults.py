@@ -12,10 +12,10 @@ from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStat
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
-from midstream.sim.recoveries import gates_of, is_recovering
+from midstream.sim.recoveries import Recoveries, gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.savepoints import Savepoints
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
+from midstream.sim.scenario import BACKLOGGED, IN_FLIGHT, RECOVERING, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -29,6 +29,7 @@ class Stage(Protocol):
     outside: Outside
     sources: Mapping[str, SimSource]
     savepoints: Savepoints
+    recoveries: Recoveries
     driver: Driver
     drained: bool
 
@@ -52,10 +53,12 @@ IN_RECOVERY: Final = (
     "disk_gone",
 )
 """What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
+WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "rescale")
+"""By what a job comes to recover rows in flight for certain."""
 RECOVERY_US: Final = 40_000
 """How long recovery goes on undisturbed at most."""
 LOOK_US: Final = 500
-LOOKS_MAX: Final = 1_000
+LOOKS_MAX: Final = 2_000
 
 Strike = Callable[[Stage, int], bool]
 
@@ -359,15 +362,24 @@ def _strike_backlogged(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _strike_in_flight(stage: Stage, victim: int) -> bool:
+    """Something befalls the job as soon as a checkpoint with rows in flight is complete."""
+    before = stage.recoveries.in_flight
+    _strike_when(stage, victim, lambda: stage.recoveries.in_flight > before, WITH_IN_FLIGHT)
+    return True
+
+
 def _strike_recovering(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as rows in flight are being recovered, or a while later."""
     _strike_when(stage, victim, lambda: is_recovering(stage.cluster.live_slots))
     return True
 
 
-def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool]) -> None:
+def _strike_when(
+    stage: Stage, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY
+) -> None:
     world = stage.world
-    name = IN_RECOVERY[victim % len(IN_RECOVERY)]
+    name = names[victim % len(names)]
     delay_us = victim // 7 % RECOVERY_US
 
     def another() -> None:
@@ -416,5 +428,6 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "savepoint_fails": _savepoint_fails,
     "savepoint_struck": _savepoint_struck,
     BACKLOGGED: _strike_backlogged,
+    IN_FLIGHT: _strike_in_flight,
     RECOVERING: _strike_recovering,
 }

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.checkpoint.state_files import StateFile
 from midstream.exchange.gate import InputGate
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import Deploy
+from midstream.protocol.messages import ChannelState, Deploy
 from midstream.sim.cluster import Driver, Slot
 
 
@@ -31,8 +32,10 @@ class Recoveries:
     """Counts them. What each method is told happens in this very step."""
 
     def __init__(self) -> None:
+        self.in_flight = 0
+        """Completed checkpoints with rows in flight."""
         self.checkpoints = 0
-        """That were completed while some task still had recovered rows to take."""
+        """With rows that were being recovered, and had not been taken."""
         self.restores = 0
         """Attempts that have gone on from such a one."""
         self.rescaled_restores = 0
@@ -45,7 +48,8 @@ class Recoveries:
         """By job id, the newest attempt."""
 
     def completed(self, root: str, metadata: CheckpointMetadata, slots: Iterable[Slot]) -> None:
-        if is_recovering(slots):
+        self.in_flight += bool(metadata.channels)
+        if is_recovering(slots) or any(_was_stored_before(metadata, state) for state in metadata.channels):
             self.checkpoints += 1
             parallelism = {op.uid: op.parallelism for op in metadata.operators}
             self._taken[f"{root}/chk-{metadata.checkpoint_id}"] = parallelism
@@ -66,3 +70,9 @@ class Recoveries:
         attempt = self._deployed.get(driver.plan.job_id)
         slots = (slot for slot in driver.cluster.slots if slot.driver is driver and slot.machine is not None)
         self.failures += is_recovering(slot for slot in slots if slot.machine and slot.machine.attempt == attempt)
+
+
+def _was_stored_before(metadata: CheckpointMetadata, state: ChannelState) -> bool:
+    """Whether it can be told that rows in flight are those of an older checkpoint (not where they are in the metadata)."""
+    files = (StateFile.parse(segment.file) for segment in state.segments if segment.file)
+    return state.number is not None or any(file and file.checkpoint_id < metadata.checkpoint_id for file in files)

@@ -124,8 +124,8 @@ class Run:
         self.cluster.answered = self.savepoints.answered
         self.outside.finished = self.cluster.finished
         self.cluster.deployed = self._deployed
-        self._recoveries = Recoveries()
-        self.cluster.failed = self._recoveries.failed
+        self.recoveries = Recoveries()
+        self.cluster.failed = self.recoveries.failed
         self._is_over = False
         self._launch_is_due = False
         self._is_given_up = False
@@ -192,10 +192,10 @@ class Run:
         outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
         outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
-        outcome.checkpoints_during_recovery = self._recoveries.checkpoints
-        outcome.recovering_restores = self._recoveries.restores
-        outcome.recovering_rescaled_restores = self._recoveries.rescaled_restores
-        outcome.recovering_failures = self._recoveries.failures
+        outcome.checkpoints_during_recovery = self.recoveries.checkpoints
+        outcome.recovering_restores = self.recoveries.restores
+        outcome.recovering_rescaled_restores = self.recoveries.rescaled_restores
+        outcome.recovering_failures = self.recoveries.failures
         outcome.trace = world.trace
         return outcome
 
@@ -282,7 +282,7 @@ class Run:
         ended = None if self._is_given_up else self.driver.outcome
         world = self.world
         if ended is None or ended.state == "failed" or self.driver.is_cancelled:
-            self._recoveries.failed(self.driver)
+            self.recoveries.failed(self.driver)
         if ended is not None and ended.state == "failed" and SIM not in str(ended.error):
             world.bug(f"the job failed: {ended.error}")
             return
@@ -386,12 +386,12 @@ class Run:
         elif root == self._root:
             self.outcome.savepoints_restored += not self._is_restored
             self._is_restored = True
-            self._recoveries.completed(root, decode_metadata(data, path), self.cluster.live_slots)
+            self.recoveries.completed(root, decode_metadata(data, path), self.cluster.live_slots)
             self._complain(self._oracle.check_checkpoint(data))
 
     def _deployed(self, driver: Driver, deploy: Deploy) -> None:
         restored_from = driver.coordinator.status(driver.process.now_ms()).restored_from
-        self._recoveries.deployed(driver, deploy, restored_from)
+        self.recoveries.deployed(driver, deploy, restored_from)
 
     def _complain(self, complaints: Iterable[str]) -> None:
         for complaint in complaints:

@@ -51,6 +51,8 @@ LONG_CALL: Final = "long_call"
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
+IN_FLIGHT: Final = "strike_in_flight"
+"""It waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
     ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails")
 )
@@ -198,11 +200,48 @@ def draw(
         row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
     )
+    if topology == "random" and parallelism is None and rescale_to is None and faults is None and rows is None:
+        return _with_more(scenario, base, seed)
     deep = Random(f"deep {seed}")
     if rescale_to is not None and deep.random() < 0.6:
         scenario = with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
         return scenario if rows is None else replace(scenario, rows=rows)
     return scenario
+
+
+BEHIND: Final = 0.25
+"""Of the runs of which nothing is given, how many have a backlog, and fail and are rescaled in the middle of recovery."""
+
+BEHIND_NODES_MAX: Final = 9
+"""Of their shapes: larger ones take most of the time, and show no more."""
+
+
+def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
+    """What a run of which nothing is given hardly ever comes to by itself, now and then on purpose."""
+    random = Random(f"behind {seed}")
+    if scenario.has_checkpoints and len(scenario.shape) <= BEHIND_NODES_MAX and random.random() < BEHIND:
+        scenario = _behind(scenario, base, random)
+    return scenario
+
+
+def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:
+    """The job fails as soon as a checkpoint has rows in flight, and again, or is rescaled, while these are recovered."""
+    rescaled = scenario.rescaled or with_parallelism(base, random.choice((1, 2, 3, 4)), random, same=False)
+    deep = with_backlog(scenario, random, struck=False)
+    kept = tuple(f for f in scenario.faults if not f.kind.startswith(("cancel", "drain")) and random.random() < 0.2)
+    kinds = (IN_FLIGHT, *(RECOVERING,) * random.choice((2, 3, 5)))
+    struck = (Fault(20 + i, kind, random.randrange(1 << (10, 14, 17)[i % 3])) for i, kind in enumerate(kinds))
+    return replace(
+        deep,
+        interval_s=0.005,
+        min_pause_s=0.005,
+        sink_pause_s=0.01,
+        row_us=0,
+        rescaled=rescaled,
+        key_groups=max(scenario.key_groups, *(node.parallelism for node in rescaled)),
+        rows=deep.batch_rows * random.choice((15, 30)),  # what makes a queue deep is batches
+        faults=tuple(sorted((*kept, *struck), key=lambda fault: fault.step)),
+    )
 
 
 def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> Scenario:
