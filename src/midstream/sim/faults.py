@@ -25,16 +25,24 @@ class Stage(Protocol):
 
     world: World
     cluster: Cluster
-    disk: Disk
     outside: Outside
     sources: Mapping[str, SimSource]
     savepoints: Savepoints
     recoveries: Recoveries
-    driver: Driver
     drained: bool
+
+    @property
+    def driver(self) -> Driver: ...
+
+    @property
+    def disk(self) -> Disk: ...
 
     def give_up_driver(self) -> None:
         """Believe that the driver is dead, and start the job again."""
+        ...
+
+    def go_back(self, victim: int) -> None:
+        """With the next start, to an older checkpoint, or to the beginning."""
         ...
 
 
@@ -263,6 +271,14 @@ def _cancel(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _go_back(stage: Stage, victim: int) -> bool:
+    """The job ends, and is started from an older checkpoint, from an older savepoint, or over."""
+    if stage.drained:  # where its sources have ended was up to whoever drained it
+        return False
+    stage.go_back(victim // 5)
+    return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)
+
+
 def _read_fails(stage: Stage, victim: int) -> bool:
     stage.outside.read_failures += 1
     return True
@@ -358,7 +374,11 @@ def _slots_late(stage: Stage, victim: int) -> bool:
 def _strike_backlogged(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as there is much in flight."""
     waiting = 2 + victim // 7 % 30
-    _strike_when(stage, victim, lambda: sum(len(c.queue) for gate in gates_of(stage.cluster.live_slots) for c in gate.channels) >= waiting)
+    _strike_when(
+        stage,
+        victim,
+        lambda: sum(len(c.queue) for gate in gates_of(stage.cluster.live_slots) for c in gate.channels) >= waiting,
+    )
     return True
 
 
@@ -375,9 +395,7 @@ def _strike_recovering(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _strike_when(
-    stage: Stage, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY
-) -> None:
+def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY) -> None:
     world = stage.world
     name = names[victim % len(names)]
     delay_us = victim // 7 % RECOVERY_US
@@ -419,6 +437,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "drain": _drain,
     "checkpoint": _checkpoint,
     "cancel": _cancel,
+    "go_back": _go_back,
     "rescale": _rescale,
     "rescale_struck": _rescale_struck,
     "drain_struck": _drain_struck,

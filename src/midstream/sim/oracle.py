@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +27,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.ends import said_by
+from midstream.sim.lines import After, Lines
 from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
 from midstream.sim.tables import COUNTED, HELD
 from midstream.sim.tally import LIST, UNION
@@ -46,6 +47,9 @@ class Cut:
     expected: Expectation
     output: tuple[str, ...]
     """Names of all that the sinks have staged up to it."""
+    ended: Mapping[str, dict[int, int]]
+    said: Mapping[str, tuple[OperatorState, Counter[int]]]
+    """What is known of its sources and of operators that sum up, see `Oracle`."""
 
 
 class Oracle:
@@ -67,6 +71,9 @@ class Oracle:
         """Of the job's checkpoint directory."""
         self._sources = sources
         self._outside = outside
+        self.lines = Lines(outside)
+        self._job_id = ""
+        """Of the start that the job is in now."""
         self._cuts: dict[tuple[str, int], Cut] = {}
         """By job id and checkpoint."""
         self._ended: dict[str, dict[int, int]] = {}
@@ -80,19 +87,18 @@ class Oracle:
 
     # ---- at every checkpoint
 
-    def check_checkpoint(self, data: bytes) -> list[str]:
-        """Complaints about a checkpoint whose metadata has just been written."""
+    def check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
+        """Complaints about a checkpoint whose metadata has just been written; `is_copy_of`: what it was copied from."""
         with self._outside.world.looking():
             complaints = []
             try:
-                for complaint in self._check_checkpoint(data):
+                for complaint in self._check_checkpoint(metadata, is_copy_of):
                     complaints.append(complaint)
             except StorageError as error:
                 complaints.append(f"a completed checkpoint cannot be read: {error}")
             return complaints
 
-    def _check_checkpoint(self, data: bytes) -> Iterator[str]:
-        metadata = decode_metadata(data, "oracle")
+    def _check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None) -> Iterator[str]:
         if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
         if any(entry.checkpoint_id > metadata.checkpoint_id for entry in list_checkpoints(self.storage)):
@@ -133,13 +139,27 @@ class Oracle:
                 for subtask in done:
                     for table in self._tables(subtask, "keys", COUNTED):
                         done_with.update(table.column("key").to_pylist())
-        output = dict(self._outside.committed)
+        if is_copy_of is not None:
+            self._ended, self._said = dict(is_copy_of.ended), dict(is_copy_of.said)
+            output = dict.fromkeys(is_copy_of.output)
+        else:
+            output = self.lines.output(metadata.job_id)
+            yield from self.lines.check_id(metadata.job_id, metadata.checkpoint_id)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
-        self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
         yield from self._check_state(where, operators, expected)
         yield from self._check_prepared(where, output, expected)
         for uid in expected.totals.keys() & operators.keys():
             yield from self._check_total(where, operators[uid], expected, output, in_flight)
+        cut = Cut(expected, tuple(output), dict(self._ended), dict(self._said))
+        self._cuts[metadata.job_id, metadata.checkpoint_id] = cut
+
+    def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
+        """The job begins another start, from what stands for `cut` (None: from the beginning). Complaints."""
+        self._job_id = job_id
+        self._last = None if cut is None else cut.expected
+        self._ended = {} if cut is None else dict(cut.ended)
+        self._said = {} if cut is None else dict(cut.said)
+        return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
         for uid, counts in expected.counts.items():
@@ -301,6 +321,10 @@ class Oracle:
     def has_completed(self, job_id: str, checkpoint_id: int) -> bool:
         return (job_id, checkpoint_id) in self._cuts
 
+    def committed(self) -> Set[str]:
+        """Names of all output that is committed."""
+        return self._outside.committed.keys()
+
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
         """Complaints about a savepoint whose metadata has just been written to `place`, to which it must be confined."""
         before, self.storage = self.storage, place
@@ -333,10 +357,8 @@ class Oracle:
     def begin_again(self, storage: Storage, cut: Cut) -> None:
         """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
         self.storage = storage
-        self._ended.clear()
-        self._said.clear()
-        self._last = cut.expected
         self._outside.committed = dict.fromkeys(cut.output)
+        self.lines = Lines(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
         """Complaints about the output of a job that has stopped with a savepoint: it is that of the savepoint."""
@@ -414,7 +436,7 @@ class Oracle:
                 )
 
     def _committed(self) -> list[Staged]:
-        return [self._outside.staged[name] for name in self._outside.committed]
+        return [self._outside.staged[name] for name in self.lines.output(self._job_id)]
 
     def _compare(self, where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
         found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}

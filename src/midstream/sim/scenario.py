@@ -15,6 +15,8 @@ from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_e
 from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
+RARE: Final = ("go_back",)
+"""Drawn by `with_rare` only."""
 FAULTS: Final = (
     "kill_slot",
     "kill_slot_twice",
@@ -43,6 +45,7 @@ FAULTS: Final = (
     "drain_struck",
     "slots_late",
     *SAVEPOINTS,
+    *RARE,
 )
 """Every kind of fault and request that can strike a run."""
 HANGS: Final = "publish_hangs"
@@ -150,7 +153,7 @@ def draw(
     mode = Random(f"mode {seed}")
     aligned_timeout_s = mode.choice((None, 0.0, 0.0, 0.001, 0.01))
     has_checkpoints = rescaled is not None or faults is not None or mode.random() < 0.85
-    kinds = tuple(f for f in FAULTS if f not in SAVEPOINTS) if faults is None else tuple(faults)
+    kinds = tuple(f for f in FAULTS if f not in (*SAVEPOINTS, *RARE)) if faults is None else tuple(faults)
     if not has_checkpoints:
         kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
     drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
@@ -162,6 +165,7 @@ def draw(
         drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
         kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
         drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
+        drawn = with_rare(drawn, Random(f"rare {seed}"), RARE, count) if has_checkpoints else drawn
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -295,6 +299,16 @@ def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...]
     count = random.choice((1, 1, 2))
     hangs = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
     return tuple(sorted((*faults, *hangs), key=lambda fault: fault.step))
+
+
+def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    """In a fifth of all runs what people and storage do rarely, once or twice, at any moment."""
+    if random.random() > 0.2:
+        return faults
+    horizon = random.choice((200, 500, 300 + rows * 4))
+    count = random.choice((1, 1, 2))
+    struck = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
+    return tuple(sorted((*faults, *struck), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:

@@ -224,6 +224,11 @@ class World:
         return self._current_io is _LOOKING
 
     @property
+    def writer(self) -> Process | None:
+        """Whose I/O it is that is under way."""
+        return None if self._current_io is None else self._current_io.process
+
+    @property
     def torn(self) -> bool:
         """Whether the present operation is the last of a process that dies in it."""
         io = self._current_io
