@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import pyarrow as pa
 
+from midstream.checkpoint.store import UnknownOutcomeError
 from midstream.coordinator.events import (
     CancelRequested,
     CancelTimer,
@@ -58,6 +59,8 @@ HEARTBEAT_S: Final = 0.5
 CHECK_STEPS: Final = 16
 CLAIM: Final = "savepoint-place"
 """How tokens of I/O begin that claims the place of a savepoint."""
+PUBLISH: Final = "publish:"
+"""And that of I/O which writes the metadata of a checkpoint."""
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -196,6 +199,9 @@ class Driver:
         """How many of the next slots that are asked for come later than anybody waits for them."""
         self.failed_checkpoints: list[str] = []
         """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
+        self.uncertain: dict[int, frozenset[str]] = {}
+        """Checkpoints of which it does not know whether they are there, and the files that they refer to."""
+        self._publishing: dict[int, frozenset[str]] = {}
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
         self.triggered: list[int] = []
@@ -297,6 +303,9 @@ class Driver:
                 self._use(token)
                 if token.startswith(CLAIM) and isinstance(event := self._events[0], ClientAsked):
                     self._claims[token] = event.client
+                if token.startswith(PUBLISH):
+                    _, metadata = work.args  # type: ignore[attr-defined]
+                    self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
                 self.process.submit(work, partial(self._io_done, token))
             case ReplyTo(client, reply):
                 if client in self.replies:
@@ -353,6 +362,7 @@ class Driver:
     def _timer_fired(self, token: str) -> None:
         if self._timers.pop(token, None) is not None:
             if token.startswith("checkpoint:"):
+                self.uncertain.update(self._publishing)
                 self.failed_checkpoints.append(f"{token} has expired")
             self._feed(TimerFired(token))
 
@@ -360,6 +370,10 @@ class Driver:
         client = self._claims.pop(token, None)
         if client is not None and isinstance(outcome, Done):
             self.claimed[client] = len(self.triggered)
+        if token.startswith(PUBLISH):
+            if isinstance(outcome, Failed) and isinstance(outcome.error, UnknownOutcomeError):
+                self.uncertain.update(self._publishing)
+            self._publishing.clear()
         self._feed(IoDone(token, outcome))
 
     # ---- slots

@@ -205,6 +205,38 @@ def _crash_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _freeze_at_publish(stage: Stage, victim: int) -> bool:
+    """The driver is stopped between its look at the epochs and the writing of metadata; another one takes over.
+
+    Only then the old one writes.
+    """
+    world, disk, driver = stage.world, stage.disk, stage.driver
+    if "_metadata" in disk.before_write:
+        return False
+    delay_us = 100_000 + victim % 1_000_000
+
+    def about_to_publish() -> None:
+        process = driver.process
+        if world.writer is not process or process.paused or stage.driver is not driver:
+            return
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        disk.hangs_us["_metadata"] = delay_us
+        stage.give_up_driver()
+
+    disk.before_write["_metadata"] = about_to_publish
+    return True
+
+
+def _storage_lies(stage: Stage, victim: int) -> bool:
+    """What is written, created or deleted is there, or gone, and is said to have failed."""
+    if victim % 3:
+        stage.disk.lies += 1 + victim // 3 % 4
+    else:
+        stage.disk.denials += 1
+    return True
+
+
 def _write_fails(stage: Stage, victim: int) -> bool:
     first = stage.disk.writes + 1 + victim % 5
     stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
@@ -424,6 +456,8 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "publish_fails": _publish_fails,
     "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
+    "freeze_at_publish": _freeze_at_publish,
+    "storage_lies": _storage_lies,
     "write_fails": _write_fails,
     "disk_full": _disk_full,
     "slow_storage": _slow_storage,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.channel_state import read_segment, rows_of
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
-from midstream.checkpoint.state_files import SHARED, read_parts
+from midstream.checkpoint.state_files import read_parts
 from midstream.checkpoint.store import is_superseded, list_checkpoints
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
@@ -380,17 +380,6 @@ class Oracle:
             if uid in self._said and said != self._said[uid][1]:
                 yield f"end: {uid} has said {dict(said)}, and had finished when it had said {dict(self._said[uid][1])}"
             yield from self._check_sum("end", uid, expected, said)
-
-    def check_left_over(self, files: Collection[str], retained: int) -> Iterator[str]:
-        """Complaints about files of a job that has ended without any fault."""
-        metadata = [path for path in files if CHECKPOINT.fullmatch(path)]
-        if len(metadata) > retained:
-            yield f"{len(metadata)} checkpoints are left, {retained} are to be retained"
-        with self._outside.world.looking():
-            kept = {f for path in metadata for f in decode_metadata(self.storage.read(path), path).files}
-        left = sorted(path for path in files if path.startswith(f"{SHARED}/") and path not in kept)
-        if left:
-            yield f"state files that no checkpoint refers to are left: {_some(left)}"
 
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""

@@ -22,6 +22,7 @@ from midstream.sim.disk import Disk
 from midstream.sim.faults import strike
 from midstream.sim.keeper import ROOT, Keeper, Start
 from midstream.sim.network import Network
+from midstream.sim.on_disk import OnDisk
 from midstream.sim.oracle import CHECKPOINT, Oracle
 from midstream.sim.recoveries import Recoveries
 from midstream.sim.report import who_waits
@@ -108,6 +109,8 @@ class Run:
         self.outside = Outside(self.world)
         self.outside.row_us = scenario.row_us
         self._disks: dict[str, Disk] = {}
+        self._on_disk: dict[str, OnDisk] = {}
+        """By checkpoint directory."""
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
         self.drained = False
         self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)
@@ -138,6 +141,7 @@ class Run:
         """An empty checkpoint directory."""
         disk = self._disks[root] = Disk(self.world)
         disk.on_write = partial(self._on_write, root)
+        self._on_disk[root] = OnDisk(self.world, disk)
         return disk
 
     def _make_sources(self, shape: Shape) -> dict[str, SimSource]:
@@ -330,8 +334,8 @@ class Run:
         self._complain(self._oracle.check_stopped() if self.drained else self._oracle.check_end())
         self._complain(self._without_reason())
         self._complain(self.savepoints.check_end())
-        if not self.outcome.faults and not self.scenario.tempo.clock_tick_us:  # else it may still be deleting files
-            self._complain(self._oracle.check_left_over(self.disk.files, self.scenario.retained))
+        self._complain(self._oracle.lines.check_end())
+        self._complain(self._on_disk[self.keeper.root].check_settled(self.cluster.drivers, self.scenario.retained))
 
     def _without_reason(self) -> Iterator[str]:
         """Checkpoints that failed although nothing was in their way: no fault, and no row that they had to wait for."""

@@ -15,7 +15,7 @@ from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_e
 from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
-RARE: Final = ("go_back",)
+RARE: Final = ("go_back", "freeze_at_publish", "storage_lies")
 """Drawn by `with_rare` only."""
 FAULTS: Final = (
     "kill_slot",
