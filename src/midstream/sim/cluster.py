@@ -199,6 +199,8 @@ class Driver:
         """How many of the next slots that are asked for come later than anybody waits for them."""
         self.failed_checkpoints: list[str] = []
         """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
+        self.completed: set[int] = set()
+        """Checkpoints of which it has told the attempt that made them."""
         self.uncertain: dict[int, frozenset[str]] = {}
         """Checkpoints of which it does not know whether they are there, and the files that they refer to."""
         self._publishing: dict[int, frozenset[str]] = {}
@@ -287,6 +289,7 @@ class Driver:
                         self.triggered.append(message.checkpoint_id)
                     elif isinstance(message, m.CheckpointCompleted):
                         self._told = 0
+                        self.completed.add(message.checkpoint_id)
                     connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
             case RequestSlot(request):
                 self._request_slot(request)

@@ -86,14 +86,16 @@ class Keeper:
         self._wants_back: int | None = None
         """The job is to go back, or to be started over, with the next start."""
         self._start = Start()
+        self._is_started_over = False
+        """It was started over, and has completed no checkpoint since."""
+        self._over = 0
+        """How often it was started over."""
         self._origin: Start | None = None
         """With the savepoint that the job goes on from while its directory holds no checkpoint."""
         self._is_restored = True
         """Nothing is to be copied into its directory any more."""
         self._completed: dict[str, CheckpointMetadata] = {}
         """By path of the checkpoint."""
-        self._newest_of: dict[str, int] = {}
-        """By job id of a start: its newest completed checkpoint."""
 
     # ---- starting
 
@@ -137,7 +139,8 @@ class Keeper:
         """By a fault; or because it was to go back without a word, or on, where it had been started over."""
         start = self._start
         is_mute = start.newer_output is None and start.restore not in (None, "latest")
-        return SIM in error or (is_mute and IS_NEWER in error)
+        is_over = self._over > 0 and start.restore == "latest"
+        return SIM in error or (is_mute and IS_NEWER in error) or (is_over and STARTED_OVER in error)
 
     def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
         """From what it has stopped with, or else the newest there is; complaints on the way."""
@@ -187,10 +190,19 @@ class Keeper:
     def _back(self, is_refused: bool) -> Start | None:
         """Of a start that goes back, or over; None if that is not what the keeper wants."""
         start, job_id = self._start, self.driver.plan.job_id
+        if is_refused and self._is_started_over:
+            return Start(fresh=True)
+        if is_refused and self._start == LATEST:
+            # It was started over, and has gone back behind that since: which is not written down, so it has to be named.
+            with self._world.looking():
+                newest = list_checkpoints(self.disk)[-1].checkpoint_id
+            return Start(str(newest), "take-back")
         if is_refused:
             self._wants_back = 4 * self.launches  # now it says what is to become of the newer output
-        elif start.fresh and job_id not in self._newest_of:
-            return start
+        elif self._is_started_over and Random(f"over {self._scenario.seed} {self.launches}").random() < 0.5:
+            return LATEST  # which is to be refused
+        elif self._is_started_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
+            return Start(fresh=True)
         elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
             return (
                 start  # what takes back may have been killed in the middle of it: it is asked for again in the same way
@@ -227,7 +239,8 @@ class Keeper:
     def written(self, metadata: CheckpointMetadata) -> list[str]:
         """Metadata in the job's directory; complaints."""
         self._completed[f"{self.root}/chk-{metadata.checkpoint_id}"] = metadata
-        self._newest_of[metadata.job_id] = metadata.checkpoint_id
+        if metadata.job_id == self.driver.plan.job_id:
+            self._is_started_over = False
         is_copy = not self._is_restored and self._world.writer is self.driver.process
         if is_copy:
             self._is_restored = True
@@ -254,5 +267,20 @@ class Keeper:
         if driver is not self.driver:
             self._oracle.lines.goes_on(plan.job_id, () if cut is None else cut.output)
             return
+        yield from self._check_start(restored_from)
+        self._is_started_over = plan.fresh
+        self._over += plan.fresh
         self.went_back += plan.fresh or plan.newer_output is not None
         yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if plan.fresh else plan.newer_output)
+
+    def _check_start(self, restored_from: str | None) -> Iterator[str]:
+        """Complaints unless the job goes on from what was asked for."""
+        start = self._start
+        if start.fresh and restored_from is not None:
+            yield f"the job was to be started over, and goes on from {restored_from}"
+        if start.restore == "latest" and self._is_started_over and restored_from is not None:
+            yield f"the job was started over, and goes on from {restored_from}, which is older"
+        if start.restore is not None and start.restore != "latest" and start.copies is None:
+            number = start.restore.rpartition("chk-")[2]
+            if restored_from != f"{self.root}/chk-{number}":
+                yield f"the job was to go on from {start.restore}, and goes on from {restored_from}"

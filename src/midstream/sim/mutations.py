@@ -27,6 +27,7 @@ from midstream.exchange.queue import ElementQueue
 from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
 from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import on_disk_mutations as on_disk
 from midstream.sim import savepoint_mutations as savepoint
 from midstream.sim import table_mutations as table
 from midstream.sim.run import run
@@ -550,4 +551,5 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     **{name: Mutation(what, bug, scenarios.saving) for name, (what, bug) in savepoint.BUGS.items()},
     **{name: Mutation(what, bug, scenarios.in_tables) for name, (what, bug) in table.BUGS.items()},
+    **{name: Mutation(what, bug, scenario) for name, (what, bug, scenario) in on_disk.BUGS.items()},
 }

@@ -37,10 +37,8 @@ class OnDisk:
         """Of the checkpoints that are there, by path."""
         self._began: dict[int, int] = {}
         """By epoch: the step from which on its coordinator cleans up what it has found."""
-        self._first: dict[tuple[int, int], int] = {}
-        """By epoch and attempt: the step of its first checkpoint."""
-        self._newest: dict[tuple[int, int], int] = {}
-        """And its newest checkpoint."""
+        self._made: dict[tuple[int, int], dict[int, int]] = {}
+        """By epoch and attempt: its checkpoints, and the steps in which their metadata was written."""
         disk.on_change.append(self._changed)
 
     def _changed(self, path: str, data: bytes | None) -> None:
@@ -53,9 +51,7 @@ class OnDisk:
             self._began[int(path[len("epochs/") : -len(".from")])] = step
         elif CHECKPOINT.fullmatch(path):
             metadata = self._metadata[path] = decode_metadata(data, path)
-            made_by = metadata.epoch, metadata.attempt
-            self._first.setdefault(made_by, step)
-            self._newest[made_by] = metadata.checkpoint_id
+            self._made.setdefault((metadata.epoch, metadata.attempt), {})[metadata.checkpoint_id] = step
             lost = [file for file in metadata.files if file not in self._disk.files]
             if lost and not self._is_superseded(metadata):
                 self._world.bug(f"checkpoint {metadata.checkpoint_id} refers to {_some(lost)}, which is not there")
@@ -89,12 +85,12 @@ class OnDisk:
             driver.process.now_ms()
         ).had_finished:  # then nothing has run: it drops nothing
             yield from self._check_number(head, driver.uncertain, retained)
-        yield from self._check_files(head, driver.uncertain)
-        yield from self._check_claims(head, driver.uncertain)
+        yield from self._check_files(head, driver)
+        yield from self._check_claims(head)
         torn = [
             path
             for path in self._disk.torn
-            if self._is_settled(path.replace(TORN, "/"), head, self._disk.torn_in[path])
+            if self._is_settled(path.replace(TORN, "/"), head, driver, self._disk.torn_in[path])
         ]
         if torn:
             yield f"files that were never finished are left: {_some(torn)}"
@@ -112,20 +108,21 @@ class OnDisk:
         if len(counted) > retained:
             yield f"checkpoints {counted} are left, {retained} are to be retained"
 
-    def _check_files(self, head: int, uncertain: Mapping[int, frozenset[str]]) -> Iterator[str]:
-        needed = {file for metadata in self._metadata.values() for file in metadata.files}.union(*uncertain.values())
-        newest_uncertain = max(uncertain, default=0)
+    def _check_files(self, head: int, driver: Driver) -> Iterator[str]:
+        refer = [frozenset(metadata.files) for metadata in self._metadata.values()]
+        needed = frozenset[str]().union(*refer, *driver.uncertain.values())
+        newest_uncertain = max(driver.uncertain, default=0)
         left = []
         for path in self._disk.files:
             file = StateFile.parse(path)
             if file is None or path in needed or (file.epoch == head and file.checkpoint_id <= newest_uncertain):
                 continue
-            if self._is_settled(path, head, self._born[path]):
+            if self._is_settled(path, head, driver, self._born[path]):
                 left.append(path)
         if left:
             yield f"state files that no checkpoint refers to are left: {_some(left)}"
 
-    def _check_claims(self, head: int, uncertain: Mapping[int, frozenset[str]]) -> Iterator[str]:
+    def _check_claims(self, head: int) -> Iterator[str]:
         left = []
         for path in self._disk.files:
             directory, _, name = path.partition("/")
@@ -135,17 +132,18 @@ class OnDisk:
         if left:
             yield f"claims of checkpoints that were never completed are left: {_some(left)}"
 
-    def _is_settled(self, path: str, head: int, written_in: int) -> bool:
+    def _is_settled(self, path: str, head: int, driver: Driver, written_in: int) -> bool:
         """Whether a state file of this name, written then, must be gone if no checkpoint refers to it."""
         file = StateFile.parse(path)
         if file is None or file.epoch > head:
             return False
         if file.epoch < head:
             return written_in <= self._began[head]
-        later = [step for (epoch, attempt), step in self._first.items() if epoch == head and attempt > file.attempt]
-        if later:
-            return written_in <= min(later)
-        return file.checkpoint_id < self._newest.get((head, file.attempt), 0)
+        made = [(attempt, ids) for (epoch, attempt), ids in self._made.items() if epoch == head]
+        told = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
+        if any(attempt > file.attempt for attempt, _, _ in told):  # with its first checkpoint an attempt cleans up
+            return written_in <= min(step for attempt, _, step in told if attempt > file.attempt)
+        return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in told)
 
 
 TORN: Final = "/.midstream-"
