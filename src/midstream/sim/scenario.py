@@ -219,12 +219,20 @@ BEHIND: Final = 0.25
 BEHIND_NODES_MAX: Final = 9
 """Of their shapes: larger ones take most of the time, and show no more."""
 
+CROWDED: Final = 0.25
+"""Of those that go on at another parallelism, how many have more keys than key groups for certain."""
+
 
 def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
     """What a run of which nothing is given hardly ever comes to by itself, now and then on purpose."""
     random = Random(f"behind {seed}")
     if scenario.has_checkpoints and len(scenario.shape) <= BEHIND_NODES_MAX and random.random() < BEHIND:
         scenario = _behind(scenario, base, random)
+    crowded = Random(f"crowded {seed}")
+    if scenario.rescaled is not None and crowded.random() < CROWDED:
+        needed = max(node.parallelism for node in (*scenario.shape, *scenario.rescaled))
+        groups = max(crowded.choice((4, 7, 16)), needed)
+        scenario = replace(scenario, keys=50, skew=0.0, key_groups=groups)
     return scenario
 
 
