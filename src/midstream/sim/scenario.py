@@ -213,7 +213,7 @@ def draw(
     return scenario
 
 
-BEHIND: Final = 0.25
+BEHIND: Final = 0.27
 """Of the runs of which nothing is given, how many have a backlog, and fail and are rescaled in the middle of recovery."""
 
 BEHIND_NODES_MAX: Final = 9
