@@ -14,8 +14,9 @@ from midstream.checkpoint.metadata import decode_metadata
 from midstream.checkpoint.references import Piece
 from midstream.coordinator import Coordinator
 from midstream.protocol.messages import ChannelState
-from midstream.sim.faults import is_recovering, strike
+from midstream.sim.faults import strike
 from midstream.sim.mutation_scenarios import rejoined
+from midstream.sim.recoveries import is_recovering
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw, with_backlog
 from midstream.sim.trace import Kind
@@ -85,7 +86,7 @@ class _FailsEvery(Run):
     def _watch(self) -> None:
         if not self.kills and self.in_flight and self.in_flight[-1][1] > 60:
             self._kill()
-        elif self.kills and is_recovering(self):
+        elif self.kills and is_recovering(self.cluster.live_slots):
             self._since_us = self.world.now_us if self._since_us is None else self._since_us
             if self.world.now_us >= self._since_us + self._life_us:
                 self._kill()

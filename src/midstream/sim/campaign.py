@@ -69,6 +69,9 @@ class Result:
     rescales: int
     in_flight_in_checkpoint: int
     checkpoints_during_recovery: int
+    recovering_restores: int
+    recovering_rescaled_restores: int
+    recovering_failures: int
     savepoints: int
     savepoints_restored: int
     savepoints_failed: int
@@ -91,6 +94,11 @@ class Summary:
     checkpoints_during_recovery: int = 0
     checkpoints_with_finished_tasks: int = 0
     checkpoints_with_rows_in_flight: int = 0
+    restores_during_recovery: int = 0
+    """Of checkpoints that were taken while rows were being recovered."""
+    rescaled_restores_during_recovery: int = 0
+    """Of these, at another parallelism."""
+    failures_during_recovery: int = 0
     restarts_of_the_job: int = 0
     rescaled_restores: int = 0
     rescales_while_running: int = 0
@@ -121,6 +129,9 @@ class Summary:
         self.checkpoints_with_finished_tasks += result.finished_in_checkpoint
         self.checkpoints_with_rows_in_flight += result.in_flight_in_checkpoint
         self.checkpoints_during_recovery += result.checkpoints_during_recovery
+        self.restores_during_recovery += result.recovering_restores
+        self.rescaled_restores_during_recovery += result.recovering_rescaled_restores
+        self.failures_during_recovery += result.recovering_failures
         self.restarts_of_the_job += result.launches - 1
         self.rescaled_restores += result.rescaled_restores
         self.rescales_while_running += result.rescales
@@ -164,6 +175,9 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         rescales=outcome.rescales,
         in_flight_in_checkpoint=outcome.in_flight_in_checkpoint,
         checkpoints_during_recovery=outcome.checkpoints_during_recovery,
+        recovering_restores=outcome.recovering_restores,
+        recovering_rescaled_restores=outcome.recovering_rescaled_restores,
+        recovering_failures=outcome.recovering_failures,
         savepoints=outcome.savepoints,
         savepoints_restored=outcome.savepoints_restored,
         savepoints_failed=outcome.savepoints_failed,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.coordinator.checkpoints import Checkpoints
-from midstream.coordinator.effects import IoKind, io_kind
+from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.events import (
     ClientAsked,
     CoordinatorEvent,
@@ -22,6 +24,8 @@ from midstream.core.seams import Done, Failed
 class CheckedMachine(CoordinatorMachine, Protocol):
     """`midstream.coordinator.Coordinator`, or a subclass in tests."""
 
+    restored_from: str | None
+
     @property
     def checkpoints(self) -> Checkpoints: ...
 
@@ -35,6 +39,16 @@ class Observer(Protocol):
 
     def place_claimed(self, client: int) -> None:
         """The place of the savepoint that `client` has asked for."""
+        ...
+
+    def publishing(self, metadata: CheckpointMetadata) -> None:
+        """Its metadata is about to be written."""
+        ...
+
+    def checkpoint_expired(self) -> None: ...
+
+    def published(self, outcome: Done[object] | Failed) -> None:
+        """How that has come out."""
         ...
 
     def about_to_end(self, outcome: JobEnded) -> None: ...
@@ -67,8 +81,12 @@ class CheckedShell(Shell):
         match instruction:
             case SetTimer(token):
                 self._use(token)
-            case RunIo(token):
+            case RunIo(token, work):
                 self._use(token)
+                if io_kind(token) is IoKind.PUBLISH:
+                    assert isinstance(work, partial)
+                    _, metadata = work.args
+                    self._observer.publishing(metadata)
                 if io_kind(token) is IoKind.SAVEPOINT_PLACE and isinstance(self._event, ClientAsked):
                     self._claims[token] = self._event.client
             case JobEnded():
@@ -86,4 +104,11 @@ class CheckedShell(Shell):
         client = self._claims.pop(token, None)
         if client is not None and isinstance(outcome, Done):
             self._observer.place_claimed(client)
+        if io_kind(token) is IoKind.PUBLISH:
+            self._observer.published(outcome)
         super()._io_done(token, outcome)
+
+    def _timer_fired(self, token: str) -> None:
+        if timer_kind(token) is TimerKind.CHECKPOINT:
+            self._observer.checkpoint_expired()
+        super()._timer_fired(token)

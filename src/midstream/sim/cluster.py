@@ -19,10 +19,12 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.checkpoint.store import UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.slots import PYTHON
 from midstream.core.errors import ClusterError
-from midstream.core.seams import Storage
+from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
@@ -67,6 +69,10 @@ class Cluster:
         self.world = world
         self.open_storage = open_storage
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
+        self.deployed: Callable[[Driver, m.Deploy], None] = _nobody_looks
+        """Called with what each slot of an attempt is told."""
+        self.failed: Callable[[Driver], None] = _nobody_looks
+        """Called when an attempt has failed and another one is to follow."""
         self.network = network
         self.make_coordinator = make_coordinator
         self.drivers: list[Driver] = []
@@ -103,6 +109,10 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
+
+
+def _nobody_looks(*_: object) -> None:
+    pass
 
 
 _CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
@@ -178,6 +188,11 @@ class Driver:
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
         self.reasons = Reasons(cluster.struck_us, cluster.patience_s, self._has_no_reason)
+        self.completed: set[int] = set()
+        """Checkpoints of which it has told the attempt that made them."""
+        self.uncertain: dict[int, frozenset[str]] = {}
+        """Checkpoints of which it does not know whether they are there, and the files that they refer to."""
+        self._publishing: dict[int, frozenset[str]] = {}
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
         self.turned_away = 0
@@ -243,6 +258,7 @@ class Driver:
         if isinstance(message, m.Deploy):
             self._note_finished(message)
             self.reasons.deployed(message)
+            self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
             self.triggered.append(message.checkpoint_id)
             self.reasons.triggered(message.checkpoint_id, self.cluster.world.now_us)
@@ -252,6 +268,7 @@ class Driver:
             self.cluster.drained.add(self.plan.job_id)
         elif isinstance(message, m.CheckpointCompleted):
             self._told = 0
+            self.completed.add(message.checkpoint_id)
         connection = self.connections.get(slot)
         if connection is not None:
             connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
@@ -336,6 +353,7 @@ class Driver:
 
     def tell(self, text: str) -> None:
         self._told += 1
+        self.cluster.failed(self)
         number = _RESTART.search(text)
         if number is not None:
             self._restarts_told += 1
@@ -365,6 +383,17 @@ class Driver:
 
     def place_claimed(self, client: int) -> None:
         self.claimed[client] = len(self.triggered)
+
+    def publishing(self, metadata: CheckpointMetadata) -> None:
+        self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
+
+    def checkpoint_expired(self) -> None:
+        self.uncertain.update(self._publishing)
+
+    def published(self, outcome: Done[object] | Failed) -> None:
+        if isinstance(outcome, Failed) and isinstance(outcome.error, UnknownOutcomeError):
+            self.uncertain.update(self._publishing)
+        self._publishing.clear()
 
     def about_to_end(self, outcome: JobEnded) -> None:
         self._check_row(str(outcome.error))

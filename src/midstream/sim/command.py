@@ -81,6 +81,11 @@ def simulate(
         f"{summary.checkpoints_during_recovery} during recovery, "
         f"{summary.checkpoints_with_finished_tasks} with finished tasks)"
     )
+    recoveries = (
+        f"{summary.restores_during_recovery} restores of checkpoints taken during recovery, "
+        f"{summary.rescaled_restores_during_recovery} of them at another parallelism; "
+        f"{summary.failures_during_recovery} failures during recovery"
+    )
     savepoints = (
         f"{summary.savepoints_made} savepoints ({summary.savepoints_failed} more were refused or failed), "
         f"{summary.savepoints_restored} of them restored"
@@ -88,6 +93,7 @@ def simulate(
     lines = [
         f"{summary.runs} runs in {summary.seconds:.1f} s ({data['runs_per_s']} runs/s), {summary.records_in} rows in",
         f"{checkpoints}, {restarts}",
+        recoveries,
         savepoints,
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in data["faults"].items()) or "none"),
         f"lost {summary.lost}, duplicated {summary.duplicated}, stuck {summary.deadlocks}, failed {summary.failures}"

@@ -15,6 +15,7 @@ from midstream.sim import (
     coordination_mutations,
     exchange_mutations,
     in_flight_mutations,
+    on_disk_mutations,
     operator_mutations,
     recovery_mutations,
     savepoint_mutations,
@@ -32,6 +33,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **worker_mutations.MUTATIONS,
     **coordination_mutations.MUTATIONS,
     **savepoint_mutations.MUTATIONS,
+    **on_disk_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
 }

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, decode_metadata
-from midstream.checkpoint.state_files import SHARED, verify_chunks
+from midstream.checkpoint.state_files import verify_chunks
 from midstream.checkpoint.store import is_superseded, list_checkpoints
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_group_range
@@ -26,6 +26,7 @@ from midstream.sim.contents import some
 from midstream.sim.ends import said_by
 from midstream.sim.event_time import EventTimes
 from midstream.sim.inspection import Found, Inspection, tables_of
+from midstream.sim.lines import After, Lines
 from midstream.sim.rows import Outside, SimSource, Staged
 from midstream.sim.shapes import Shape
 from midstream.sim.state_oracle import StateOracle
@@ -52,6 +53,9 @@ class Cut:
     done: Mapping[str, frozenset[int]]
     finished_at: Mapping[str, int]
     """What is known of operators that have finished, wholly or in part, see `Oracle`."""
+    ended: Mapping[str, dict[int, int]]
+    said: Mapping[str, tuple[OperatorState, Counter[int]]]
+    """What is known of its sources and of operators that sum up, see `Oracle`."""
 
 
 class Oracle:
@@ -73,6 +77,9 @@ class Oracle:
         """Of the job's checkpoint directory."""
         self._sources = sources
         self._outside = outside
+        self.lines = Lines(outside)
+        self._job_id = ""
+        """Of the start that the job is in now."""
         self._cuts: dict[tuple[str, int], Cut] = {}
         """By job id and checkpoint."""
         self._ended: dict[str, dict[int, int]] = {}
@@ -93,19 +100,18 @@ class Oracle:
 
     # ---- at every checkpoint
 
-    def check_checkpoint(self, data: bytes) -> list[str]:
-        """Complaints about a checkpoint whose metadata has just been written."""
+    def check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
+        """Complaints about a checkpoint whose metadata has just been written; `is_copy_of`: what it was copied from."""
         with self._outside.world.looking():
             complaints = []
             try:
-                for complaint in self._check_checkpoint(data):
+                for complaint in self._check_checkpoint(metadata, is_copy_of):
                     complaints.append(complaint)
             except StorageError as error:
                 complaints.append(f"a completed checkpoint cannot be read: {error}")
             return complaints
 
-    def _check_checkpoint(self, data: bytes) -> Iterator[str]:
-        metadata = decode_metadata(data, "oracle")
+    def _check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None) -> Iterator[str]:
         if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
         if any(entry.checkpoint_id > metadata.checkpoint_id for entry in list_checkpoints(self.storage)):
@@ -132,7 +138,12 @@ class Oracle:
                 rows = sum(self._sources[uid].rows)
                 if len(emitted[uid]) < rows:
                     yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
-        output = dict(self._outside.committed)
+        if is_copy_of is not None:
+            self._know(is_copy_of)
+            output = dict.fromkeys(is_copy_of.output)
+        else:
+            output = self.lines.output(metadata.job_id)
+            yield from self.lines.check_id(metadata.job_id, metadata.checkpoint_id)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
         found = Found(
             self._by_sink(output),
@@ -169,9 +180,32 @@ class Oracle:
             if operator.fully_finished:
                 self._finished_at.setdefault(uid, operator.parallelism)
         self._last = Cut(
-            expected, tuple(output), metadata.operators, metadata.sources, dict(self._done), dict(self._finished_at)
+            expected,
+            tuple(output),
+            metadata.operators,
+            metadata.sources,
+            dict(self._done),
+            dict(self._finished_at),
+            dict(self._ended),
+            dict(self._said),
         )
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
+
+    def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
+        """The job begins another start, from what stands for `cut` (None: from the beginning). Complaints."""
+        self._job_id = job_id
+        if cut is not self._last:
+            self._event_times.begin_again()
+        self._last = cut
+        self._know(cut)
+        return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
+
+    def _know(self, cut: Cut | None) -> None:
+        """No more than what is known where `cut` is."""
+        self._done = {} if cut is None else dict(cut.done)
+        self._finished_at = {} if cut is None else dict(cut.finished_at)
+        self._ended = {} if cut is None else dict(cut.ended)
+        self._said = {} if cut is None else dict(cut.said)
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
         for operator in operators.values():
@@ -340,6 +374,10 @@ class Oracle:
     def has_completed(self, job_id: str, checkpoint_id: int) -> bool:
         return (job_id, checkpoint_id) in self._cuts
 
+    def committed(self) -> Set[str]:
+        """Names of all output that is committed."""
+        return self._outside.committed.keys()
+
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
         """Complaints about a savepoint whose metadata has just been written to `place`, to which it must be confined."""
         before, self.storage = self.storage, place
@@ -374,12 +412,8 @@ class Oracle:
     def begin_again(self, storage: Storage, cut: Cut) -> None:
         """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
         self.storage = storage
-        self._ended.clear()
-        self._said.clear()
-        self._event_times.begin_again()
-        self._done, self._finished_at = dict(cut.done), dict(cut.finished_at)
-        self._last = cut
         self._outside.committed = dict.fromkeys(cut.output)
+        self.lines = Lines(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
         """Complaints about the output of a job that has stopped with a savepoint: it is that of the savepoint."""
@@ -394,7 +428,7 @@ class Oracle:
             for uid, source in self._sources.items()
         }
         expected = expectation(self.shape, {**everything, **self._ended})
-        output = self._outside.committed
+        output = self.lines.output(self._job_id)
         yield from self._check_output("end", output, expected)
         found = Found(self._by_sink(output))
         yield from self.inspection.check_numbers("end", found, expected)
@@ -409,23 +443,12 @@ class Oracle:
                 yield f"end: {uid} has said {dict(said)}, and had finished when it had said {dict(self._said[uid][1])}"
             yield from self._check_sum("end", uid, expected, said)
 
-    def check_left_over(self, files: Collection[str], retained: int) -> Iterator[str]:
-        """Complaints about files of a job that has ended without any fault."""
-        metadata = [path for path in files if CHECKPOINT.fullmatch(path)]
-        if len(metadata) > retained:
-            yield f"{len(metadata)} checkpoints are left, {retained} are to be retained"
-        with self._outside.world.looking():
-            kept = {f for path in metadata for f in decode_metadata(self.storage.read(path), path).files}
-        left = sorted(path for path in files if path.startswith(f"{SHARED}/") and path not in kept)
-        if left:
-            yield f"state files that no checkpoint refers to are left: {some(left)}"
-
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.expected.sinks, self._committed())
             yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
-            committed, due = self._outside.committed, dict.fromkeys(self._last.output)
+            committed, due = self.lines.output(self._job_id), dict.fromkeys(self._last.output)
             if committed.keys() != due.keys():
                 lacking, surplus = (
                     [name for name in a if name not in b] for a, b in ((due, committed), (committed, due))
@@ -433,7 +456,7 @@ class Oracle:
                 yield f"stop: of its last checkpoint this is not committed: {some(lacking)}, and this is besides: {some(surplus)}"
 
     def _committed(self) -> list[Staged]:
-        return self._named(self._outside.committed)
+        return self._named(self.lines.output(self._job_id))
 
     def _named(self, names: Iterable[str]) -> list[Staged]:
         """What has been staged under these names."""

@@ -21,6 +21,7 @@ from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Output as SinkOutput
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.sim.network import SIM
 from midstream.sim.world import World
@@ -94,6 +95,8 @@ class Outside:
         self.committed: dict[str, None] = {}
         """Names, in the order in which they were committed first."""
         self.aborted: dict[str, None] = {}
+        self.taken_back: dict[str, None] = {}
+        """Names of what a sink has removed, or would not commit any more."""
         self.poison: dict[int, int] = {}
         """Row id: how many more times the row makes a function fail."""
         self.commit_failures = 0
@@ -136,6 +139,8 @@ class Staged:
     rows: pa.RecordBatch
     ids: tuple[int, ...]
     """Of the rows."""
+    job_id: str
+    checkpoint_id: int
 
 
 def numbered(ids: Int64s, n: Int64s) -> list[int]:
@@ -493,6 +498,30 @@ class LedgerSink(Sink):
     def committer(self, job_id: str) -> Committer:
         return _LedgerCommitter(self.outside)
 
+    def newest_committed(self, output: SinkOutput) -> int:
+        self.outside.world.io_point()
+        return max((self.outside.staged[name].checkpoint_id for name in self._committed(output)), default=0)
+
+    def check_take_back(self, output: SinkOutput, after: int) -> None:
+        self.outside.world.io_point()
+
+    def take_back(self, output: SinkOutput, after: int, kept: Sequence[bytes]) -> None:
+        """What waits to be committed first, so that nobody commits it meanwhile."""
+        outside = self.outside
+        waits = [name for name, staged in outside.staged.items() if self._is_of(output, staged)]
+        for name in sorted(waits, key=lambda name: name in outside.committed):
+            if outside.staged[name].checkpoint_id > after:
+                outside.world.io_point()
+                outside.taken_back.setdefault(name)
+                outside.committed.pop(name, None)
+                outside.world.note(("took back", name))
+
+    def _committed(self, output: SinkOutput) -> list[str]:
+        return [name for name in self.outside.committed if self._is_of(output, self.outside.staged[name])]
+
+    def _is_of(self, output: SinkOutput, staged: Staged) -> bool:
+        return staged.sink == output.uid and staged.job_id in output.jobs
+
 
 @dataclass(slots=True)
 class _LedgerWriter(SinkWriter):
@@ -541,7 +570,8 @@ class _LedgerWriter(SinkWriter):
             if name in outside.staged:
                 outside.world.bug(f"{name} is staged twice")
             rows = concat(batches)
-            outside.staged[name] = Staged(context.uid, rows, tuple(rows.column("id").to_pylist()))
+            ids = tuple(rows.column("id").to_pylist())
+            outside.staged[name] = Staged(context.uid, rows, ids, context.job_id, checkpoint_id)
             return [name.encode()]
 
         return stage
@@ -567,6 +597,8 @@ class _LedgerCommitter(Committer):
                 outside.world.bug(f"{name} is committed and was never staged")
             if name in outside.aborted:
                 outside.world.bug(f"{name} is committed and was aborted")
+            if name in outside.taken_back:
+                raise StorageError(f"{name} was taken back: the job has gone back to an older checkpoint {SIM}")
             outside.committed.setdefault(name)
             outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
 

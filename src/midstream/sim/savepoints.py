@@ -218,7 +218,7 @@ class Savepoints:
         """Nothing is left of a savepoint that failed, where nobody else wanted one."""
         disk, _ = self._place(url)
         left = self.files_at(url)
-        if left and self._named[url] == 1 and not disk.refusals:
+        if left and self._named[url] == 1 and not disk.refusals and not disk.lied:
             self._world.bug(f"no savepoint was made at {url}, and this is left of it: {sorted(left)}")
 
     # ---- at the end

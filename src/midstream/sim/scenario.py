@@ -23,6 +23,8 @@ from midstream.sim.topologies import (
 from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
+RARE: Final = ("go_back", "freeze_at_publish", "storage_lies")
+"""Drawn by `with_rare` only."""
 FAULTS: Final = (
     "kill_slot",
     "kill_slot_twice",
@@ -51,6 +53,7 @@ FAULTS: Final = (
     "drain_struck",
     "slots_late",
     *SAVEPOINTS,
+    *RARE,
 )
 """Every kind of fault and request that can strike a run."""
 HANGS: Final = "publish_hangs"
@@ -61,6 +64,8 @@ CLUSTER_GONE: Final = "cluster_gone"
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
+IN_FLIGHT: Final = "strike_in_flight"
+"""It waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
     ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails")
 )
@@ -162,7 +167,7 @@ def draw(
     mode = Random(f"mode {seed}")
     aligned_timeout_s = mode.choice((None, 0.0, 0.0, 0.001, 0.01))
     has_checkpoints = rescaled is not None or faults is not None or mode.random() < 0.85
-    kinds = tuple(f for f in FAULTS if f not in SAVEPOINTS) if faults is None else tuple(faults)
+    kinds = tuple(f for f in FAULTS if f not in (*SAVEPOINTS, *RARE)) if faults is None else tuple(faults)
     if not has_checkpoints:
         kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
     drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
@@ -175,6 +180,7 @@ def draw(
         kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
         drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
         drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), count)
+        drawn = with_rare(drawn, Random(f"rare {seed}"), RARE, count) if has_checkpoints else drawn
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -214,6 +220,8 @@ def draw(
         has_checkpoints=has_checkpoints,
     )
     scenario = replace(scenario, interval_s=max(scenario.interval_s, _least_s(scenario) / CHECKPOINTS_MAX))
+    if topology == "random" and parallelism is None and rescale_to is None and faults is None and rows is None:
+        return _with_more(scenario, base, seed)
     deep = Random(f"deep {seed}")
     if rescale_to is not None and deep.random() < 0.6:
         scenario = with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
@@ -226,6 +234,49 @@ def _least_s(scenario: Scenario) -> float:
     functions_s = scenario.rows * scenario.row_us / 1e6
     sink_s = scenario.rows / scenario.sink_rows * scenario.sink_pause_s if scenario.sink_rows else 0.0
     return max(functions_s, sink_s)
+
+
+BEHIND: Final = 0.27
+"""Of the runs of which nothing is given, how many have a backlog, and fail and are rescaled in the middle of recovery."""
+
+BEHIND_NODES_MAX: Final = 9
+"""Of their shapes: larger ones take most of the time, and show no more."""
+
+CROWDED: Final = 0.25
+"""Of those that go on at another parallelism, how many have more keys than key groups for certain."""
+
+
+def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
+    """What a run of which nothing is given hardly ever comes to by itself, now and then on purpose."""
+    random = Random(f"behind {seed}")
+    if scenario.has_checkpoints and len(scenario.shape) <= BEHIND_NODES_MAX and random.random() < BEHIND:
+        scenario = _behind(scenario, base, random)
+    crowded = Random(f"crowded {seed}")
+    if scenario.rescaled is not None and crowded.random() < CROWDED:
+        needed = max(node.parallelism for node in (*scenario.shape, *scenario.rescaled))
+        groups = max(crowded.choice((4, 7, 16)), needed)
+        scenario = replace(scenario, keys=50, skew=0.0, key_groups=groups)
+    return scenario
+
+
+def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:
+    """The job fails as soon as a checkpoint has rows in flight, and again, or is rescaled, while these are recovered."""
+    rescaled = scenario.rescaled or with_parallelism(base, random.choice((1, 2, 3, 4)), random, same=False)
+    deep = with_backlog(scenario, random, struck=False)
+    kept = tuple(f for f in scenario.faults if not f.kind.startswith(("cancel", "drain")) and random.random() < 0.2)
+    kinds = (IN_FLIGHT, *(RECOVERING,) * random.choice((2, 3, 5)))
+    struck = (Fault(20 + i, kind, random.randrange(1 << (10, 14, 17)[i % 3])) for i, kind in enumerate(kinds))
+    return replace(
+        deep,
+        interval_s=0.005,
+        min_pause_s=0.005,
+        sink_pause_s=0.01,
+        row_us=0,
+        rescaled=rescaled,
+        key_groups=max(scenario.key_groups, *(node.parallelism for node in rescaled)),
+        rows=deep.batch_rows * random.choice((15, 30)),  # what makes a queue deep is batches
+        faults=tuple(sorted((*kept, *struck), key=lambda fault: fault.step)),
+    )
 
 
 def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> Scenario:
@@ -288,6 +339,16 @@ def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> t
     horizon = random.choice((100, 300, 300 + rows * 4))
     fault = Fault(random.randrange(horizon), CLUSTER_GONE, random.randrange(1 << 20))
     return tuple(sorted((*faults, fault), key=lambda fault: fault.step))
+
+
+def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    """In a fifth of all runs what people and storage do rarely, once or twice, at any moment."""
+    if random.random() > 0.2:
+        return faults
+    horizon = random.choice((200, 500, 300 + rows * 4))
+    count = random.choice((1, 1, 2))
+    struck = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
+    return tuple(sorted((*faults, *struck), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
