@@ -24,6 +24,14 @@ from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import Subpartition
 from midstream.exchange.queue import ElementQueue
+from midstream.sim import (
+    commit_mutations,
+    file_mutations,
+    request_mutations,
+    split_mutations,
+    state_mutations,
+    window_mutations,
+)
 from midstream.sim import coordination_mutations as coordination
 from midstream.sim import in_flight_mutations as in_flight
 from midstream.sim import mutation_scenarios as scenarios
@@ -550,4 +558,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     **{name: Mutation(what, bug, scenarios.saving) for name, (what, bug) in savepoint.BUGS.items()},
     **{name: Mutation(what, bug, scenarios.in_tables) for name, (what, bug) in table.BUGS.items()},
+    **{name: Mutation(*bug) for name, bug in state_mutations.BUGS.items()},
+    **{name: Mutation(*bug) for name, bug in window_mutations.BUGS.items()},
+    **{name: Mutation(*bug) for name, bug in split_mutations.BUGS.items()},
+    **{name: Mutation(*bug) for name, bug in commit_mutations.BUGS.items()},
+    **{name: Mutation(*bug) for name, bug in file_mutations.BUGS.items()},
+    **{name: Mutation(*bug) for name, bug in request_mutations.BUGS.items()},
 }
