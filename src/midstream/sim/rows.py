@@ -85,6 +85,10 @@ class Outside:
         self.staged: dict[str, Staged] = {}
         self.committed: dict[str, None] = {}
         """Names, in the order in which they were committed first."""
+        self.prepared_for: dict[str, int] = {}
+        """By name, the checkpoint that it was prepared for: it is by that number that a sink knows what it has committed."""
+        self.newest_committed: dict[str, int] = {}
+        """By sink and job id, the newest checkpoint of which something was committed."""
         self.aborted: dict[str, None] = {}
         self.poison: dict[int, int] = {}
         """Row id: how many more times the row makes a function fail."""
@@ -511,6 +515,7 @@ class _LedgerWriter(SinkWriter):
             outside.world.io_point()
             if name in outside.staged:
                 outside.world.bug(f"{name} is staged twice")
+            outside.prepared_for[name] = checkpoint_id
             outside.staged[name] = Staged(context.uid, rows, tuple(row for row, _, _ in rows))
             return [name.encode()]
 
@@ -537,8 +542,20 @@ class _LedgerCommitter(Committer):
                 outside.world.bug(f"{name} is committed and was never staged")
             if name in outside.aborted:
                 outside.world.bug(f"{name} is committed and was aborted")
+            self._check_order(name, checkpoint_id)
             outside.committed.setdefault(name)
             outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
+
+    def _check_order(self, name: str, checkpoint_id: int) -> None:
+        outside = self._outside
+        if checkpoint_id != outside.prepared_for.get(name, checkpoint_id):
+            outside.world.bug(f"{name} is committed for checkpoint {checkpoint_id}")
+        made_by = name.partition("-a")[0]
+        if name not in outside.committed:
+            newest = outside.newest_committed.get(made_by, 0)
+            if checkpoint_id < newest:
+                outside.world.bug(f"{name} is committed for checkpoint {checkpoint_id}, behind what {newest} holds")
+            outside.newest_committed[made_by] = max(newest, checkpoint_id)
 
     def abort(self, committables: Sequence[bytes]) -> None:
         outside = self._outside
