@@ -274,6 +274,13 @@ def _hanging(seed: int) -> Scenario:
     return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=100, control_us=50))
 
 
+def _again(seed: int) -> Scenario:
+    """The job fails again and again, each time with newer checkpoints."""
+    drawn = _asked("user_error", "kill_slot")(seed)
+    faults = tuple(replace(fault, step=100 + 200 * i + seed * 37 % 100) for i, fault in enumerate(drawn.faults))
+    return replace(drawn, rows=100, faults=faults, interval_s=0.005)
+
+
 _restarted = _asked("kill_slot", "user_error", "crash_at_publish")
 _stopped = _asked("stop", "checkpoint", "write_fails")
 
@@ -293,7 +300,7 @@ BUGS: Final[Mapping[str, tuple[str, Callable[[], Replacements], Callable[[int], 
     "restored_from_what_was_dealt": (
         "a restart goes on from an older checkpoint",
         restored_from_what_was_dealt,
-        _restarted,
+        _again,
     ),
     "started_before_all_are_deployed": ("tasks start before others exist", started_before_all_are_deployed, _restarted),
     "end_of_a_slot_is_no_failure": (
@@ -313,6 +320,11 @@ BUGS: Final[Mapping[str, tuple[str, Callable[[], Replacements], Callable[[int], 
         savepoint_of_an_older_checkpoint,
         scenarios.saving,
     ),
+    "stopped_with_a_failed_one": (
+        "a job stops with a checkpoint that failed",
+        stopped_with_a_failed_one,
+        _asked("publish_fails", "stop"),
+    ),
 }
 """What each is, what it replaces, and where it is looked for."""
 
@@ -324,7 +336,6 @@ UNSEEN: Final[Mapping[str, tuple[str, Callable[[], Replacements], Callable[[int]
         _asked("write_fails"),
     ),
     "cancelled_is_not_awaited": ("an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted),
-    "stopped_with_a_failed_one": ("a job stops with a checkpoint that failed", stopped_with_a_failed_one, _stopped),
     "asked_after_the_trigger": ("a checkpoint is told of that is older than asked", asked_after_the_trigger, _stopped),
     "drained_reads_on": ("some sources are not told to end", drained_reads_on, _asked("drain", "kill_slot")),
 }

@@ -177,7 +177,7 @@ def _restarted(kinds: tuple[str, ...], seed: int) -> Scenario:
     drawn = draw(seed, topology=("union", "keyed")[seed % 2], parallelism=2, rescale_to=3, faults=(), rows=60)
     faults = tuple(Fault(60 + 110 * i + seed * 37 % 110, kinds[(seed + i) % len(kinds)], seed + i) for i in range(5))
     tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
-    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.003, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.001, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
     return replace(drawn, splits=7, rounds=3, readers=(1, 2)[seed % 3 == 0], batch_rows=3)
 
 
