@@ -182,7 +182,7 @@ def prepared_late() -> Replacements:
 
 
 def abort_follows_the_restart() -> Replacements:
-    """What the attempt before has prepared is thrown away once more when the next one ends."""
+    """What an attempt has prepared stays on the list of what is to be thrown away."""
 
     def take_unsettled(self: Any) -> Any:
         unsettled = dict(self._unsettled)
@@ -298,7 +298,11 @@ BUGS: Final[Mapping[str, tuple[str, Callable[[], Replacements], Callable[[int], 
         _confirmed_late,
     ),
     "prepared_late": ("a sink prepares rows from behind the barrier", prepared_late, _struck),
-    "abort_follows_the_restart": ("output of an attempt is thrown away twice", abort_follows_the_restart, _struck),
+    "abort_follows_the_restart": (
+        "output of an attempt is thrown away again and again",
+        abort_follows_the_restart,
+        _struck,
+    ),
     "settled_stays_unsettled": ("committed output is thrown away", settled_stays_unsettled, _struck),
 }
 """What each is, what it replaces, and where it is looked for."""
