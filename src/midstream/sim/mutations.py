@@ -11,15 +11,21 @@ from typing import Final
 
 from midstream.sim import (
     barrier_mutations,
+    commit_mutations,
     content_mutations,
     coordination_mutations,
     exchange_mutations,
+    file_mutations,
     in_flight_mutations,
     on_disk_mutations,
     operator_mutations,
     recovery_mutations,
+    request_mutations,
     savepoint_mutations,
+    split_mutations,
+    state_mutations,
     table_mutations,
+    window_mutations,
     worker_mutations,
 )
 from midstream.sim.mutation import Equivalent, Mutation
@@ -34,6 +40,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **coordination_mutations.MUTATIONS,
     **savepoint_mutations.MUTATIONS,
     **on_disk_mutations.MUTATIONS,
+    **commit_mutations.MUTATIONS,
+    **file_mutations.MUTATIONS,
+    **request_mutations.MUTATIONS,
+    **split_mutations.MUTATIONS,
+    **state_mutations.MUTATIONS,
+    **window_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
 }

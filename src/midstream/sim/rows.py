@@ -8,7 +8,7 @@ the end (in the ledger, which stands for an external transactional system).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.core.batches import concat
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
-from midstream.operators.sink import Output as SinkOutput
+from midstream.operators.sink import WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.sim.network import SIM
 from midstream.sim.world import World
@@ -94,6 +92,8 @@ class Outside:
         self.staged: dict[str, Staged] = {}
         self.committed: dict[str, None] = {}
         """Names, in the order in which they were committed first."""
+        self.newest_committed: dict[str, int] = {}
+        """By sink and job id, the newest checkpoint of which something was committed."""
         self.aborted: dict[str, None] = {}
         self.taken_back: dict[str, None] = {}
         """Names of what a sink has removed, or would not commit any more."""
@@ -477,136 +477,3 @@ class Count(Operator):
             groups = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
             self._group_of.update(zip(unknown, groups, strict=True))
         return [self._group_of[key] for key in keys]
-
-
-# ---- sink ------------------------------------------------------------------
-
-
-class LedgerSink(Sink):
-    """Stages rows under a name when a checkpoint is prepared; they count once the name is committed."""
-
-    def __init__(self, outside: Outside, *, capacity_rows: int = 0, pause_s: float = 0.0) -> None:
-        self.outside = outside
-        self.capacity_rows = capacity_rows
-        """Above 0: the writer takes about so many rows at a time, then pauses for `pause_s`."""
-        self.pause_s = pause_s
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        self.outside.check_open(context)
-        return _LedgerWriter(self, context)
-
-    def committer(self, job_id: str) -> Committer:
-        return _LedgerCommitter(self.outside)
-
-    def newest_committed(self, output: SinkOutput) -> int:
-        self.outside.world.io_point()
-        return max((self.outside.staged[name].checkpoint_id for name in self._committed(output)), default=0)
-
-    def check_take_back(self, output: SinkOutput, after: int) -> None:
-        self.outside.world.io_point()
-
-    def take_back(self, output: SinkOutput, after: int, kept: Sequence[bytes]) -> None:
-        """What waits to be committed first, so that nobody commits it meanwhile."""
-        outside = self.outside
-        waits = [name for name, staged in outside.staged.items() if self._is_of(output, staged)]
-        for name in sorted(waits, key=lambda name: name in outside.committed):
-            if outside.staged[name].checkpoint_id > after:
-                outside.world.io_point()
-                outside.taken_back.setdefault(name)
-                outside.committed.pop(name, None)
-                outside.world.note(("took back", name))
-
-    def _committed(self, output: SinkOutput) -> list[str]:
-        return [name for name in self.outside.committed if self._is_of(output, self.outside.staged[name])]
-
-    def _is_of(self, output: SinkOutput, staged: Staged) -> bool:
-        return staged.sink == output.uid and staged.job_id in output.jobs
-
-
-@dataclass(slots=True)
-class _LedgerWriter(SinkWriter):
-    sink: LedgerSink
-    context: WriterContext
-    rows: list[pa.RecordBatch] = field(default_factory=list)
-    busy_rows: int = 0
-    timer_is_set: bool = False
-    is_closed: bool = False
-    wake: Callable[[], None] | None = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        if self.sink.outside.poison:
-            self.sink.outside.check_poison(batch.column("id").to_pylist())
-        self.rows.append(batch)
-        self.busy_rows += batch.num_rows
-
-    def ready(self) -> bool:
-        if not self.sink.capacity_rows or self.busy_rows < self.sink.capacity_rows:
-            return True
-        if not self.timer_is_set:
-            self.timer_is_set = True
-            self.context.executor.call_later(self.sink.pause_s, self._rested)
-        return False
-
-    def _rested(self) -> None:
-        self.timer_is_set = False
-        self.busy_rows = 0
-        if self.wake is not None and not self.is_closed:
-            self.wake()
-
-    def on_ready(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-
-    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        if not self.rows:
-            return None
-        batches, self.rows = self.rows, []
-        context, outside = self.context, self.sink.outside
-        name = f"{context.uid}/{context.job_id}-a{context.attempt}-c{checkpoint_id}-s{context.subtask}"
-
-        def stage() -> Sequence[bytes]:
-            outside.world.io_point()
-            if name in outside.staged:
-                outside.world.bug(f"{name} is staged twice")
-            rows = concat(batches)
-            ids = tuple(rows.column("id").to_pylist())
-            outside.staged[name] = Staged(context.uid, rows, ids, context.job_id, checkpoint_id)
-            return [name.encode()]
-
-        return stage
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.rows = []
-
-
-class _LedgerCommitter(Committer):
-    def __init__(self, outside: Outside) -> None:
-        self._outside = outside
-
-    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        outside = self._outside
-        for item in committables:
-            outside.world.io_point()
-            if outside.commit_failures:
-                outside.commit_failures -= 1
-                raise StorageError(f"the target does not answer {SIM}")
-            name = item.decode()
-            if name not in outside.staged:
-                outside.world.bug(f"{name} is committed and was never staged")
-            if name in outside.aborted:
-                outside.world.bug(f"{name} is committed and was aborted")
-            if name in outside.taken_back:
-                raise StorageError(f"{name} was taken back: the job has gone back to an older checkpoint {SIM}")
-            outside.committed.setdefault(name)
-            outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
-
-    def abort(self, committables: Sequence[bytes]) -> None:
-        outside = self._outside
-        for item in committables:
-            outside.world.io_point()
-            name = item.decode()
-            if name in outside.committed:
-                outside.world.bug(f"{name} is aborted and was committed")
-            outside.aborted.setdefault(name)

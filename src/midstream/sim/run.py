@@ -22,13 +22,14 @@ from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
 from midstream.sim.faults import strike
 from midstream.sim.keeper import ROOT, Keeper, Start
+from midstream.sim.ledger import LedgerSink
 from midstream.sim.network import Network
 from midstream.sim.on_disk import OnDisk
 from midstream.sim.oracle import CHECKPOINT, Oracle
 from midstream.sim.reasons import patience_s
 from midstream.sim.recoveries import Recoveries
 from midstream.sim.report import who_waits
-from midstream.sim.rows import IN_PARTS, LedgerSink, Outside, SimSource
+from midstream.sim.rows import IN_PARTS, Outside, SimSource
 from midstream.sim.savepoints import Savepoints
 from midstream.sim.scenario import Scenario
 from midstream.sim.shapes import Shape

@@ -166,6 +166,7 @@ class Savepoints:
     def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
         key = driver.process.name, client
         if key not in self._asked:
+            self._check_complete(driver, request, reply)
             return
         url = self._asked.pop(key)
         if reply.error:
@@ -190,6 +191,13 @@ class Savepoints:
             self._world.bug(f"{request!r} is answered with {saved}")
         else:
             self._keep(saved, isinstance(request, DoStop))
+
+    def _check_complete(self, driver: Driver, request: ClientRequest, reply: Reply) -> None:
+        """Who is told of a checkpoint finds a complete one."""
+        if reply.checkpoint is not None:
+            number = int(reply.checkpoint.rpartition("chk-")[2])
+            if not self._oracle.has_completed(driver.plan.job_id, number):
+                self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
         """The checkpoint of a savepoint that is refused because the job has come to its end, if it has one.

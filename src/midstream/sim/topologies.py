@@ -19,7 +19,8 @@ from midstream.operators.windows import LATE
 from midstream.sim import clocks, ends, joins, lateness, states, tables, timed
 from midstream.sim.joins import Joined
 from midstream.sim.key_types import FORMS, PLAIN, Form, Plain, Rekey
-from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
+from midstream.sim.ledger import LedgerSink
+from midstream.sim.rows import SCHEMA, Count, Outside, Pass, SimSource, is_ordered
 from midstream.sim.shapes import (
     BROADCAST,
     FORWARD,
