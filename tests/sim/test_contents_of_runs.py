@@ -30,7 +30,8 @@ from midstream.sim.contents import check_numbers
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.run import run
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.topologies import FORWARD, KEYED, REBALANCE, SHAPES, Input, Node, on_time_at, with_parallelism
+from midstream.sim.shapes import FORWARD, KEYED, REBALANCE, SHAPES, Input, Node
+from midstream.sim.topologies import on_time_at, with_parallelism
 from midstream.sim.world import World
 from midstream.state import heap
 from midstream.state.heap import KeyForm

@@ -80,6 +80,8 @@ class Cluster:
         self.struck_us: list[int] = []
         """When faults have struck."""
         self.patience_s = math.inf
+        self.denied: Callable[[str], bool] = _nobody_looks
+        """Whether a storage has made a file in this directory and said that it was there before."""
         """See `Reasons`."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
@@ -111,8 +113,8 @@ class Cluster:
         return [slot for slot in self.slots if slot.process.alive]
 
 
-def _nobody_looks(*_: object) -> None:
-    pass
+def _nobody_looks(*_: object) -> Any:
+    return None
 
 
 _CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
@@ -187,7 +189,7 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
-        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, self._has_no_reason)
+        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
         self.completed: set[int] = set()
         """Checkpoints of which it has told the attempt that made them."""
         self.uncertain: dict[int, frozenset[str]] = {}

@@ -34,6 +34,8 @@ class Disk:
         self.denials = 0
         """How many of the next files that are created exclusively are said to have been there before."""
         self.lied = 0
+        self.denied: set[str] = set()
+        """Directories in which it has made a file and said that it was there before."""
         self._unseen: dict[str, bytes] = {}
         """Files of which nobody knows that they are there: `on_write` hears of them when somebody finds them."""
         self.hangs_us: dict[str, int] = {}
@@ -96,6 +98,7 @@ class Disk:
         if self.denials:
             self.denials -= 1
             self.lied += 1
+            self.denied.add(name.partition("/")[0])
             return False
         if self.lies:
             self._lie(name)

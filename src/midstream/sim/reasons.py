@@ -18,6 +18,7 @@ from midstream.sim.scenario import Scenario
 LASTS_US: Final = 6_000_000
 """No fault is felt for longer than that after it has struck, but by what says so."""
 OUT_OF_TIME: Final = "not complete within "
+THERE: Final = " exists already"
 UNION: Final = "and only some of its subtasks have finished"
 SMALL_POOL: Final = "raise pool_size"
 """Of a plan that cannot run: see `Run._rescaled`."""
@@ -26,8 +27,11 @@ SMALL_POOL: Final = "raise pool_size"
 class Reasons:
     """Of one driver. `patience_s` is how long a checkpoint may take while nothing strikes."""
 
-    def __init__(self, struck_us: list[int], patience_s: float, bug: Callable[[str], None]) -> None:
+    def __init__(
+        self, struck_us: list[int], patience_s: float, denied: Callable[[str], bool], bug: Callable[[str], None]
+    ) -> None:
         self._struck_us = struck_us
+        self._denied = denied
         self._patience_s = patience_s
         self._bug = bug
         self._triggered_us: dict[int, int] = {}
@@ -65,6 +69,8 @@ class Reasons:
     def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:
         """While its attempt goes on."""
         if SIM in reason or (UNION in reason and self._some_finished):
+            return
+        if THERE in reason and self._denied(f"chk-{checkpoint_id}"):
             return
         if reason.startswith(OUT_OF_TIME):
             since_us = self._triggered_us[checkpoint_id] - LASTS_US

@@ -143,6 +143,7 @@ class Run:
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.patience_s = patience_s(scenario)
+        self.cluster.denied = lambda directory: any(directory in disk.denied for disk in self._disks.values())
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self._still = 0

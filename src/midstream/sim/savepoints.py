@@ -19,6 +19,7 @@ from midstream.sim.cluster import Driver
 from midstream.sim.disk import Disk, Folder
 from midstream.sim.network import SIM
 from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
+from midstream.sim.reasons import THERE
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -172,7 +173,8 @@ class Savepoints:
         if reply.error:
             self.failed += 1
             is_replaced = driver is not driver.cluster.drivers[-1]  # its successor may have deleted what it needs
-            if not is_replaced and not any(excuse in reply.error for excuse in EXCUSES):
+            is_denied = THERE in reply.error and any(disk.denied for disk in self._disks.values())
+            if not is_replaced and not is_denied and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
             if number is not None and not is_replaced:
@@ -193,10 +195,11 @@ class Savepoints:
             self._keep(saved, isinstance(request, DoStop))
 
     def _check_complete(self, driver: Driver, request: ClientRequest, reply: Reply) -> None:
-        """Who is told of a checkpoint finds a complete one."""
-        if reply.checkpoint is not None:
-            number = int(reply.checkpoint.rpartition("chk-")[2])
-            if not self._oracle.has_completed(driver.plan.job_id, number):
+        """Who is told of a checkpoint finds a complete one. (A savepoint is looked at for whoever has asked for it.)"""
+        path = reply.checkpoint or ""
+        number = path.rpartition("chk-")[2]
+        if number.isdecimal() and path not in (saved.url for saved in self.saved):
+            if not self._oracle.has_completed(driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
