@@ -49,7 +49,7 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
     reason: str, timeout_s: float, struck_us: tuple[int, ...], is_bug: bool
 ) -> None:
     bugs: list[str] = []
-    reasons = Reasons(list(struck_us), 5.0, bugs.append)
+    reasons = Reasons(list(struck_us), 5.0, lambda directory: directory == "chk-2", bugs.append)
     reasons.triggered(1, TRIGGERED_US)
     reasons.checkpoint_failed(1, reason, timeout_s)
     assert bugs == ([f"checkpoint 1 fails without a reason: {reason}"] if is_bug else [])
@@ -57,7 +57,7 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
 
 def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:
     bugs: list[str] = []
-    reasons = Reasons([], 5.0, bugs.append)
+    reasons = Reasons([], 5.0, lambda _: False, bugs.append)
     reasons.heard(m.TaskFinished(0, m.TaskId(0, 0)))
     reasons.checkpoint_failed(1, UNION, 60.0)
     assert not bugs
