@@ -302,7 +302,9 @@ BUGS = {
     ),
     "late rows of a drained job": Bug(no_late_output(), drained, "lost, doubled|is not late, and event time is"),
     "state of who still runs": Bug(running_ones_forget(), scenarios.ending("keyed"), "checkpoint .* state of count1"),
-    "a silent channel beside idle ones": Bug(not_waited_for(), partly_idle, "comes when event time is|has told of event time"),
+    "a silent channel beside idle ones": Bug(
+        not_waited_for(), partly_idle, "comes when event time is|has told of event time"
+    ),
     "a silent channel beside alarms": Bug(not_waited_for(), partly_alarmed, "comes when event time is"),
     "a split that is idle": Bug(idle_at_once(), partly_idle, "a split that has come to .* had rows"),
     "a source ends too soon": Bug(ends_too_soon(), partial(windowed, "window"), "and nobody has asked for that"),

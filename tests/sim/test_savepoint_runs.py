@@ -78,9 +78,9 @@ class _Forked(Run):
     forks = 0
 
     def _fork(self, share: float = 1.0) -> None:
-        before = self.outcome.launches
+        before = self.keeper.launches
         super()._fork(share)
-        type(self).forks += self.outcome.launches > before
+        type(self).forks += self.keeper.launches > before
 
 
 def _scenario(seed: int) -> Scenario:

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from midstream.checkpoint.metadata import decode_metadata
+from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.state_files import StateFile
 from midstream.sim import chunk_sizes
 from midstream.sim.key_types import FORMS
 from midstream.sim.lateness import LENIENT, wrong_emissions
-from midstream.sim.oracle import Oracle
+from midstream.sim.oracle import Cut, Oracle
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
 from midstream.sim.states import Given
@@ -45,10 +45,9 @@ def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypat
     original = Oracle.check_checkpoint
     shared = 0
 
-    def check_checkpoint(self: Oracle, data: bytes) -> list[str]:
+    def check_checkpoint(self: Oracle, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
         nonlocal shared
         assert before > columnar.OWN_CHUNK_ROWS
-        metadata = decode_metadata(data, "test")
         files = {
             chunk.file
             for operator in metadata.operators
@@ -59,7 +58,7 @@ def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypat
         }
         written = [StateFile.parse(file) for file in sorted(files - {""})]
         shared += sum(file is not None and file.checkpoint_id < metadata.checkpoint_id for file in written)
-        return original(self, data)
+        return original(self, metadata, is_copy_of)
 
     monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
     for seed in range(6):
