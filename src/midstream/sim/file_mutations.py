@@ -120,7 +120,7 @@ def newer_than_seen_counts() -> Replacements:
     """A coordinator that begins says that the next checkpoint of those before it counts as well."""
 
     def say_where_from(storage: Storage, taken: Any, **more: Any) -> Any:
-        with patch.object(store, "FromFile", lambda newest, fresh: FromFile(newest + 1, fresh)):
+        with patch.object(store, "FromFile", lambda newest, *more: FromFile(newest + 1, *more)):
             return original(storage, taken, **more)
 
     original = store.say_where_from
