@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
+import msgspec
+
 from midstream.checkpoint import store
 from midstream.checkpoint.metadata import encode_metadata
 from midstream.checkpoint.records import FromFile, OwnerFile, sealed
@@ -119,12 +121,13 @@ def superseded_is_offered() -> Replacements:
 def newer_than_seen_counts() -> Replacements:
     """A coordinator that begins says that the next checkpoint of those before it counts as well."""
 
-    def say_where_from(storage: Storage, taken: Any, **more: Any) -> Any:
-        with patch.object(store, "FromFile", lambda newest, *more: FromFile(newest + 1, *more)):
-            return original(storage, taken, **more)
+    def newer_sealed(path: str, record: Any) -> bytes:
+        if isinstance(record, FromFile):
+            record = msgspec.structs.replace(record, newest=record.newest + 1)
+        return original(path, record)
 
-    original = store.say_where_from
-    return [(opening, "say_where_from", say_where_from)]
+    original = sealed
+    return [(store, "sealed", newer_sealed)]
 
 
 def id_after_the_complete_ones() -> Replacements:
