@@ -29,6 +29,8 @@ class Stage(Protocol):
     sources: Mapping[str, SimSource]
     savepoints: Savepoints
     recoveries: Recoveries
+    looks: int
+    """How often it was asked whether it is time to strike."""
 
     @property
     def driver(self) -> Driver: ...
@@ -444,6 +446,7 @@ def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool], names: 
         strike(stage, Fault(world.step_number, name, victim // 3))
 
     def look(looks: int) -> None:
+        stage.looks += 1
         if is_time():
             world.schedule(delay_us, None, Kind.FAULT, another, name)
         elif looks < LOOKS_MAX:

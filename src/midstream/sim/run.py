@@ -139,6 +139,7 @@ class Run:
             scenario, self.world, self.cluster, self._oracle, self.savepoints, disk, self._new_directory, self._plan
         )
         self.recoveries = Recoveries()
+        self.looks = 0
         self.cluster.answered = self.savepoints.answered
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
@@ -328,6 +329,7 @@ class Run:
             len(self.outside.committed),
             len(self.cluster.drivers),
             len(self._faults_left),
+            self.looks,  # whoever waits to strike takes steps that are no sign of a job that does not get on
         )
         self._still = self._still + 1 if progress == self._last_progress else 0
         self._last_progress = progress
