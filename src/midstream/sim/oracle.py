@@ -88,7 +88,7 @@ class Oracle:
         """Key groups of subtasks that had finished in a checkpoint: nothing comes to them any more, and a restore at
         another parallelism drops their state, which nobody needs."""
         self._finished_at: dict[str, int] = {}
-        """At which parallelism an operator had finished as a whole."""
+        """At which parallelism an operator had finished as a whole; 0 if it has been restored at another one since."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
         self._last: Cut | None = None
@@ -178,7 +178,8 @@ class Oracle:
                 gone = (key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
                 self._done[uid] = self._done.get(uid, frozenset()).union(*gone)
             if operator.fully_finished:
-                self._finished_at.setdefault(uid, operator.parallelism)
+                if self._finished_at.setdefault(uid, operator.parallelism) != operator.parallelism:
+                    self._finished_at[uid] = 0
         self._last = Cut(
             expected,
             tuple(output),
