@@ -102,7 +102,7 @@ class OnDisk:
             if (
                 metadata.checkpoint_id not in uncertain
                 if metadata.epoch == head
-                else self._born[path] <= self._began[head]
+                else self._born[path] < self._began[head]
             )
         ]
         if len(counted) > retained:
@@ -127,7 +127,7 @@ class OnDisk:
         for path in self._disk.files:
             directory, _, name = path.partition("/")
             if directory.startswith("chk-") and name == "_owner" and f"{directory}/_metadata" not in self._metadata:
-                if self._born[path] <= self._began[head]:
+                if self._born[path] < self._began[head]:
                     left.append(path)
         if left:
             yield f"claims of checkpoints that were never completed are left: {_some(left)}"
@@ -138,11 +138,11 @@ class OnDisk:
         if file is None or file.epoch > head:
             return False
         if file.epoch < head:
-            return written_in <= self._began[head]
+            return written_in < self._began[head]
         made = [(attempt, ids) for (epoch, attempt), ids in self._made.items() if epoch == head]
         told = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
         if any(attempt > file.attempt for attempt, _, _ in told):  # with its first checkpoint an attempt cleans up
-            return written_in <= min(step for attempt, _, step in told if attempt > file.attempt)
+            return written_in < min(step for attempt, _, step in told if attempt > file.attempt)
         return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in told)
 
 

@@ -32,6 +32,7 @@ EXCUSES: Final = (
     *ENDS,
     "the job is stopping already",
     "the job has ended",
+    "the job had finished before it was started",
     "the place is taken",
     "the job has no checkpoint_dir",
     "another coordinator has taken over",
