@@ -87,7 +87,8 @@ class Window(Around):
         if PROGRESS in parts:
             marks = parts[PROGRESS].table().column("watermark").to_pylist()
             self._begun_us = max(marks, default=MIN_WATERMARK_US)
-            self._reached_us = min(marks, default=MIN_WATERMARK_US)
+            if len(marks) == len(self._context.key_groups):  # else some belonged to a subtask without a watermark
+                self._reached_us = min(marks)
         super().restore(parts)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
