@@ -140,6 +140,7 @@ class Oracle:
                     yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
         if is_copy_of is not None:
             self._know(is_copy_of)
+            self._event_times.begin_again()
             output = dict.fromkeys(is_copy_of.output)
         else:
             output = self.lines.output(metadata.job_id)
