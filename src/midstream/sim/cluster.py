@@ -81,7 +81,7 @@ class Cluster:
         """When faults have struck."""
         self.patience_s = math.inf
         self.denied: Callable[[str], bool] = _nobody_looks
-        """Whether a storage has made a file in this directory and said that it was there before."""
+        """Whether a file in this directory may be said to be there before: by another driver, or by a storage that lies."""
         """See `Reasons`."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""

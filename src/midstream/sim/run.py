@@ -144,7 +144,7 @@ class Run:
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.patience_s = patience_s(scenario)
-        self.cluster.denied = lambda directory: any(directory in disk.denied for disk in self._disks.values())
+        self.cluster.denied = self._is_denied
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self._still = 0
@@ -154,6 +154,10 @@ class Run:
         self._next_look = STILL_STEPS
         self._faults_left = list(scenario.faults)
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
+
+    def _is_denied(self, directory: str) -> bool:
+        """A driver that was thought dead may have claimed the id, too, behind the look of its successor."""
+        return len(self.cluster.drivers) > 1 or any(directory in disk.denied for disk in self._disks.values())
 
     def _new_directory(self, root: str) -> Disk:
         """An empty checkpoint directory."""

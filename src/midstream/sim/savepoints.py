@@ -174,7 +174,9 @@ class Savepoints:
         if reply.error:
             self.failed += 1
             is_replaced = driver is not driver.cluster.drivers[-1]  # its successor may have deleted what it needs
-            is_denied = THERE in reply.error and any(disk.denied for disk in self._disks.values())
+            is_denied = THERE in reply.error and (
+                len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
+            )
             if not is_replaced and not is_denied and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
