@@ -3,9 +3,9 @@
 The coordinator is a pure machine, and what it runs on differs: threads, sockets and Spark
 (`midstream.runtime`), a simulated world (`midstream.sim`), a bench of tests. What must not differ is
 in here: one event at a time and its instructions in order, timers and I/O by their tokens, slots
-that are asked for, register once, are lost and abandoned, questions that are answered once each, and
-the end, behind which the coordinator hears of nothing. Whoever runs a shell gives it a loop and a
-`Host`, and tells it what the host hears. Everything happens on that loop's thread.
+that are requested, register once, are lost and abandoned, questions that are answered once each, and
+the end of the job, after which the coordinator gets no event. The program that owns a shell gives it a
+loop and a `Host`, and reports to it what the host observes. Everything happens on that loop's thread.
 """
 
 from __future__ import annotations

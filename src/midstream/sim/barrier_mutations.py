@@ -140,7 +140,7 @@ def clear_while_recovering() -> Replacements:
 
 
 def clear_while_working() -> Replacements:
-    """A channel counts as read up to its barrier while its last batch is being worked off."""
+    """A channel counts as read up to its barrier while its last batch is still being processed."""
 
     def is_clear(self: Any, channel: int, event: Any) -> bool:
         return self.recovered is None and self.channels[channel].queue.is_clear(event)

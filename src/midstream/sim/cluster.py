@@ -69,9 +69,9 @@ class Cluster:
         self.world = world
         self.open_storage = open_storage
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
-        self.deployed: Callable[[Driver, m.Deploy], None] = _nobody_looks
+        self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
         """Called with what each slot of an attempt is told."""
-        self.failed: Callable[[Driver], None] = _nobody_looks
+        self.failed: Callable[[Driver], None] = lambda driver: None
         """Called when an attempt has failed and another one is to follow."""
         self.network = network
         self.make_coordinator = make_coordinator
@@ -80,9 +80,9 @@ class Cluster:
         self.struck_us: list[int] = []
         """When faults have struck."""
         self.patience_s = math.inf
-        self.denied: Callable[[str], bool] = _nobody_looks
-        """Whether a file in this directory may be said to be there before: by another driver, or by a storage that lies."""
         """See `Reasons`."""
+        self.denied: Callable[[str], bool] = lambda directory: False
+        """Whether a file in this directory may be said to be there before: by another driver, or by a storage that lies."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
@@ -111,10 +111,6 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
-
-
-def _nobody_looks(*_: object) -> Any:
-    return None
 
 
 _CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})

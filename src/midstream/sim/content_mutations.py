@@ -115,7 +115,7 @@ def slices_off_by_one() -> Replacements:
 
 
 def rest_off_by_one() -> Replacements:
-    """Of a batch that is being worked off, the row that was done last is in flight still."""
+    """Of a batch that is being processed, the row that was done last is in flight still."""
     original = TaskInput.rests
 
     def rests(self: Any) -> Any:

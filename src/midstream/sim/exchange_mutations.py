@@ -146,7 +146,7 @@ def partial_kept_over_a_cut() -> Replacements:
 
 
 def freed_when_taken() -> Replacements:
-    """The buffers of a batch are free when it is taken, not when it is worked off."""
+    """The buffers of a batch are free when it is taken, not when it is processed."""
     original = RemoteChannel.take
 
     def take(self: Any, rows_max: int) -> Any:
@@ -161,7 +161,7 @@ def freed_when_taken() -> Replacements:
 
 
 def freed_with_the_next() -> Replacements:
-    """The buffers of a batch are free when the next one is worked off."""
+    """The buffers of a batch are free when the next one is processed."""
 
     def done(self: Any) -> None:
         taken, self._taken = self._taken, ()
@@ -172,7 +172,7 @@ def freed_with_the_next() -> Replacements:
 
 
 def local_batch_never_freed() -> Replacements:
-    """What a consumer in the same slot has worked off is charged for ever, when it was joined of several."""
+    """What a consumer in the same slot has processed is charged for ever, when it was joined of several."""
     original = Subpartition.done
 
     def done_first(self: Any) -> None:
@@ -322,7 +322,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "freed_when_taken": Mutation("buffers are free when a batch is taken", freed_when_taken),
     "freed_with_the_next": Mutation(
-        "buffers are free when the next batch is worked off", freed_with_the_next, scenarios.tight
+        "buffers are free when the next batch is processed", freed_with_the_next, scenarios.tight
     ),
     "local_batch_never_freed": Mutation(
         "buffers of joined batches are charged for ever", local_batch_never_freed, scenarios.tight

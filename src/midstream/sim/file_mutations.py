@@ -44,17 +44,21 @@ def _claim(storage: Storage, metadata: Any) -> str:
     return path
 
 
+def _write(storage: Storage, metadata: Any, path: str) -> None:
+    try:
+        storage.write(store.metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
+    except StorageError:
+        storage.delete(path)
+        raise
+
+
 def epoch_before_the_write() -> Replacements:
     """Whether a later coordinator has taken over is looked at before the metadata is written, and not behind it."""
 
     def publish(storage: Storage, metadata: Any) -> str:
         store.check_epoch(storage, metadata.epoch)
         path = _claim(storage, metadata)
-        try:
-            storage.write(store.metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
-        except Exception:
-            storage.delete(path)
-            raise
+        _write(storage, metadata, path)
         return path
 
     return _publishing(publish)
@@ -65,11 +69,7 @@ def epoch_behind_the_write() -> Replacements:
 
     def publish(storage: Storage, metadata: Any) -> str:
         path = _claim(storage, metadata)
-        try:
-            storage.write(store.metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
-        except Exception:
-            storage.delete(path)
-            raise
+        _write(storage, metadata, path)
         store.check_epoch(storage, metadata.epoch)
         return path
 
@@ -82,11 +82,7 @@ def owner_is_not_claimed() -> Replacements:
     def publish(storage: Storage, metadata: Any) -> str:
         store.check_epoch(storage, metadata.epoch)
         path = store.checkpoint_path(metadata.checkpoint_id)
-        try:
-            storage.write(store.metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
-        except Exception:
-            storage.delete(path)
-            raise
+        _write(storage, metadata, path)
         store.check_epoch(storage, metadata.epoch)
         return path
 

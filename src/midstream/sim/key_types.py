@@ -98,8 +98,8 @@ def _plain_values(array: pa.Array) -> list[Any]:
     return values
 
 
-class Rekey(Operator):
-    """Rows of SCHEMA in another form."""
+class _Reform(Operator):
+    """Hands every row on in another schema."""
 
     keeps_splits = True
 
@@ -111,6 +111,10 @@ class Rekey(Operator):
     def open(self, context: OperatorContext, out: Output) -> None:
         self._outside.check_open(context)
         self._out = out
+
+
+class Rekey(_Reform):
+    """Rows of SCHEMA in another form."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         keys = self._form.arrays(batch.column("id").to_pylist(), batch.column("key").to_pylist())
@@ -119,19 +123,8 @@ class Rekey(Operator):
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self._form.schema))
 
 
-class Plain(Operator):
+class Plain(_Reform):
     """Rows of a form as rows of SCHEMA."""
-
-    keeps_splits = True
-
-    def __init__(self, outside: Outside, form: Form) -> None:
-        self._outside = outside
-        self._form = form
-        self._out: Output
-
-    def open(self, context: OperatorContext, out: Output) -> None:
-        self._outside.check_open(context)
-        self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         plain = as_plain(batch, self._form)

@@ -241,7 +241,7 @@ def timed_out(seed: int) -> Scenario:
 
 
 def shared(seed: int) -> Scenario:
-    """Large batches of a broadcast are worked off slowly while barriers come."""
+    """Large batches of a broadcast are processed slowly while barriers come."""
     drawn = draw(seed, topology="keyed_broadcast", parallelism=2, rows=100)
     drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
     return replace(drawn, batch_rows=50, row_us=2000, interval_s=0.0005)

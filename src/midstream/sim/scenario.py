@@ -316,39 +316,37 @@ def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str,
     if random.random() > 1 / 3:
         return faults
     kinds = tuple(kind for kind in kinds if random.random() < 0.5) or kinds
-    horizon = random.choice((300, 600, 300 + rows * 4))
-    count = random.choice((1, 1, 2, 4))
-    asked = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
-    return tuple(sorted((*faults, *asked), key=lambda fault: fault.step))
+    return _with(faults, random, kinds, (300, 600, 300 + rows * 4), (1, 1, 2, 4))
 
 
 def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
     """In a tenth of all runs metadata is written late, or a function takes its time, once or twice."""
     if random.random() > 0.1:
         return faults
-    horizon = random.choice((100, 300, 300 + rows * 4))
-    count = random.choice((1, 1, 2))
-    hangs = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
-    return tuple(sorted((*faults, *hangs), key=lambda fault: fault.step))
+    return _with(faults, random, kinds, (100, 300, 300 + rows * 4), (1, 1, 2))
 
 
 def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
     """In one run of 25 all slots end for good, once."""
     if random.random() > 0.04:
         return faults
-    horizon = random.choice((100, 300, 300 + rows * 4))
-    fault = Fault(random.randrange(horizon), CLUSTER_GONE, random.randrange(1 << 20))
-    return tuple(sorted((*faults, fault), key=lambda fault: fault.step))
+    return _with(faults, random, (CLUSTER_GONE,), (100, 300, 300 + rows * 4), (1,))
 
 
 def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
     """In a fifth of all runs what people and storage do rarely, once or twice, at any moment."""
     if random.random() > 0.2:
         return faults
-    horizon = random.choice((200, 500, 300 + rows * 4))
-    count = random.choice((1, 1, 2))
-    struck = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
-    return tuple(sorted((*faults, *struck), key=lambda fault: fault.step))
+    return _with(faults, random, kinds, (200, 500, 300 + rows * 4), (1, 1, 2))
+
+
+def _with(
+    faults: tuple[Fault, ...], random: Random, kinds: Sequence[str], horizons: Sequence[int], counts: Sequence[int]
+) -> tuple[Fault, ...]:
+    """The same and some more of these kinds, before one of the `horizons` (in steps)."""
+    horizon, count = random.choice(horizons), random.choice(counts)
+    more = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
+    return tuple(sorted((*faults, *more), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:

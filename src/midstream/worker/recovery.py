@@ -130,7 +130,7 @@ class GateRecovery:
         self._taken = ()
 
     def check(self) -> None:
-        """What has been read and is not worked off is charged."""
+        """What has been read and is not processed yet is charged."""
         read = buffers_of([item for _, item in self._queue]) + buffers_of(self._taken)
         if not self._closed and self._quota.in_use < read:
             raise InvariantError(f"edge {self.edge.id}: {read} recovered buffers, {self._quota.in_use} are charged")
