@@ -57,8 +57,7 @@ def simulate(
     """
     if jobs is not None and not 1 <= jobs <= JOBS_MAX:
         raise ConfigError(f"jobs: {jobs} is not between 1 and {JOBS_MAX}")
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"seconds: {seconds:g} is no time to run anything")
+    _check_seconds(seconds)
     options = replace(_options(topology, parallelism, rescale_to, faults, rows), coverage=coverage)
     summary = campaign(
         options,
@@ -118,20 +117,23 @@ def measure_mutations(
     names: Sequence[str] = (),
     seeds_max: int = RANDOM_SEEDS_MAX,
     jobs: int | None = None,
+    seconds: float | None = None,
     progress: Callable[[Kill], None] | None = None,
 ) -> Simulated:
     """Put every known bug back, or those of `names`, and see how soon a run fails: in its own scenario, and in random ones.
 
-    `seeds_max`: of the random ones; 0: only the scenarios of their own. Not ok if any survives.
+    `seeds_max`: of the random ones; 0: only the scenarios of their own. `seconds`: of processor time, for which each
+    is looked for at most in either. Not ok if any survives.
     """
     unknown = [name for name in names if name not in MUTATIONS and name not in EQUIVALENT]
     if unknown:
         raise ConfigError(f"mutations: there is no {unknown[0]!r}; there are {', '.join((*MUTATIONS, *EQUIVALENT))}")
     if seeds_max < 0:
         raise ConfigError(f"seeds-max: {seeds_max} is no number of seeds")
+    _check_seconds(seconds)
     found: dict[str, Kill] = {}
     chosen = [name for name in MUTATIONS if name in names or not names]
-    for kill in kill_table(chosen, seeds_max, jobs) if chosen else ():
+    for kill in kill_table(chosen, seeds_max, jobs, seconds) if chosen else ():
         found[kill.name] = kill
         if progress is not None:
             progress(kill)
@@ -143,11 +145,17 @@ def measure_mutations(
     lines.append(f"{len(kills) - len(survivors)} of {len(kills)} mutations are found, {len(equivalent)} change nothing")
     data = {
         "seeds_max": seeds_max,
+        "seconds": seconds,
         "survivors": survivors,
         "mutations": msgspec.to_builtins(kills),
         "equivalent": {name: {"what": one.what, "proof": one.proof} for name, one in equivalent.items()},
     }
     return Simulated(data, "\n".join(lines), ok=not survivors)
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"seconds: {seconds:g} is no time to run anything")
 
 
 def line_of(kill: Kill) -> str:

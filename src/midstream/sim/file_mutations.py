@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
-from unittest.mock import patch
 
 import msgspec
 
@@ -52,30 +51,6 @@ def _write(storage: Storage, metadata: Any, path: str) -> None:
         raise
 
 
-def epoch_before_the_write() -> Replacements:
-    """Whether a later coordinator has taken over is looked at before the metadata is written, and not behind it."""
-
-    def publish(storage: Storage, metadata: Any) -> str:
-        store.check_epoch(storage, metadata.epoch)
-        path = _claim(storage, metadata)
-        _write(storage, metadata, path)
-        return path
-
-    return _publishing(publish)
-
-
-def epoch_behind_the_write() -> Replacements:
-    """Whether a later coordinator has taken over is looked at once the metadata is written."""
-
-    def publish(storage: Storage, metadata: Any) -> str:
-        path = _claim(storage, metadata)
-        _write(storage, metadata, path)
-        store.check_epoch(storage, metadata.epoch)
-        return path
-
-    return _publishing(publish)
-
-
 def owner_is_not_claimed() -> Replacements:
     """Whoever publishes a checkpoint writes it, whoever else has made one of that id."""
 
@@ -101,17 +76,6 @@ def failed_write_is_left() -> Replacements:
 
     original = store.publish
     return _publishing(lambda storage, metadata: original(NeverDeletes(storage), metadata))
-
-
-def superseded_is_offered() -> Replacements:
-    """A checkpoint of a coordinator that had been superseded counts like any other."""
-
-    def list_checkpoints(storage: Storage) -> Any:
-        with patch.object(store, "_starts", lambda storage: {}):
-            return original(storage)
-
-    original = store.list_checkpoints
-    return [(store, "list_checkpoints", list_checkpoints), (opening, "list_checkpoints", list_checkpoints)]
 
 
 def newer_than_seen_counts() -> Replacements:
@@ -324,11 +288,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "known_before_complete": Mutation(
         "chunks of a checkpoint that failed are referred to", known_before_complete, _unwritten
     ),
-    "epoch_before_the_write": Mutation("a stale coordinator completes a checkpoint", epoch_before_the_write, draw),
-    "epoch_behind_the_write": Mutation("a stale coordinator writes a checkpoint", epoch_behind_the_write, draw),
     "owner_is_not_claimed": Mutation("two coordinators write one checkpoint", owner_is_not_claimed, draw),
     "failed_write_is_left": Mutation("metadata that is there counts as not written", failed_write_is_left, _unwritten),
-    "superseded_is_offered": Mutation("a superseded checkpoint is offered", superseded_is_offered, draw),
     "newer_than_seen_counts": Mutation("one superseded checkpoint counts", newer_than_seen_counts, draw),
     "id_after_the_complete_ones": Mutation("the id of a checkpoint is used again", id_after_the_complete_ones, draw),
     "one_too_few_is_kept": Mutation("one checkpoint too few is kept", one_too_few_is_kept, _quiet),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -72,8 +73,19 @@ def applied(mutation: Mutation) -> Iterator[None]:
         yield
 
 
-def search(mutation: Mutation, scenario_of: Callable[[int], Scenario] | None, seeds_max: int, start: int = 0) -> Search:
-    """Try the seeds from `start` on until one finds it. `scenario_of` None: those of the random campaign."""
+def search(
+    mutation: Mutation,
+    scenario_of: Callable[[int], Scenario] | None,
+    seeds_max: int,
+    start: int = 0,
+    seconds_max: float | None = None,
+) -> Search:
+    """Try the seeds from `start` on until one finds it. `scenario_of` None: those of the random campaign.
+
+    `seconds_max`: of processor time, after which no further seed is tried.
+    """
+    began_s = time.process_time()
+    tried = 0
     unfit: list[int] = []
     own_error = ""
     replaced = frozenset((owner, attribute) for owner, attribute, _ in mutation.replacements())
@@ -91,7 +103,9 @@ def search(mutation: Mutation, scenario_of: Callable[[int], Scenario] | None, se
             return Search(tried, seed, _first_line(failures[0]), tuple(unfit), own_error)
         elif failures:
             unfit.append(seed)
-    return Search(seeds_max, None, "", tuple(unfit), own_error)
+        if seconds_max is not None and time.process_time() - began_s >= seconds_max:
+            break
+    return Search(tried, None, "", tuple(unfit), own_error)
 
 
 def bounded(scenario: Scenario) -> Scenario:
@@ -165,21 +179,24 @@ def _first_line(failure: str) -> str:
     return failure.splitlines()[0][:FAILURE_CHARS]
 
 
-def kill_of(name: str, random_seeds_max: int = RANDOM_SEEDS_MAX) -> Kill:
+def kill_of(name: str, random_seeds_max: int = RANDOM_SEEDS_MAX, seconds_max: float | None = None) -> Kill:
     """`random_seeds_max` 0: look for it in its own scenario only, and in random ones only if it has none."""
     mutation = MUTATIONS[name]
     own = None
     if mutation.scenario is not None:
-        own = search(mutation, mutation.scenario, min(SCENARIO_SEEDS_MAX, random_seeds_max or SCENARIO_SEEDS_MAX))
+        seeds_max = min(SCENARIO_SEEDS_MAX, random_seeds_max or SCENARIO_SEEDS_MAX)
+        own = search(mutation, mutation.scenario, seeds_max, seconds_max=seconds_max)
     elif not random_seeds_max:
         random_seeds_max = SCENARIO_SEEDS_MAX
-    random = search(mutation, None, random_seeds_max) if random_seeds_max else None
+    random = search(mutation, None, random_seeds_max, seconds_max=seconds_max) if random_seeds_max else None
     return Kill(name, mutation.what, own, random)
 
 
-def kill_table(names: Sequence[str], random_seeds_max: int, jobs: int | None = None) -> Iterator[Kill]:
+def kill_table(
+    names: Sequence[str], random_seeds_max: int, jobs: int | None = None, seconds_max: float | None = None
+) -> Iterator[Kill]:
     """As they are known, found by `jobs` processes (one per core)."""
-    work = partial(kill_of, random_seeds_max=random_seeds_max)
+    work = partial(kill_of, random_seeds_max=random_seeds_max, seconds_max=seconds_max)
     processes = min(jobs or os.cpu_count() or 1, len(names))
     if processes == 1:
         with collecting_rarely():

@@ -98,6 +98,11 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "that it has finished was said on the same connection before, and the coordinator gives the checkpoint up when "
         "it hears of that; the decline comes behind, for a checkpoint that is over",
     ),
+    "epoch_behind_the_write": Equivalent(
+        "whether a later coordinator has taken over is looked at only once the metadata is written",
+        "the look before it spares a write, and no more: a coordinator that is superseded between that look and its write "
+        "leaves the same metadata, which does not count, under an id that nothing else gets",
+    ),
     "finished_task_acknowledges": Equivalent(
         "a task that has finished acknowledges a checkpoint, with nothing in its state",
         "likewise: the acknowledgement comes for a checkpoint that is over, and names no files and no output",

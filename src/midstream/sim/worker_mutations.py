@@ -252,17 +252,6 @@ def watermark_of_one_slice_more() -> Replacements:
     return [(task.Task, "_snapshot", snapshot)]
 
 
-def progress_of_the_fastest() -> Replacements:
-    """After a rescale all key groups have come as far as the furthest."""
-    original = progress.Progress.restore
-
-    def restore(self: Any, table: Any) -> None:
-        original(self, table)
-        self.reach(int(self._marks.max()))
-
-    return [(progress.Progress, "restore", restore)]
-
-
 def progress_of_the_slowest() -> Replacements:
     """After a restore all key groups have come as far as the one furthest behind."""
     original = progress.Progress.restore
@@ -323,9 +312,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "watermark_of_one_slice_more": Mutation(
         "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, scenarios.firing
-    ),
-    "progress_of_the_fastest": Mutation(
-        "key groups have come as far as the furthest after a rescale", progress_of_the_fastest, scenarios.fired_unevenly
     ),
     "progress_of_the_slowest": Mutation(
         "key groups have come as far as the last after a rescale", progress_of_the_slowest, scenarios.fired_unevenly

@@ -368,7 +368,7 @@ def simulate(
     jobs
         How many processes work; by default one per core.
     seconds
-        Begin no further run after so long.
+        Begin no further run after so long; with --mutations: for each of them, in processor time.
     coverage
         Say which state of each state machine has met which event, and which never.
     mutations
@@ -390,9 +390,10 @@ def simulate(
     filters = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
     if mutations is not None:
         _refuse(
-            {**choice, **shape, **filters, "--trace": trace or None}, "--mutations says which seeds and jobs it tries"
+            {**choice, **shape, **filters, "--seconds": None, "--trace": trace or None},
+            "--mutations says which seeds and jobs it tries",
         )
-        return run_mutations(mutations, seeds_max, jobs, json)
+        return run_mutations(mutations, seeds_max, jobs, seconds, json)
     _refuse({"--seeds-max": seeds_max}, "says how long to look for bugs that were put back: add --mutations")
     scenarios = Scenarios(
         topology=topology or "random", parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows

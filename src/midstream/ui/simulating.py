@@ -86,13 +86,16 @@ def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answ
     )
 
 
-def run_mutations(names: Sequence[str], seeds_max: int | None, jobs: int | None, silent: bool) -> Answer:
+def run_mutations(
+    names: Sequence[str], seeds_max: int | None, jobs: int | None, seconds: float | None, silent: bool
+) -> Answer:
     """How many seeds it takes to find each known bug; a line for each as soon as it is known."""
     console = Console(stderr=True, highlight=False, quiet=silent, soft_wrap=True)
     done = measure_mutations(
         names=[name for entry in names for name in entry.split(",") if name],
         seeds_max=RANDOM_SEEDS_MAX if seeds_max is None else seeds_max,
         jobs=jobs,
+        seconds=seconds,
         progress=lambda kill: console.print(text.printable(line_of(kill)), markup=False),
     )
     return _answer(done)
