@@ -83,7 +83,11 @@ def main(directory: Path) -> dict[str, Any]:
         failures = until("word of the cut", lambda: job.status().failures, 60)
         nodes.cut(False)
         status = job.wait(120)
-        return {"failure": failures[0].summary, "state": status.state, "numbers": numbers.numbers() == list(range(400_000))}
+        return {
+            "failure": failures[0].summary,
+            "state": status.state,
+            "numbers": numbers.numbers() == list(range(400_000)),
+        }
 
 
 def end(job: Job) -> None:
