@@ -404,7 +404,9 @@ def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job],
 def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.api.submit._spark_slots", lambda master: pytest.fail("Spark was to be started"))
+    monkeypatch.setattr(
+        "midstream.api.submit._spark_slots", lambda master, slots: pytest.fail("Spark was to be started")
+    )
     env = Environment("visits", checkpoint_dir=tmp_path / "state")
     env.generate(lambda i: {"n": i}, count=5).print()
     for restore, reason in (

@@ -40,7 +40,9 @@ def test_the_quickstart_needs_no_java(monkeypatch, capfd):
 
 
 def test_what_can_be_seen_without_spark_is_said_before_spark_is_started(job, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("midstream.api.submit._spark_slots", lambda master: pytest.fail("Spark was to be started"))
+    monkeypatch.setattr(
+        "midstream.api.submit._spark_slots", lambda master, slots: pytest.fail("Spark was to be started")
+    )
     (tmp_path / "state").mkdir()
     assert main(["run", job(), "--from", "17"]) == 2
     (tmp_path / "out").mkdir()

@@ -1,4 +1,4 @@
-"""What all calls of the API have in common: where they were written, and arguments that make sense."""
+"""Checks of arguments that all calls of the API share, and the place of a call in the user's code."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 
 
 def is_own_file(filename: str) -> bool:
-    """Whether that source file is midstream's, not the user's."""
+    """Return whether that source file belongs to midstream rather than to the user."""
     return os.path.abspath(filename).startswith(_PACKAGE)
 
 
 def calling_file() -> str | None:
-    """The file of the nearest caller outside midstream; None where code has no file (a shell)."""
+    """Return the file of the nearest caller outside midstream; None if its code has no file (a shell)."""
     frame = _user_frame()
     return frame.f_code.co_filename if frame is not None and os.path.exists(frame.f_code.co_filename) else None
 
 
 def calling_module() -> dict[str, Any]:
-    """The global variables of the nearest caller outside midstream."""
+    """Return the global variables of the nearest caller outside midstream."""
     frame = _user_frame()
     return {} if frame is None else frame.f_globals
 
 
 def calling_place() -> str:
-    """`job.py:12`: where the user's code called midstream; "" when that is unknown."""
+    """Return `job.py:12`, the place at which the user's code called midstream; "" if it is unknown."""
     frame = _user_frame()
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def raised_at(error: BaseException) -> str:
-    """`job.py:12`: the innermost line of the user's code that the exception came through; "" when there is none."""
+    """Return `job.py:12`, the innermost line of the user's code that the exception passed; "" if there is none."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not is_own_file(frame.f_code.co_filename):
@@ -65,7 +65,7 @@ def check_uid(uid: str | None, where: str) -> None:
 
 
 def check_name(name: str | None, kind: str) -> str:
-    """The operator's display name."""
+    """Return the operator's display name."""
     if name is None:
         return kind
     if not isinstance(name, str) or not name.strip():
@@ -78,7 +78,7 @@ def columns_text(schema: pa.Schema) -> str:
 
 
 def require_column(schema: pa.Schema, name: object, where: str, what: str, advice: str) -> pa.Field:
-    """The field of that name. Raises SchemaError saying what there is and what to do."""
+    """Return the field of that name. Raises SchemaError with the existing columns and what to do."""
     if not isinstance(name, str):
         raise JobError(f"{where}: {name!r} is not a column name. {advice}")
     index = schema.get_field_index(name)

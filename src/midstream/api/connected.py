@@ -19,9 +19,9 @@ from midstream.operators.process_operator import ProcessOperator
 
 
 class ConnectedStreams:
-    """Rows of the first go to `process1`, rows of the second to `process2`; keyed ones share the states of a key.
+    """Two streams as the inputs of one function; if both are keyed, their rows share the states of a key.
 
-    Event time is the minimum of both: while one has no watermark yet, it does not advance.
+    Event time is the minimum of both: it does not advance while one of them has no watermark.
     """
 
     def __init__(
@@ -41,7 +41,11 @@ class ConnectedStreams:
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> DataStream:
-        """`schema` is that of the rows that `function` returns."""
+        """Call `process1` of `function` with each row of the first stream, `process2` with each row of the second.
+
+        `schema`: the columns of the rows that `function` returns. `side_outputs`: the columns of each side output,
+        by tag. No order holds between the two inputs.
+        """
         first, second = self._first, self._second
         require_function(function, CoProcessFunction, "process")
         made = as_schema(schema, "process")
@@ -56,9 +60,10 @@ class ConnectedStreams:
 
     @located
     def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
-        """`function` on batches of rows of many keys, with its tables; `schema` is that of the frames it returns.
+        """Call `function` with batches of rows of many keys, as polars DataFrames; its state is in tables.
 
-        Where batches are cut is the engine's business: a result must not depend on which rows happen to share one.
+        `schema`: the columns of the frames that `function` returns. The engine decides where batches are cut:
+        a result must not depend on which rows share one. Raises JobError if the streams are not keyed.
         """
         first, second = self._first, self._second
         require_function(function, CoBatchFunction, "process_batches")
@@ -78,12 +83,15 @@ class ConnectedStreams:
 
     @located
     def interval_join(self, lower: Duration, upper: Duration) -> DataStream:
-        """Pairs of rows with the same key, the second's event time `lower` to `upper` after the first's (both included).
+        """Join rows with the same key of which the second has an event time `lower` to `upper` after that of the first.
 
-        Durations as everywhere, and negative ones: `interval_join("-1 min", 0)` has, for each row of the first
-        stream, those of the second in the minute before. A pair has the columns of the first, then those of the
-        second but its keys. Its event time is the first's where `upper` is not above 0, the second's where `lower`
-        is not below; else it has none. A late row meets what is still there.
+        Both bounds are included, and may be negative: `interval_join("-1 min", 0)` joins each row of the first
+        stream with the rows of the second in the minute before. A pair has the columns of the first row, then those
+        of the second without its keys. Its event time is the first's if `upper` is not above 0, the second's if
+        `lower` is not below 0; otherwise it has none. A late row is joined with the rows that are still in state.
+
+        Raises JobError if a stream lacks keys or event time, or if both have another column of the same name;
+        ConfigError if `lower` is above `upper`.
         """
         first, second = self._first, self._second
         if not self._keys[0] or first.event_time is None or second.event_time is None:
@@ -101,7 +109,7 @@ class ConnectedStreams:
             schema=schema_of,
         )
         result = first._behind(node.id, schema_of(operator))
-        # the later one of a pair has just come, so it is not late for whoever comes next
+        # a pair is emitted when its later row arrives, so that row's time is not late downstream
         of_second = dict(zip(self._keys[1], self._keys[0], strict=True)).get(second.event_time, second.event_time)
         result.event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
         return result
@@ -117,7 +125,7 @@ def _signed_us(value: Duration, name: str) -> int:
 
 
 class BroadcastConnectedStreams:
-    """Rows of the stream go to `process`, rows of the broadcast one to `process_broadcast` of every subtask.
+    """A stream, keyed or not, and a broadcast stream, as the inputs of one function.
 
     Event time is the minimum of both: a broadcast stream without watermarks holds it back until it ends.
     """
@@ -135,7 +143,11 @@ class BroadcastConnectedStreams:
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> DataStream:
-        """`schema` is that of the rows that `function` returns."""
+        """Call `process` of `function` with each row of the stream, `process_broadcast` with each broadcast row.
+
+        Every subtask gets all broadcast rows. `schema`: the columns of the rows that `function` returns.
+        `side_outputs`: the columns of each side output, by tag. No order holds between the two inputs.
+        """
         stream, broadcast = self._stream, self._broadcast
         require_function(function, BroadcastProcessFunction, "process")
         made = as_schema(schema, "process")

@@ -1,4 +1,4 @@
-"""Environment: where a program begins, and what starts it."""
+"""Environment: where a program begins, and the methods that start it."""
 
 from __future__ import annotations
 
@@ -50,25 +50,40 @@ if TYPE_CHECKING:
     from midstream.runtime.provider import SlotProvider
 
 FILES_BEING_LOADED: list[str] = []
-"""Paths of the job files that are being loaded, innermost last: what they make must not start by itself."""
+"""Paths of the job files that are being loaded, innermost last; their environments must not start by themselves."""
 
 
 class Environment:
-    """One job: begin with a source, end with sinks, then `execute()` or `start()`.
+    """One job: begin with a source, end with sinks, then call `execute()` or `start()`.
 
-        `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts
-        the job over. `checkpoint_interval`: None for no periodic checkpoints. `aligned_timeout`: how long
-        a checkpoint waits behind rows in flight before it overtakes and stores them; 0 for at once, None
-        for never. `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size
-        allow; a slow task's queues are kept as short as that, so that a checkpoint has little to wait for, or to store;
-        None for as many as the buffers hold. `batch_rows`: how many rows a source puts into a batch at most; fewer cost speed.
-    `max_parallelism`: the number of key groups; it can never change for a job that goes on from its checkpoints.
-    `parallelism` is that of operators that do not say otherwise, and so, usually, the number of slots. `modules`:
-    Python files, directories of packages, and zips that slots need besides what the program's text imports.
-    `trusted_packages`: untyped state holds plain values and objects of the job's own classes; these packages' objects too,
-    such as models of a library, for which anything in them may be called when a checkpoint is read.
+    `parallelism`: the number of subtasks of operators that do not set it, and so, usually, the number of slots.
+    `max_parallelism`: the number of key groups; it cannot change for a job that resumes from its checkpoints.
+    `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts the job over.
+    `checkpoint_interval`: the time from the start of one checkpoint to the next; None for no periodic checkpoints.
+    `checkpoint_timeout`: a checkpoint that takes longer fails. `min_pause`: the minimum time from the end of one
+    checkpoint to the start of the next. `tolerable_failures`: if more checkpoints than this fail in a row, the
+    job restarts. `retained_checkpoints`: how many completed checkpoints are kept at least.
+    `aligned_timeout`: how long a checkpoint's barriers wait for rows in flight before they overtake and store
+    them; 0 for at once, None for never.
+    `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size allow.
+    Queues before a slow task are kept that short, so that a checkpoint has little to wait for, or to store;
+    None fills the buffers.
+    `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the
+    same failure has come ten times in a row without a checkpoint in between.
+    `buffer_size`, `pool_size`: the size of a network buffer, and of all buffers of one slot.
+    `batch_rows`: the maximum number of rows in a batch of a source; smaller batches make the job slower.
+    `slot_timeout`: how long the job waits for its slots. `heartbeat_timeout`: a slot that is silent for longer
+    is lost.
+    `trusted_packages`: packages whose objects untyped state may hold, besides plain values and objects of the
+    job's own classes. Reading a checkpoint can then call any function of these packages.
+    `modules`: Python files, directories of packages, and zips that slots need besides the modules whose import
+    is visible in the program's text.
 
-        Raises ConfigError for settings that cannot be.
+    Raises ConfigError for a setting with an impossible value.
+
+        env = Environment("visits", parallelism=2, checkpoint_dir="state/visits")
+        env.read_files("in/*.parquet").filter(pl.col("ms") > 0).write_parquet("out")
+        env.execute()
     """
 
     @located
@@ -129,7 +144,7 @@ class Environment:
         note_modules()
 
     def _add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """As `modules=` of the Environment. Raises ConfigError for what cannot be imported."""
+        """Add modules like `modules=` of the Environment. Raises ConfigError for a path that cannot be imported."""
         self._modules += check_extra(paths)
 
     def __repr__(self) -> str:
@@ -143,7 +158,7 @@ class Environment:
 
     @located
     def source(self, source: Source) -> DataStream:
-        """Any source: one of `midstream.connectors`, or your own subclass of Source."""
+        """Read from `source`: one of `midstream.connectors`, or your own subclass of Source."""
         if not isinstance(source, Source):
             raise JobError(
                 f"source: {source!r} is not a Source; make one first, for example FileSource('in/*.parquet')"
@@ -163,10 +178,15 @@ class Environment:
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Parquet, CSV or JSON lines: a path, a glob, a directory, or a list of these.
+        """Read Parquet, CSV or JSON lines.
 
-        `format`: by default from the suffix. `schema`: by default that of the first file. `watch`:
-        never end, and look every `interval` for new files. `rows_per_s`: of all subtasks together.
+        `path`: a path, a glob, a directory, or a list of these. `format`: "parquet", "csv" or "jsonl", by default
+        from the suffix. `schema`: the columns to read, by default those of the first file. `watch`: never end, and
+        look for new files every `interval`. `csv`: how CSV files are written. `filesystem`: by default that of the
+        path. `rows_per_s`: a limit for all subtasks together.
+
+        Raises ConfigError (no such file, unknown format), StorageError (an unreadable file) or SchemaError (files
+        with different columns), here for the first file and otherwise when a file is read.
         """
         columns = None if schema is None else as_schema(schema, "read_files")
         source = FileSource(
@@ -190,9 +210,10 @@ class Environment:
         splits: int | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Rows that are already here: dicts (`schema` by default inferred), an Arrow table or a polars DataFrame.
+        """Read rows from memory: dicts, an Arrow table or record batch, or a polars DataFrame.
 
-        `splits`: how many subtasks can read at once; 1 keeps all rows in order.
+        `schema`: the columns of the dicts, by default inferred. `splits`: how many subtasks can read at once; 1 keeps
+        all rows in order. `rows_per_s`: a limit for all subtasks together.
         """
         if isinstance(data, (pa.Table, pa.RecordBatch, pl.DataFrame)):
             if schema is not None:
@@ -219,10 +240,13 @@ class Environment:
         splits: int | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """A row for each index from 0 (to `count`, or for ever): `function` takes an int64 array of indices.
+        """Compute a row for each index from 0 (up to `count`, or without end).
 
-        It returns as many rows as a record batch, a polars DataFrame or a dict of columns, and always
-        the same ones for the same indices.
+        `function`: takes an int64 array of indices and returns as many rows, as a record batch, a polars DataFrame
+        or a dict of columns; the same indices must always give the same rows. `splits`: how many subtasks can read
+        at once; with `count`, 1 keeps all rows in order. `rows_per_s`: a limit for all subtasks together.
+
+            env.generate(lambda i: {"n": i, "user": i % 7}, count=1_000)
         """
         require_callable(function, "generate", "write for example generate(lambda i: {'n': i}, count=1000)")
         check_shippable(function, "generate")
@@ -233,7 +257,11 @@ class Environment:
 
     @located
     def from_dataframe(self, frame: DataFrame, *, rows_per_s: float | None = None) -> DataStream:
-        """The rows of a bounded Spark DataFrame as they are when the job starts."""
+        """Read the rows of a bounded Spark DataFrame as they are when the job starts.
+
+        The rows are staged once, as files. `rows_per_s`: a limit for all subtasks together. A streaming DataFrame,
+        or a column whose values would change on the way, is refused.
+        """
         from midstream.spark.dataframe import DataFrameSource
 
         return self._begin("dataframe", DataFrameSource(frame, rows_per_s=rows_per_s))
@@ -249,9 +277,10 @@ class Environment:
         interval: Duration = "1 s",
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """A PySpark Python Data Source: its batch reader, or with `streaming` its stream reader, without end.
+        """Read a PySpark Python Data Source: its batch reader, or with `streaming` its stream reader, without end.
 
-        `interval`: how often a stream reader is asked for its latest offset.
+        `data_source`: its class, or an instance. `interval`: how often a stream reader is asked for its latest
+        offset. `rows_per_s`: a limit for all subtasks together.
         """
         from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
 
@@ -273,7 +302,7 @@ class Environment:
     # ---- running it
 
     def explain(self) -> str:
-        """The job graph as text: chains of operators with their parallelism, and how rows get from one to the next."""
+        """Return the job graph as text: chains of operators, their parallelism, and the partitioning between them."""
         return describe_text(build_job_graph(self._program.graph, self._config))
 
     def execute(
@@ -289,8 +318,9 @@ class Environment:
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> JobStatus:
-        """Run the job to its end. Arguments and errors as in `start`; raises what the job failed with (JobError).
+        """Run the job to its end; the arguments are those of `start`.
 
+        Returns the final JobStatus. Raises the error that the job failed with (JobError), and what `start` raises.
         Ctrl-C ends the job without a checkpoint.
         """
         job = self.start(
@@ -323,18 +353,20 @@ class Environment:
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> Job:
-        """Start the job and return at once.
+        """Start the job and return its handle at once.
 
-        `parallelism`, `checkpoint_dir`, `aligned_timeout`: instead of the environment's. `master`: a Spark master URL;
-        by default the active Spark session, else `local[*]`. `restore_from`: "latest", the id or the
-        path of a checkpoint, or the path of a savepoint; `allow_dropped_state`: also when that has state of
-        operators that the job no longer has; `newer_output`: what becomes of output that is newer than an older
-        checkpoint: "take-back" has the sinks remove it, "keep" leaves it, and its rows are there twice. `fresh`:
-        start over, although `checkpoint_dir` has completed checkpoints of the job. `slots`: where the job runs in
-        place of Spark; `runtime.processes.ProcessSlots()` for plain processes of this machine.
+        `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
+        `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
+        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint.
+        `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
+        `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" makes the
+        sinks remove it, "keep" leaves it, and its rows are there twice.
+        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job.
+        `slots`: where the job runs instead of Spark: `runtime.processes.ProcessSlots()` for plain processes of
+        this machine.
 
-        Raises JobError, ConfigError or SchemaError when the program cannot be run, StorageError or
-        ClusterError when its surroundings do not allow it.
+        Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or ClusterError if
+        its environment does not permit it.
         """
         return self.submission(
             parallelism=parallelism,
@@ -361,7 +393,7 @@ class Environment:
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> Submission:
-        """The first half of `start`, with its arguments and errors: all checks that need neither Spark nor slots."""
+        """Run the checks of `start` that need neither Spark nor slots, with the same arguments and errors."""
         if FILES_BEING_LOADED:
             raise JobError(
                 f"{calling_place()}: starts the job while its file is being loaded; midstream run starts it itself, "
@@ -395,7 +427,7 @@ class Environment:
 
 
 def _directory(path: str | os.PathLike[str] | None) -> str | None:
-    """Absolute if it is local: slots have working directories of their own."""
+    """Return an absolute path if it is local, since slots have working directories of their own."""
     if path is None:
         return None
     text = os.fspath(path)

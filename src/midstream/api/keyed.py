@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class KeyedStream:
-    """A stream divided by the values of `keys`. What follows works on each key by itself."""
+    """A stream partitioned by the values of `keys`. Its methods process each key on its own."""
 
     def __init__(self, stream: DataStream, keys: tuple[str, ...]) -> None:
         self._stream = stream
@@ -36,7 +36,13 @@ class KeyedStream:
 
     @located
     def window(self, window: Window) -> WindowedStream:
-        """Windows in event time: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`."""
+        """Put the rows of each key into event-time windows; `aggregate` of the result computes a row per window.
+
+        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`. Raises JobError if the
+        stream has no event time.
+
+            stream.key_by("user").window(tumbling("1 h")).aggregate(clicks=Count(), spent=Sum("price"))
+        """
         return WindowedStream(self._stream, self.keys, window)
 
     @located
@@ -47,7 +53,12 @@ class KeyedStream:
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> DataStream:
-        """`function` row by row, with its states and timers; `schema` is that of the rows it returns."""
+        """Call `function` row by row, with states and timers of the row's key.
+
+        `schema`: the columns of the rows that `function` returns. `side_outputs`: the columns of each side output,
+        by tag. Returns the stream of the returned rows; its `.side_output(tag)` has the rows of a side output.
+        Raises JobError for a function that cannot be sent to the slots, SchemaError for columns that do not fit.
+        """
         stream = self._stream
         require_function(function, KeyedProcessFunction, "process")
         made = as_schema(schema, "process")
@@ -70,9 +81,10 @@ class KeyedStream:
 
     @located
     def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
-        """`function` on batches of rows of many keys, with its tables; `schema` is that of the frames it returns.
+        """Call `function` with batches of rows of many keys, as polars DataFrames; its state is in tables.
 
-        Where batches are cut is the engine's business: a result must not depend on which rows happen to share one.
+        `schema`: the columns of the frames that `function` returns. The engine decides where batches are cut:
+        a result must not depend on which rows share one. Raises as `process` does.
         """
         stream = self._stream
         require_function(function, KeyedBatchFunction, "process_batches")
@@ -94,7 +106,10 @@ class KeyedStream:
 
     @located
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStreams:
-        """With another keyed stream, whose rows of a key meet this one's, or with a broadcast one."""
+        """Connect with another keyed stream, which shares the states of a key, or with a broadcast stream.
+
+        Both keyed streams need key columns of the same types in the same order, else JobError is raised.
+        """
         from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
         if isinstance(other, KeyedStream):
@@ -114,7 +129,7 @@ class KeyedStream:
 
 
 class WindowedStream:
-    """Rows in windows; `aggregate` says what to compute of them."""
+    """Rows in windows; `aggregate` computes the result."""
 
     def __init__(
         self, stream: DataStream, keys: tuple[str, ...], window: Window, allowed_lateness: Duration = 0
@@ -135,16 +150,17 @@ class WindowedStream:
 
     @located
     def allowed_lateness(self, lateness: Duration) -> WindowedStream:
-        """A row that comes up to so much too late makes its windows be emitted again, updated."""
+        """Accept rows that are up to `lateness` too late; each of them makes its windows be emitted again, updated."""
         duration_s(lateness, "allowed_lateness")
         return WindowedStream(self._stream, self._keys, self._window, lateness)
 
     @located
     def aggregate(self, **aggregates: AnyAggregate) -> DataStream:
-        """The key columns, `window_start`, `window_end`, and a column per aggregate: `n=Count(), total=Sum("value")`.
+        """Return the key columns, `window_start`, `window_end`, and a column per aggregate, one row per key and window.
 
-        `.side_output(LATE)` of the answer has the rows that came too late, as they came. The answer has
-        no event time; to window again, name it: `.with_watermarks("window_start", …bounded(window size))`.
+        `aggregates`: the name of each column with its aggregate, `n=Count(), total=Sum("value")`. Rows that came
+        too late are in `.side_output(LATE)` of the result, unchanged. The result has no event time; to window it
+        again, declare one: `.with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`.
         """
         stream = self._stream
         event_time = stream.event_time
@@ -178,7 +194,7 @@ class WindowedStream:
 
 
 def require_function(function: object, kind: type, method: str) -> None:
-    """Raises JobError when `function` is not an instance of `kind` that can be sent to the slots."""
+    """Raise JobError unless `function` is an instance of `kind` that can be sent to the slots."""
     if isinstance(function, type) and issubclass(function, kind):
         raise JobError(f"{method}: {function.__name__} is a class; give an instance: {function.__name__}(…)")
     if not isinstance(function, kind):

@@ -1,4 +1,4 @@
-"""From a job's file to its Environment, for `midstream run`."""
+"""Loads a job file and finds its Environment, for `midstream run`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from midstream.api.modules import check_extra, is_zip
 from midstream.core.errors import JobError, MidstreamError
 
 RUN_NAME = "__midstream__"
-"""What `__name__` is in a job's file that is loaded, so that `if __name__ == "__main__":` does not run."""
+"""`__name__` in a job file while it is loaded, so that `if __name__ == "__main__":` does not run."""
 
 
 def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Environment:
-    """Run the file and answer the one Environment among its global variables.
+    """Run the file and return the one Environment among its global variables.
 
     Modules beside the file can be imported, now and later, and so can `modules`, which the Environment then
-    sends to the slots. Raises ConfigError when one of these cannot be imported, JobError when there is no such file, when it cannot be compiled or raises (its exception is the cause), when it starts the job
-    itself, and when it has no Environment or several.
+    sends to the slots. Raises ConfigError if one of these cannot be imported. Raises JobError if the file does
+    not exist, cannot be compiled or raises (its exception is the cause), starts the job itself, or has no
+    Environment or several.
     """
     shown = os.fspath(path)
     file = os.path.abspath(shown)
@@ -35,7 +36,7 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
     module.__file__ = file
     FILES_BEING_LOADED.append(file)
     before = sys.modules.get(RUN_NAME)
-    sys.modules[RUN_NAME] = module  # where dataclasses and the like look up what an annotation means
+    sys.modules[RUN_NAME] = module  # dataclasses, among others, resolve annotations here
     try:
         exec(code, module.__dict__)
     except MidstreamError as error:
@@ -49,7 +50,7 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
         raise JobError(f"{shown}: raised {type(error).__name__}: {error}") from error
     finally:
         FILES_BEING_LOADED.pop()
-        sys.modules.pop(RUN_NAME, None)  # nobody imports it: its functions travel by value
+        sys.modules.pop(RUN_NAME, None)  # it is never imported: its functions travel by value
         if before is not None:
             sys.modules[RUN_NAME] = before
     environment = _only_environment(module, shown)
@@ -76,7 +77,7 @@ def _compiled(source: bytes, file: str, shown: str) -> CodeType:
     except SyntaxError as error:
         at = f", line {error.lineno}" if error.lineno else ""
         raise JobError(f"{shown}{at}: {error.msg}") from error
-    except ValueError as error:  # null bytes, a wrong encoding
+    except ValueError as error:  # the source has null bytes or a wrong encoding
         raise JobError(f"{shown}: is not Python source: {error}") from error
 
 

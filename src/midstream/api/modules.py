@@ -1,11 +1,11 @@
-"""Which modules of the user's a job takes along, and the archive in which they travel.
+"""The user's modules that a job ships, and the archive in which they travel.
 
-A slot imports them, as Spark's workers would: an archive of their files goes to every slot and is
-unpacked there (`runtime.modules`). It holds what the job's file imports anywhere in its text, what the
-pickled job refers to, what these import in turn, and what `modules=` names. Of a package all files go
-along, data and compiled ones too; of a directory without `__init__.py`, which may be anything, only the
-modules that are imported. What is installed (the standard library, site-packages) is expected to be there,
-and slots say if it is not.
+A slot imports them, as Spark's workers would: an archive of their files is sent to every slot and
+unpacked there (`runtime.modules`). It holds the modules that the job file imports anywhere in its text, those
+to which the pickled job refers, those that these import in turn, and those that `modules=` names. A package is
+shipped with all files, data and compiled ones too. A directory without `__init__.py` may hold anything, so
+only its imported modules are shipped. Installed modules (the standard library, site-packages) are expected to
+be there, and a slot reports those that are missing.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ from midstream.core.installed import is_installed
 from midstream.protocol.messages import JobModules
 
 MODULES_BYTES_MAX: Final = 32 * 2**20
-"""Of all files together; each slot gets them when it joins."""
+"""Maximum size of all files together; each slot gets them when it joins."""
 _FILES_MAX: Final = 20_000
 _ZIPS: Final = (".zip", ".egg", ".whl")
 _ARCHIVED_AT: Final = (1980, 1, 1, 0, 0, 0)
-"""The same files make the same archive."""
+"""The time of all entries, so that the same files give the same archive."""
 _EVERYWHERE: Final = frozenset(
     {"midstream", "pyspark", "py4j", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow"}
 )
-"""No slot runs without these, and it runs its own."""
+"""Packages that every slot has, in its own version."""
 _ADVICE: Final = "install it on the executors, or keep what is not code where all nodes can read it"
 
 _Stamp: TypeAlias = tuple[ModuleSpec | None, int, int]
 _noted: dict[str, _Stamp] = {}
-"""Per module: by what it was loaded, and modification time and size of its file when it was first seen so."""
+"""Per module: the spec that loaded it, and the modification time and size of its file when first seen with it."""
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """Where a program makes its Environment. Its own functions travel inside the job's pickle, by value."""
+    """The file in which a program creates its Environment. Its functions travel by value, in the job's pickle."""
 
     file: str | None
-    """None: it has none, as in a shell or a notebook."""
+    """None if there is no file, as in a shell or a notebook."""
     package: str
-    """Of which it is a part, for its relative imports; "" when it is in none."""
+    """The package that it is part of, for relative imports; "" if there is none."""
 
 
 def job_file(file: str | None, variables: Mapping[str, Any]) -> JobFile:
-    """That of the module with these global variables, whose functions travel by value from now on.
+    """Return the JobFile of the module with these global variables, and have its functions pickled by value.
 
-    Slots do not import it: it makes an Environment, reads what the job needs, and may start it.
+    Slots do not import this module: it creates an Environment, reads what the job needs, and may start it.
     """
     name = variables.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) else None
@@ -74,7 +74,7 @@ def job_file(file: str | None, variables: Mapping[str, Any]) -> JobFile:
 
 
 def note_modules() -> None:
-    """Remember how the files of all local modules are now, to see at the start whether they have changed since."""
+    """Record the state of the files of all local modules, to detect at the start whether they have changed."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
         if isinstance(file, str) and not is_installed(file) and not is_own_file(file):
@@ -86,7 +86,7 @@ def is_zip(path: str) -> bool:
 
 
 def check_extra(paths: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Absolute paths of Python files, zips and directories. Raises ConfigError for what is none of these."""
+    """Return the absolute paths of Python files, zips and directories. Raises ConfigError for any other path."""
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ConfigError(f"modules: {paths!r} is one path; give a list of them")
     found = []
@@ -109,10 +109,10 @@ def check_extra(paths: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def collect(job: JobFile, extra: Iterable[str], pickled: bytes) -> JobModules:
-    """`extra`: as `check_extra` gives them; `pickled`: the job graph.
+    """Return the modules to ship. `extra`: paths from `check_extra`; `pickled`: the job graph.
 
-    Raises JobError when they are too large, when one has changed since it was imported, or when the
-    job refers to a module that has no file.
+    Raises JobError if the modules are too large, if one has changed since it was imported, or if the job
+    refers to a module that has no file.
     """
     search = _Search()
     for path in extra:
@@ -127,17 +127,17 @@ def collect(job: JobFile, extra: Iterable[str], pickled: bytes) -> JobModules:
 
 @dataclass
 class _Search:
-    """What is found so far."""
+    """The files and packages found so far."""
 
     files: dict[str, str | tuple[str, str]] = field(default_factory=dict)
-    """By its name in the archive, each file's path, or the zip and the name in it."""
+    """By name in the archive: each file's path, or the zip and the name in it."""
     packages: set[str] = field(default_factory=set)
-    """Installed ones that slots import when they unpickle the job."""
+    """Installed packages that slots import when they unpickle the job."""
     _seen: dict[str, bool] = field(default_factory=dict)
     _tops: dict[str, bool | None] = field(default_factory=dict)
-    """Whether each top-level name is local; None: it needs nothing."""
+    """Whether each top-level name is local; None if nothing has to be done for it."""
     _trees: set[str] = field(default_factory=set)
-    """Packages of which all files are taken along."""
+    """Packages of which all files are shipped."""
 
     def add_path(self, path: str) -> None:
         name = os.path.basename(path)
@@ -154,11 +154,11 @@ class _Search:
                 self.visit(imported, needed=False)
 
     def refer(self, name: str) -> None:
-        """The pickled job imports this one."""
+        """Visit a module that the pickled job imports."""
         if name == "__main__":
             return
         top = name.partition(".")[0]
-        of_package = name != top and not self._is_local(top)  # installed ones may make modules of their own
+        of_package = name != top and not self._is_local(top)  # installed packages may create modules at run time
         if name in sys.modules and _spec(name) is None and not of_package:
             raise JobError(
                 f"the job uses module {name!r}, which was not loaded from a file that can be sent to the slots; "
@@ -167,7 +167,7 @@ class _Search:
         self.visit(name, needed=True)
 
     def visit(self, name: str, needed: bool) -> None:
-        """`needed`: a slot that unpickles the job imports it, in any case."""
+        """Add a module and everything it imports. `needed`: a slot that unpickles the job imports it in any case."""
         waiting = [(name, needed)]
         while waiting:
             name, needed = waiting.pop()
@@ -179,7 +179,7 @@ class _Search:
             if is_local is False and needed:
                 self.packages.add(top)
             spec = _spec(name) if is_local else None
-            if spec is None or (spec.origin and is_installed(spec.origin)):  # an attribute of a module, or installed
+            if spec is None or (spec.origin and is_installed(spec.origin)):  # no module, or an installed one
                 continue
             waiting.extend((member, False) for member in self._add(name, spec))
             module = sys.modules.get(name)
@@ -200,7 +200,7 @@ class _Search:
         return self._tops[top]
 
     def _take(self, top: str) -> bool | None:
-        """Whether that top-level module is local. A zip is taken along as a whole."""
+        """Return whether that top-level module is local; add a zip as a whole."""
         spec = None if top in _EVERYWHERE else _spec(top)
         if spec is None or spec.origin in ("built-in", "frozen"):
             return None
@@ -220,7 +220,7 @@ class _Search:
         return not _is_target(above if spec.submodule_search_locations is None else os.path.dirname(above))
 
     def _add(self, name: str, spec: ModuleSpec) -> Iterable[str]:
-        """The files of a local module; which others belong to it."""
+        """Add the files of a local module; return the names of further modules that belong to it."""
         parts = name.split(".")
         if any(".".join(parts[:end]) in self._trees for end in range(1, len(parts) + 1)):
             return ()
@@ -242,7 +242,7 @@ class _Search:
                     self.files[entry.filename] = (path, entry.filename)
 
     def _add_tree(self, root: str, name: str) -> None:
-        """What is hidden, cached or an environment of its own stays."""
+        """Add all files of a directory, except hidden ones, caches, and virtual environments."""
         entered = set()
         for above, directories, files in os.walk(root, followlinks=True):
             real = os.path.realpath(above)
@@ -261,7 +261,7 @@ class _Search:
 
 
 def top_level_names(modules: JobModules) -> frozenset[str]:
-    """Of the modules and packages that travel."""
+    """Return the top-level names of the modules and packages that are shipped."""
     if not modules.archive:
         return frozenset()
     with zipfile.ZipFile(io.BytesIO(modules.archive)) as opened:
@@ -313,7 +313,7 @@ def _mib(count: int) -> str:
 
 @lru_cache(1024)
 def _is_target(directory: str) -> bool:
-    """Whether packages were installed there (`pip install --target`)."""
+    """Return whether packages were installed there (`pip install --target`)."""
     try:
         return any(name.endswith(".dist-info") for name in os.listdir(directory or os.sep))
     except OSError:
@@ -321,7 +321,7 @@ def _is_target(directory: str) -> bool:
 
 
 def _version(name: str) -> str:
-    """The distribution that has that module, such as "pillow 11.0" for PIL."""
+    """Return the distribution that has that module, such as "pillow 11.0" for PIL."""
     for distribution in _distributions().get(name, ()):
         return f"{distribution} {importlib.metadata.version(distribution)}"
     return name
@@ -336,7 +336,7 @@ def _distributions() -> dict[str, list[str]]:
 
 
 class _Recorder(pickle.Unpickler):
-    """Notes whatever it imports; cloudpickle imports a module that a function uses by calling `subimport`."""
+    """Records all modules that it imports; cloudpickle imports a module that a function uses by calling `subimport`."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -367,7 +367,7 @@ def _references(pickled: bytes) -> list[str]:
 
 
 def _mentioned(job: JobFile) -> Iterator[str]:
-    """Whatever the job's file and the program's main file import, and what a shell or a notebook has imported."""
+    """Yield the modules that the job file and the program's main file import, and those of a shell or a notebook."""
     main = sys.modules.get("__main__")
     main_file = getattr(main, "__file__", None)
     files = {job.file: job.package}
@@ -397,10 +397,10 @@ def _imports_of_code(code: CodeType) -> Iterator[str]:
 
 @lru_cache(1024)
 def _imports_of(source: str, package: str) -> tuple[tuple[str, bool], ...]:
-    """What a module of `package` imports, and whether whoever imports it always does."""
+    """Return the imports of a module of `package`, each with whether it runs whenever the module is imported."""
     try:
         return tuple(_imports(ast.parse(source), package, always=True))
-    except (SyntaxError, ValueError, RecursionError):  # whoever imports it will hear of it
+    except (SyntaxError, ValueError, RecursionError):  # importing it will report the error
         return ()
 
 
@@ -432,7 +432,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """How that module was or would be loaded; imports nothing."""
+    """Return how that module was or would be loaded; imports nothing."""
     module = sys.modules.get(name)
     spec: ModuleSpec | None = getattr(module, "__spec__", None)
     if spec is not None and spec.name == name and (spec.origin or spec.submodule_search_locations):
@@ -468,11 +468,11 @@ def _text_of(file: str) -> str:
 
 
 def _is_as_loaded(name: str, module: ModuleType, file: str) -> bool:
-    """Whether the module's file is as it was when this was asked first since the module was loaded."""
+    """Return whether the module's file is unchanged since the first call after the module was loaded."""
     spec: ModuleSpec | None = getattr(module, "__spec__", None)
     try:
         found = os.stat(file)
-    except OSError:  # a zip's, or gone
+    except OSError:  # the file is in a zip, or was removed
         return True
     noted = _noted.get(name)
     if noted is None or noted[0] is not spec:

@@ -1,4 +1,4 @@
-"""The program under construction: the logical graph, how to make each operator anew, and where calls come from."""
+"""The program under construction: the logical graph, how each operator is created, and where calls come from."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 H = TypeVar("H", bound="Handle")
 
 MakeOperator = Callable[[str], Operator]
-"""From the operator's display name, which it puts into its messages."""
+"""Creates an operator, given its display name, which it puts into its messages."""
 
 
 def located(call: Callable[P, T]) -> Callable[P, T]:
-    """Errors of ours begin with the user's file and line; what the user's functions raise stays their cause."""
+    """Prefix midstream's errors with the user's file and line; an error of a user's function stays their cause."""
 
     @wraps(call)
     def placed(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,7 +42,7 @@ def located(call: Callable[P, T]) -> Callable[P, T]:
 
 
 class Program:
-    """What one Environment has been told so far."""
+    """The sources, operators and sinks that one Environment has been given so far."""
 
     def __init__(self) -> None:
         self.graph = LogicalGraph()
@@ -61,7 +61,7 @@ class Program:
         sink: Sink | None = None,
         parallelism: int | None = None,
     ) -> tuple[Node, Operator]:
-        """A new node and its operator. `make` raises what is wrong with the arguments."""
+        """Add a node and return it with its operator. `make` raises an error for wrong arguments."""
         operator = make(kind)
         node = self.graph.add(
             kind,
@@ -97,31 +97,31 @@ class Program:
 
 
 class Handle:
-    """What an operator of the program can be told after it was made; each call answers the same object."""
+    """Settings of an operator of the program, made after it was added; each call returns the same object."""
 
     _program: Program
     _node: int | None
-    """The operator that these calls are about; None where there is none: a union, a stream on its way to somewhere."""
+    """The operator that these calls configure; None if there is none, as after a union or rebalance()."""
 
     @located
     def uid(self: H, uid: str) -> H:
-        """The operator's stable id. State is found by it when a changed program goes on from a checkpoint.
+        """Set the operator's stable id, by which its state is found when a changed program resumes from a checkpoint.
 
-        Without one it is made of the operator's kind and how many of that kind the program wrote
-        before it (`window-1`, `window-2` …): the same for as long as the program is.
+        `uid`: up to 128 letters, digits, `_`, `.`, `:` or `-`. The default is made of the operator's kind and a
+        count of these (`window-1`, `window-2` …); it changes if one of that kind is added before it.
         """
         self._program.identify(self._named("uid"), uid)
         return self
 
     @located
     def name(self: H, name: str) -> H:
-        """What messages and displays call the operator."""
+        """Set the operator's name in messages and displays."""
         self._program.rename(self._named("name"), name)
         return self
 
     @located
     def parallelism(self: H, parallelism: int) -> H:
-        """How many subtasks the operator has; by default those of the environment."""
+        """Set the operator's number of subtasks; the default is the environment's."""
         self._program.widen(self._named("parallelism"), parallelism)
         return self
 

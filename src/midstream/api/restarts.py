@@ -1,4 +1,4 @@
-"""What happens after a failure, as users write it."""
+"""Restart strategies, as users write them: what happens after a failure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from midstream.core.errors import ConfigError
 
 
 def no_restart() -> RestartStrategy:
-    """The first failure ends the job."""
+    """Let the first failure end the job."""
     return RestartStrategy(kind="none")
 
 
 def fixed_restarts(attempts: int, delay: Duration = "1 s") -> RestartStrategy:
-    """At most `attempts` restarts from the latest checkpoint, `delay` after each failure."""
+    """Restart at most `attempts` times from the newest checkpoint, `delay` after each failure."""
     return RestartStrategy(kind="fixed", attempts=_attempts(attempts, 1), delay_s=duration_s(delay, "delay"))
 
 
 def exponential_restarts(
     delay: Duration = "200 ms", max_delay: Duration = "1 min", reset_after: Duration = "5 min", attempts: int = 0
 ) -> RestartStrategy:
-    """The delay doubles with every failure from `delay` to `max_delay`, and starts over after `reset_after` without one.
+    """Restart after a delay that doubles with every failure.
 
-    `attempts`: how many restarts there are in a row; 0 for no limit.
+    `delay`, `max_delay`: the first and the longest delay. `reset_after`: after this long without a failure the
+    delay starts over. `attempts`: the maximum number of restarts in a row; 0 for no limit.
     """
     strategy = RestartStrategy(
         kind="exponential",

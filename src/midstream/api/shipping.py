@@ -1,8 +1,8 @@
-"""What cannot be sent to the slots, found and named where it is given.
+"""Detects objects that cannot be sent to the slots, at the call that is given them, and names them.
 
-cloudpickle takes functions and classes of the job's own file along by value, wherever that is imported from: slots do
-not run the file, which makes an Environment. What other modules have is referred to by name, and these
-modules travel as files (`api.modules`).
+cloudpickle pickles functions and classes of the job's own file by value, wherever that file is imported from: slots do
+not run the file, which creates an Environment. Functions and classes of other modules are referred to by name, and
+these modules travel as files (`api.modules`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPARK_ADVICE = (
 
 
 def check_shippable(thing: object, where: str) -> None:
-    """Raises JobError naming the operator, and if it can be found the variable, that cannot be sent to a slot."""
+    """Raises JobError for an object that cannot be sent to a slot, naming operator and, if possible, variable."""
     try:
         cloudpickle.dumps(thing)
     except Exception as error:
@@ -41,7 +41,7 @@ def check_shippable(thing: object, where: str) -> None:
 
 
 def _culprit(thing: object) -> tuple[str, object] | None:
-    """The first variable of a function, or attribute of an object, that does not pickle on its own."""
+    """Return the first variable of a function, or attribute of an object, that does not pickle on its own."""
     if isinstance(thing, FunctionType):
         used = _variables(thing)
     else:
@@ -51,7 +51,7 @@ def _culprit(thing: object) -> tuple[str, object] | None:
             continue
         try:
             cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001 - whatever pickling it raises, this is the one that was looked for
+        except Exception:  # noqa: BLE001 - pickling may raise anything; this is the variable
             inner = _culprit(value) if isinstance(value, FunctionType) else None
             return inner or (name, value)
     return None
@@ -63,7 +63,7 @@ def _variables(function: Callable[..., Any]) -> Mapping[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # the variable is not assigned yet
             continue
     for name in _global_names(function.__code__):
         if name in function.__globals__:
@@ -72,7 +72,7 @@ def _variables(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _global_names(code: CodeType) -> list[str]:
-    """Names that the function and the functions in it may look up in its module."""
+    """Return the names that the function, and the functions in it, may look up in its module."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""DataStream: rows of one schema on their way from one operator to the next."""
+"""DataStream: the rows of one schema between two operators, and the methods that add an operator."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An output that a stream's rows come from; a union has several."""
+    """One of the outputs from which a stream's rows come; a union has several."""
 
     node: int
     tag: str | None = None
 
 
 class StreamSink(Handle):
-    """The end of a stream."""
+    """The end of a stream, returned by the methods that write. It takes `uid`, `name` and `parallelism`."""
 
     def __init__(self, program: Program, node: int) -> None:
         self._program = program
@@ -62,11 +62,11 @@ class StreamSink(Handle):
 
 
 class DataStream(Handle):
-    """Made by an Environment and by other streams, never directly.
+    """A stream of rows with one schema. Streams are created by an Environment and by methods of other streams.
 
-    Each method adds an operator and answers the stream behind it. Its arguments are checked against
-    `schema` at once: SchemaError, JobError or ConfigError begin with the file and line of the call.
-    The event-time column stays what it is for as long as a column of its name holds timestamps.
+    Each method adds an operator and returns the stream of its output. Arguments are checked against `schema`
+    at once: the SchemaError, JobError or ConfigError begins with the file and line of the call. The event-time
+    column stays the event time as long as the output has a timestamp column of that name.
     """
 
     def __init__(
@@ -88,13 +88,16 @@ class DataStream(Handle):
         self.schema = schema
         """The columns, as an Arrow schema."""
         self.event_time = event_time
-        """The column that says when a row happened; None before with_watermarks() and behind a window."""
+        """The event-time column; None before with_watermarks() and after a window."""
 
     # ---- rows to rows
 
     @located
     def filter(self, predicate: pl.Expr | Callable[[Row], object]) -> DataStream:
-        """Keep the rows for which a boolean polars expression, or a function of the row, is true; null drops."""
+        """Keep the rows for which `predicate` is true; rows for which it is null are dropped.
+
+        `predicate`: a boolean polars expression, or a function that takes a row as a dict.
+        """
         if not isinstance(predicate, pl.Expr):
             require_callable(predicate, "filter", "write for example filter(pl.col('x') > 0) or filter(lambda row: …)")
             check_shippable(predicate, "filter")
@@ -102,25 +105,36 @@ class DataStream(Handle):
 
     @located
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> DataStream:
-        """Just these columns: names, polars expressions, and `new_name=expression`; all work row by row."""
+        """Keep only these columns: names, polars expressions, and `new_name=expression`.
+
+        Expressions compute each row on its own; an expression that reads other rows of its batch is refused.
+
+            stream.select("user", pl.col("at").dt.date(), total=pl.col("price") * pl.col("count"))
+        """
         exprs = _expressions("select", columns, named)
         return self._then("select", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
 
     @located
     def with_columns(self, *columns: pl.Expr, **named: pl.Expr) -> DataStream:
-        """All columns, with those that the expressions give added or replaced."""
+        """Keep all columns, and add or replace those that the expressions compute; otherwise like `select`."""
         exprs = _expressions("with_columns", columns, named)
         return self._then("with_columns", lambda name: ProjectOperator(name, exprs, self.schema, keep=True))
 
     @located
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None) -> DataStream:
-        """One row for each: `function` takes a dict and returns one with the columns of `schema` (default: the same)."""
+        """Replace each row: `function` takes a row as a dict and returns a dict with the columns of `schema`.
+
+        `schema`: the columns of the result, by default those of this stream.
+        """
         made = self._schema_of(function, schema, "map")
         return self._then("map", lambda name: MapOperator(name, function, made))
 
     @located
     def flat_map(self, function: Callable[[Row], Iterable[Row] | None], schema: SchemaLike | None = None) -> DataStream:
-        """Any number of rows for each: `function` returns or yields dicts, or returns None for no row."""
+        """Replace each row by any number of rows: `function` takes a dict and returns or yields dicts, or returns None.
+
+        `schema`: the columns of the result, by default those of this stream.
+        """
         made = self._schema_of(function, schema, "flat_map")
         return self._then("flat_map", lambda name: FlatMapOperator(name, function, made))
 
@@ -132,10 +146,10 @@ class DataStream(Handle):
         *,
         form: Literal["polars", "arrow"] = "polars",
     ) -> DataStream:
-        """`function` on whole batches: a polars DataFrame, or an Arrow RecordBatch with form="arrow".
+        """Call `function` with whole batches: polars DataFrames, or Arrow RecordBatches with form="arrow".
 
-        It may return either, with any number of rows. Where batches are cut is the engine's business:
-        a result must not depend on which rows happen to share one.
+        It may return either form, with any number of rows and the columns of `schema` (by default those of this
+        stream). The engine decides where batches are cut: a result must not depend on which rows share one.
         """
         made = self._schema_of(function, schema, "map_batches")
         if form not in ("polars", "arrow"):
@@ -146,7 +160,12 @@ class DataStream(Handle):
 
     @located
     def with_watermarks(self, column: str, strategy: WatermarkStrategy) -> DataStream:
-        """Make timestamp column `column` the event time; `strategy` says how far out of order rows may be."""
+        """Make timestamp column `column` the event time; `strategy` declares how far out of order rows may be.
+
+        Call it directly after the source, so that event time is tracked for each of its splits.
+
+            stream.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min"))
+        """
         if not isinstance(strategy, WatermarkStrategy):
             raise JobError(
                 f"with_watermarks: {strategy!r} is not a WatermarkStrategy; write for example "
@@ -161,7 +180,10 @@ class DataStream(Handle):
 
     @located
     def union(self, *others: DataStream) -> DataStream:
-        """The rows of all, in no particular order. All have the same columns in the same order."""
+        """Return the rows of all these streams, in no particular order.
+
+        All streams must have the same columns in the same order (else SchemaError) and the same event time.
+        """
         if not others:
             raise JobError("union: needs at least one other stream")
         for other in others:
@@ -181,7 +203,7 @@ class DataStream(Handle):
         origins = tuple(origin for stream in (self, *others) for origin in stream._origins)
         return DataStream(self._program, origins, self.schema, self.event_time, partitioning=self._partitioning)
 
-    @overload  # a BroadcastStream is told apart before a DataStream
+    @overload  # a BroadcastStream is a DataStream too, so its overload comes first
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStreams: ...  # type: ignore[overload-overlap]
 
     @overload
@@ -189,7 +211,11 @@ class DataStream(Handle):
 
     @located
     def connect(self, other: DataStream) -> ConnectedStreams | BroadcastConnectedStreams:
-        """Two streams of different columns as the inputs of one function; with other.broadcast() all subtasks get all of it."""
+        """Make two streams with different columns the inputs of one function.
+
+        With `other.broadcast()` every subtask of the function gets all rows of `other`. Two keyed streams are
+        connected by `KeyedStream.connect`. Returns a stream whose `process` takes the function.
+        """
         from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
         self._require_stream(other, "connect")
@@ -201,7 +227,11 @@ class DataStream(Handle):
 
     @located
     def key_by(self, *columns: str) -> KeyedStream:
-        """All rows with the same values in `columns` go to the same subtask, which keeps their state."""
+        """Partition the rows by the values of `columns`: one subtask gets all rows of a key, and keeps their state.
+
+        Key columns are integers, booleans, dates, times, timestamps, durations, text or binary; other types
+        raise SchemaError. Returns a KeyedStream.
+        """
         from midstream.api.keyed import KeyedStream
 
         if not columns:
@@ -221,14 +251,18 @@ class DataStream(Handle):
 
     @located
     def window_all(self, window: Window) -> WindowedStream:
-        """Windows over all rows, whatever their key, in a single subtask."""
+        """Put all rows into windows, whatever their key, in a single subtask; see `KeyedStream.window`."""
         from midstream.api.keyed import WindowedStream
 
         return WindowedStream(self, (), window)
 
     @located
     def side_output(self, tag: str) -> DataStream:
-        """What the operator in front emits under `tag`: rows that are `LATE` for a window, or what a function sends there."""
+        """Return the rows that the operator before it emits under `tag`, apart from its main output.
+
+        `LATE` is the side output of windows; a function's tags are those of `side_outputs=`. Raises JobError
+        for a tag that the operator does not have.
+        """
         if self._node is None or tag not in self._side_outputs:
             known = ", ".join(map(repr, self._side_outputs)) or "none"
             raise JobError(
@@ -241,19 +275,19 @@ class DataStream(Handle):
     # ---- which subtask gets a row
 
     def rebalance(self) -> DataStream:
-        """Batches to the subtasks of the next operator in turn."""
+        """Send batches to the subtasks of the next operator in turn."""
         return self._toward(Partitioning.REBALANCE)
 
     def forward(self) -> DataStream:
-        """Subtask i to subtask i; the next operator must have the same parallelism."""
+        """Send the rows of subtask i to subtask i of the next operator, which must have the same parallelism."""
         return self._toward(Partitioning.FORWARD)
 
     def global_(self) -> DataStream:
-        """All rows to the first subtask of the next operator."""
+        """Send all rows to the first subtask of the next operator."""
         return self._toward(Partitioning.GLOBAL)
 
     def broadcast(self) -> BroadcastStream:
-        """All rows to every subtask of the next operator."""
+        """Send all rows to every subtask of the next operator."""
         return BroadcastStream(
             self._program, self._origins, self.schema, self.event_time, partitioning=Partitioning.BROADCAST
         )
@@ -262,7 +296,7 @@ class DataStream(Handle):
 
     @located
     def sink(self, sink: Sink) -> StreamSink:
-        """Any sink: one of `midstream.connectors`, or your own subclass of Sink."""
+        """Write the rows to `sink`: one of `midstream.connectors`, or your own subclass of Sink."""
         if not isinstance(sink, Sink):
             raise JobError(f"sink: {sink!r} is not a Sink; make one first, for example PrintSink()")
         return self._end(_kind_of(sink), sink)
@@ -276,9 +310,10 @@ class DataStream(Handle):
         append: bool = False,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
-        """Every row exactly once into Parquet files below `directory`.
+        """Write every row exactly once into Parquet files below `directory`, a local path or a storage URL.
 
-        In a new job the directory must be empty or absent, unless `append`.
+        A new job refuses a directory that is not empty, unless `append`. `roll_size`: a file is closed when it
+        has about this size, and at every checkpoint. `filesystem`: by default that of the URL.
         """
         sink = FileSink(directory, format="parquet", roll_size=roll_size, append=append, filesystem=filesystem)
         return self._end("parquet", sink)
@@ -292,7 +327,7 @@ class DataStream(Handle):
         append: bool = False,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
-        """As write_parquet, in files of JSON lines."""
+        """Write every row exactly once into files of JSON lines; arguments as for `write_parquet`."""
         sink = FileSink(directory, format="jsonl", roll_size=roll_size, append=append, filesystem=filesystem)
         return self._end("jsonl", sink)
 
@@ -300,7 +335,10 @@ class DataStream(Handle):
     def write_datasource(
         self, data_source: type[DataSource] | DataSource, *, options: Mapping[str, str] | None = None
     ) -> StreamSink:
-        """Through the stream writer of a PySpark Python Data Source (or its batch writer), committed with checkpoints."""
+        """Write through the stream writer of a PySpark Python Data Source, or its batch writer, with checkpoints.
+
+        `data_source`: its class, or an instance. `options`: the options for a class.
+        """
         from midstream.spark.datasource_sink import DataSourceSink
 
         return self._end("datasource", DataSourceSink(data_source, options=options))
@@ -316,9 +354,9 @@ class DataStream(Handle):
         append: bool = False,
         staging_schema: str | None = None,
     ) -> StreamSink:
-        """Every row exactly once into a table of PostgreSQL; rows of the same `key` replace each other.
+        """Write every row exactly once into a table of PostgreSQL; with `key`, rows are upserted by these columns.
 
-        In a new job the table must be empty or absent, unless `append` or with a `key`. See PostgresSink.
+        A new job refuses a table that has rows, unless `append` or with a `key`. PostgresSink describes the arguments.
         """
         from midstream.connectors.postgres import PostgresSink
 
@@ -336,9 +374,9 @@ class DataStream(Handle):
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
-        """Every row exactly once into a Delta table, a version per checkpoint.
+        """Write every row exactly once into a Delta table, one version per checkpoint.
 
-        In a new job the table must be empty or absent, unless `append`. See DeltaSink.
+        A new job refuses a table that has rows, unless `append`. DeltaSink describes the arguments.
         """
         from midstream.connectors.delta import DeltaSink
 
@@ -354,12 +392,15 @@ class DataStream(Handle):
 
     @located
     def print(self, prefix: str = "", limit: int | None = None) -> StreamSink:
-        """Rows on the standard output of the slots, at least once; each subtask stops after `limit` rows."""
+        """Print rows to the standard output of the slots, at least once; each subtask stops after `limit` rows."""
         return self._end("print", PrintSink(prefix, limit))
 
     @located
     def collect(self) -> CollectSink:
-        """Rows of completed checkpoints in this process: `.rows()`, `.table()`, `.frame()` of the answer."""
+        """Collect the rows of completed checkpoints in this process, exactly once.
+
+        Returns a CollectSink, whose rows are read with `.rows()`, `.table()` or `.frame()`.
+        """
         sink = CollectSink()
         self._end("collect", sink)
         return sink
@@ -373,7 +414,7 @@ class DataStream(Handle):
         return [Input(origin.node, self.schema, origin.tag, how, keys, port) for origin in self._origins]
 
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
-        """Behind one operator with this stream as its only input and an attribute `schema`."""
+        """Add an operator with this stream as its only input and an attribute `schema`; return its output."""
         node, _ = self._program.add(kind, self._inputs(), make, schema=schema_of)
         assert node.schema is not None
         return self._behind(node.id, node.schema)
@@ -381,7 +422,7 @@ class DataStream(Handle):
     def _behind(
         self, node: int, schema: pa.Schema, side_outputs: Mapping[str, pa.Schema] | None = None, *events: str | None
     ) -> DataStream:
-        """The stream that node `node` makes. `events`: event-time columns that may live on in it, this stream's first."""
+        """Return the stream of node `node`. `events`: event-time columns that may survive in it, after our own."""
         names = (self.event_time, *events)
         sides = {tag: (side, surviving(names, side)) for tag, side in (side_outputs or {}).items()}
         return DataStream(
@@ -413,7 +454,7 @@ class DataStream(Handle):
 
 
 class BroadcastStream(DataStream):
-    """A stream whose rows go to every subtask of the operator that takes it."""
+    """A stream whose rows go to every subtask of the operator that consumes it."""
 
 
 _METHOD = {
@@ -425,14 +466,14 @@ _METHOD = {
 
 
 def schema_of(operator: Operator) -> pa.Schema:
-    """What an operator emits: all but sinks have this attribute."""
+    """Return the schema of an operator's output; every operator except sinks has this attribute."""
     schema = getattr(operator, "schema", None)
     assert isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
     return schema
 
 
 def surviving(event_times: Iterable[str | None], schema: pa.Schema) -> str | None:
-    """The first event-time column that is still a timestamp of `schema`."""
+    """Return the first of these event-time columns that is still a timestamp column of `schema`."""
     for name in event_times:
         if name is not None:
             index = schema.get_field_index(name)
@@ -471,5 +512,5 @@ def _difference(first: pa.Schema, second: pa.Schema) -> str:
 
 
 def _kind_of(sink: Sink) -> str:
-    """PrintSink is "print", CollectSink "collect"."""
+    """Derive the operator kind from the class: PrintSink is "print", CollectSink "collect"."""
     return type(sink).__name__.removesuffix("Sink").lower() or "sink"

@@ -1,4 +1,4 @@
-"""Starting what a program describes: its graph is built, shipped, and given to a driver."""
+"""Starting a program: its graph is built, shipped, and passed to a driver."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that has passed every check that can be made without slots."""
+    """A job that has passed every check that is possible without slots."""
 
     plan: JobPlan
     nodes: tuple[Node, ...]
     master: str | None
     slots: SlotProvider | None
-    """None: those of Spark, which is started for it if need be."""
+    """None for slots on Spark, which is started if necessary."""
 
     def start(self) -> Job:
-        """Start the job and return at once. Raises as `Environment.start` does."""
+        """Start the job and return at once. Raises the errors of `Environment.start`."""
         plan, graph = self.plan, self.plan.graph
         with ExitStack() as undo:
             slots = self.slots
@@ -77,7 +77,10 @@ def submission(
     master: str | None,
     slots: SlotProvider | None,
 ) -> Submission:
-    """`modules`: those that the pickled graph needs in the slots. For the rest see `Environment.start`."""
+    """Check the job and return its Submission; `Environment.start` describes the arguments.
+
+    `modules`: returns the modules that the slots need for the pickled graph.
+    """
     if slots is not None and master is not None:
         raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
     if restore_from is not None and config.checkpoint_dir is None:
@@ -103,17 +106,17 @@ def submission(
     start = find_start(plan, FileStorage)
     _check_sinks(graph, restoring=start.metadata is not None)
     for warning in check_start(plan, start, FileStorage):
-        _log.warning("job %s: %s", config.name, warning)  # at once: the status, which has it too, is looked at later
-    # what is wrong with them is said before Spark starts
+        _log.warning("job %s: %s", config.name, warning)  # the status, which has it too, is read later
+    # an error in the modules is reported before Spark starts
     plan = replace(plan, modules=modules(cloudpickle.dumps(graph)))
     return Submission(plan, tuple(logical.nodes), master, slots)
 
 
 def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallelism: int) -> JobPlan:
-    """The plan of the same job at another parallelism, of the operators that do not say their own.
+    """Return the plan of the same job at another parallelism, for the operators that do not set their own.
 
-    What is shipped is what was shipped with `plan`: on the driver, sources and sinks have been at
-    work since. Raises ConfigError, JobError, or ClusterError when there cannot be so many slots.
+    Sources and sinks are shipped as they were with `plan`, because those on the driver have been in use since.
+    Raises ConfigError, JobError, or ClusterError if that many slots are not available.
     """
     config = msgspec.structs.replace(plan.config, parallelism=parallelism)
     graph = build_job_graph(logical, config)
@@ -173,7 +176,7 @@ def _check_parallelism(graph: JobGraph) -> None:
 
 
 def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:
-    """Raises JobError when a sink commits with checkpoints, there are none, and the job has no end either."""
+    """Raises JobError if a sink commits with checkpoints, but the job has no checkpoint directory and no end."""
     if config.checkpoint_dir is not None:
         return
     endless = [v.source.name for v in graph.vertices if v.source is not None and not v.source.source.bounded]

@@ -1,4 +1,4 @@
-"""Keyed process functions: a row at a time, with state and timers per key.
+"""Process functions: they process one row at a time, with state and timers per key.
 
     class CountVisits(KeyedProcessFunction):
         count = ValueState(default=0)
@@ -13,9 +13,9 @@
         def on_timer(self, time, ctx):
             self.count.clear()
 
-What is not in a state declared on the class is not in a checkpoint. `process`, `on_timer` and the
-like return or yield rows (dicts): one dict, an iterable of dicts, or None. A row counts as it was
-when it was returned; of a list or dict in it that is going to change (a state's own), hand out a copy.
+Only states declared on the class are in a checkpoint. `process`, `on_timer` and the like return or yield
+rows (dicts): one dict, an iterable of dicts, or None. A row is emitted as it was when it was returned; if
+it contains a list or dict that will change (such as a state's own), return a copy of that.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from midstream.operators.rows import Row
 
 Result: TypeAlias = "Row | Iterable[Row] | None"
 Instant: TypeAlias = "datetime | int"
-"""A datetime (one without time zone is UTC), or int64 microseconds since the epoch."""
+"""A datetime (UTC if it has no zone), or int64 microseconds since the epoch."""
 
 
 class Timers(Protocol):
-    """Timers of the current key. Setting one that is set already changes nothing."""
+    """Timers of the current key. Setting one that is set, or deleting one that is not, has no effect."""
 
     def event_time(self, at: Instant) -> None:
-        """Call `on_timer` once the watermark has reached `at` (at once with the next watermark if it has)."""
+        """Call `on_timer` once the watermark has reached `at`; if it has already, with the next watermark."""
         ...
 
     def processing_time(self, at: Instant) -> None:
@@ -52,26 +52,26 @@ class Timers(Protocol):
 
 
 class ProcessContext(Protocol):
-    """What a function may know and do beside its states. Valid during the call only."""
+    """The key, times, timers and side outputs of a process function. Valid during the call only."""
 
     @property
     def key(self) -> Any:
-        """The key's value; a tuple when there are several key columns; None on a stream without keys."""
+        """The key's value; a tuple if there are several key columns; None on a stream without keys."""
         ...
 
     @property
     def timestamp(self) -> datetime | None:
-        """Event time of the row, or of the timer that fires; None when the stream has no event time."""
+        """Event time of the row, or of the timer that fires; None if the stream has no event time."""
         ...
 
     @property
     def watermark(self) -> datetime:
-        """How far event time has come; `datetime.min` until the first watermark since a start, `datetime.max` at the end."""
+        """The current event time: `datetime.min` until the first watermark since a start, `datetime.max` at the end."""
         ...
 
     @property
     def now(self) -> datetime:
-        """The wall clock, UTC, in milliseconds."""
+        """The wall clock in UTC, to the millisecond."""
         ...
 
     @property
@@ -83,43 +83,50 @@ class ProcessContext(Protocol):
 
 
 class KeyedProcessFunction(Function):
-    """For a keyed stream: see the top of this file."""
+    """A function on the rows of a keyed stream, with states and timers per key; the module shows an example."""
 
     def process(self, row: Row, ctx: ProcessContext) -> Result:
+        """Process one row; return or yield rows as dicts, or return None."""
         raise NotImplementedError
 
     def on_timer(self, time: datetime, ctx: ProcessContext) -> Result:
-        """A timer of the current key is due. `time` is what it was set to."""
+        """Handle a timer of the current key that is due. `time` is the time that it was set for."""
         return None
 
 
 class CoProcessFunction(Function):
-    """For two connected streams; when both are keyed they share the states and timers of a key."""
+    """A function on the rows of two connected streams; if both are keyed they share the states and timers of a key."""
 
     def process1(self, row: Row, ctx: ProcessContext) -> Result:
+        """Process one row of the first stream."""
         raise NotImplementedError
 
     def process2(self, row: Row, ctx: ProcessContext) -> Result:
+        """Process one row of the second stream."""
         raise NotImplementedError
 
     def on_timer(self, time: datetime, ctx: ProcessContext) -> Result:
+        """Handle a timer of the current key that is due. `time` is the time that it was set for."""
         return None
 
 
 class BroadcastProcessFunction(Function):
-    """For a stream connected with a broadcast one. States declared as BroadcastState hold the same on all subtasks.
+    """A function on a stream and a broadcast stream. A BroadcastState has the same contents on all subtasks.
 
-    They can be written in `process_broadcast` only, which every subtask runs for the same rows in
-    the same order: it must be deterministic. On a keyed stream `process` also has keyed states and timers.
+    Broadcast states can be written only in `process_broadcast`, which every subtask runs for the same rows in the
+    same order: it must be deterministic. On a keyed stream `process` also has keyed states and timers.
     """
 
     def process(self, row: Row, ctx: ProcessContext) -> Result:
+        """Process one row of the stream; broadcast states can be read."""
         raise NotImplementedError
 
     def process_broadcast(self, row: Row, ctx: ProcessContext) -> Result:
+        """Process one broadcast row; broadcast states can be written."""
         raise NotImplementedError
 
     def on_timer(self, time: datetime, ctx: ProcessContext) -> Result:
+        """Handle a timer of the current key that is due. `time` is the time that it was set for."""
         return None
 
 
@@ -133,7 +140,7 @@ def process_operator(
     schema: pa.Schema,
     side_outputs: Mapping[str, pa.Schema] | None = None,
 ) -> ProcessOperator:
-    """The operator of a KeyedProcessFunction. `schema`: the rows it returns; `side_outputs`: tag to schema."""
+    """Return the operator of a KeyedProcessFunction. `schema`: the rows it returns; `side_outputs`: tag to schema."""
     port = Port("process", tuple(keys), event_time, input_schema)
     return ProcessOperator(name, function, [port], schema, side_outputs or {})
 
@@ -148,7 +155,7 @@ def broadcast_process_operator(
     schema: pa.Schema,
     side_outputs: Mapping[str, pa.Schema] | None = None,
 ) -> ProcessOperator:
-    """Port 0 is the stream (`keys` empty when it is not keyed), port 1 the broadcast one."""
+    """Return the operator. Port 0 is the stream (`keys` is empty if it is not keyed), port 1 the broadcast stream."""
     ports = [
         Port("process", tuple(keys), event_times[0], input_schemas[0]),
         Port("process_broadcast", (), event_times[1], input_schemas[1], broadcast=True),

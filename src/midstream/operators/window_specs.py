@@ -1,4 +1,4 @@
-"""Windows in event time: what they are."""
+"""Windows in event time, and the functions with which users define them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.core.errors import ConfigError
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
 LATE: Final = "late"
-"""Tag of the side output of rows that came too late for all their windows, as they came in."""
+"""Tag of the side output of rows that came too late for all their windows, unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,19 @@ Window: TypeAlias = Sliding | Session
 
 
 def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
-    """Windows that follow one another without gap or overlap."""
+    """Windows of `size` that follow one another without gap or overlap.
+
+    They begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by `offset`. Raises ConfigError for a
+    size that is not longer than 0.
+    """
     return sliding(size, size, offset)
 
 
 def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
-    """A window of `size` starts every `slide`. Raises ConfigError for sizes that cannot be."""
+    """Windows of `size`, one of which starts every `slide`, counted from 1970-01-01 00:00 UTC and shifted by `offset`.
+
+    Raises ConfigError for sizes that are not longer than 0, and for a slide longer than the size.
+    """
     window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), duration_us(offset, "offset"))
     if window.size_us <= 0 or window.slide_us <= 0:
         raise ConfigError(f"window: size {size!r} and slide {slide!r} must be longer than 0")
@@ -58,6 +65,7 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
 
 
 def session(gap: Duration) -> Session:
+    """Windows of a key's rows that are at most `gap` apart. Raises ConfigError for a gap that is not longer than 0."""
     window = Session(duration_us(gap, "gap"))
     if window.gap_us <= 0:
         raise ConfigError(f"window: gap {gap!r} must be longer than 0")

@@ -1,4 +1,4 @@
-"""The handle on a running job, for the program that started it. Any thread may use it."""
+"""The handle on a running job, for the program that started it. Its methods may be called from any thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import absolute
 
 LOOK_S: Final = 0.2
-"""How often a thread that waits looks whether it has been interrupted."""
+"""How often a waiting thread checks whether it has been interrupted."""
 
 
 def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
     """Start a job on a thread of its own and return at once. `slots` is closed when the job has ended.
 
-    Raises ClusterError when the cluster is too small for it.
+    Raises ClusterError if the cluster is too small for it.
     """
     driver = Driver(plan, slots)
     driver.start()
@@ -33,7 +33,7 @@ def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
 
 
 class Job:
-    """A job ends with the program that started it, at the latest."""
+    """The handle that `Environment.start` returns. A job ends at the latest when the program that started it ends."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -42,7 +42,7 @@ class Job:
         return f"<midstream job {self.name!r} {self.job_id}: {self._state()}>"
 
     def _state(self) -> str:
-        """Without a long wait: it is for people who look at the job in a shell."""
+        """Return the state without a long wait, for `repr` in a shell."""
         if self.ended:
             return self.status().state
         done, _ = wait([question := self._driver.ask(GetStatus())], LOOK_S)
@@ -59,16 +59,16 @@ class Job:
 
     @property
     def checkpoint_dir(self) -> str | None:
-        """A local path is absolute."""
+        """The directory or storage URL of the checkpoints, or None; a local path is absolute."""
         return self._driver.plan.config.checkpoint_dir
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over and everything that was opened for it is closed."""
+        """Whether the job has ended and everything that was opened for it is closed."""
         return self._driver.ended.is_set()
 
     def status(self) -> JobStatus:
-        """What is to be seen of the job now, or was at its end."""
+        """Return the status of the job as it is now, or as it was at its end."""
         if not self.ended:
             reply = self._driver.ask(GetStatus()).result()
             if reply.status is not None:
@@ -78,21 +78,21 @@ class Job:
         return self._driver.outcome.status
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
-        """Take a checkpoint and wait until it is complete: its path.
+        """Take a checkpoint, wait until it is complete, and return its path.
 
-        Raises JobError when it fails, or the job has no checkpoint directory or has ended;
-        TimeoutError when it takes longer.
+        Raises JobError if it fails, or if the job has no checkpoint directory or has ended; TimeoutError if it
+        takes longer than `timeout_s` seconds (None: no limit).
         """
         reply = self._ask(DoCheckpoint(), timeout_s)
         assert reply.checkpoint is not None
         return reply.checkpoint
 
     def savepoint(self, directory: str | os.PathLike[str] | None = None, timeout_s: float | None = None) -> str:
-        """Make a savepoint, while the job runs on, and wait until it is complete: its path.
+        """Write a savepoint while the job runs on, wait until it is complete, and return its path.
 
-        `directory` (or storage URL) must be empty or not exist; None: one below the checkpoint
-        directory. A savepoint holds all that it needs, may be moved, and is never deleted. Raises
-        JobError when it cannot be made, TimeoutError when it takes longer.
+        `directory`: a path or storage URL that is empty or does not exist; None for one below the checkpoint
+        directory. A savepoint holds everything it needs, may be moved, and is never deleted. Raises JobError if it
+        cannot be written, TimeoutError if it takes longer than `timeout_s` seconds (None: no limit).
         """
         place = None if directory is None else absolute(os.fspath(directory))
         path = self._ask(DoSavepoint(place), timeout_s).checkpoint
@@ -100,11 +100,11 @@ class Job:
         return path
 
     def rescale(self, parallelism: int, timeout_s: float | None = None) -> str | None:
-        """Go on at another parallelism, from a checkpoint made for it, and wait until all tasks run again.
+        """Continue at another parallelism, from a checkpoint taken for it, and wait until all tasks run again.
 
-        Operators whose parallelism the program sets keep it. Returns the checkpoint's path; None when
-        the job was at that parallelism. Raises JobError when that cannot be (the job then runs on as
-        it was), TimeoutError when it takes longer.
+        Operators whose parallelism the program sets keep it. Returns the checkpoint's path, or None if the job already
+        had that parallelism. Raises JobError if the rescale is not possible (the job then runs on unchanged),
+        TimeoutError if it takes longer than `timeout_s` seconds (None: no limit).
         """
         return self._ask(DoRescale(parallelism), timeout_s).checkpoint
 
@@ -114,11 +114,11 @@ class Job:
         timeout_s: float | None = None,
         savepoint: str | os.PathLike[str] | None = None,
     ) -> str | None:
-        """Stop at a checkpoint, or (`drain`) end the sources and let everything flow out; wait for the end.
+        """Stop at a checkpoint, or with `drain` end the sources and process all rows; wait for the end.
 
-        `savepoint`: the directory of a savepoint to stop with, see `savepoint()`. Returns the path of
-        the checkpoint or savepoint to go on from; None when there is none. Raises JobError when the
-        job cannot be stopped so (it runs on), or has ended; TimeoutError when it takes longer.
+        `savepoint`: the directory of a savepoint to stop with, see `savepoint()`. Returns the path of the checkpoint
+        or savepoint from which the job can resume, or None if there is none. Raises JobError if the job cannot be
+        stopped in this way (it then runs on), or has ended; TimeoutError if it takes longer than `timeout_s` seconds.
         """
         place = None if savepoint is None else absolute(os.fspath(savepoint))
         reply = self._ask(DoStop(drain, place), timeout_s)
@@ -126,14 +126,21 @@ class Job:
         return reply.checkpoint
 
     def cancel(self, reason: str = "it was cancelled", timeout_s: float | None = None) -> JobStatus:
-        """End the job now, without a checkpoint, and wait for it. Nothing if it has ended."""
+        """End the job now, without a checkpoint, and wait for it. Does nothing if the job has ended.
+
+        Raises TimeoutError if this takes longer than `timeout_s` seconds (None: no limit).
+        """
         self._driver.cancel(reason)
         if not _wait(self._driver.ended.wait, timeout_s):
             raise TimeoutError(f"job {self.name} has not ended within {timeout_s} s")
         return self.status()
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Wait for the end. Raises what the job failed with (JobError carries the user's traceback), TimeoutError if it goes on."""
+        """Wait for the end and return the final status.
+
+        Raises the error that the job failed with (a JobError has the user's traceback), and TimeoutError if the
+        job still runs after `timeout_s` seconds.
+        """
         with self.awaited():
             if not _wait(self._driver.ended.wait, timeout_s):
                 raise TimeoutError(f"job {self.name} is still running after {timeout_s} s")
@@ -145,7 +152,7 @@ class Job:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """While somebody waits who says why the job has failed, if it does: then it is not logged."""
+        """While a caller waits that will report the job's failure, the failure is not logged."""
         self._driver.awaited += 1
         try:
             yield
@@ -164,10 +171,10 @@ class Job:
 
 
 def _wait(done: Callable[[float], bool], timeout_s: float | None) -> bool:
-    """Whether it is done in time; `done` waits so many seconds at most.
+    """Return whether it is done in time; `done` waits at most the number of seconds that it is given.
 
-    In short waits: a signal handler such as that of polars has system calls go on, and a Ctrl-C would
-    only be seen after a long one.
+    The waits are short, because a signal handler such as that of polars makes system calls resume, so that a
+    Ctrl-C would only take effect after a long wait.
     """
     until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while not done(max(0.0, min(LOOK_S, until_s - time.monotonic()))):
