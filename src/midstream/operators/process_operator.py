@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -299,6 +300,17 @@ class ProcessOperator(FunctionOperator):
             return SnapshotResult(parts)
 
         return Snapshot(later=later)
+
+    def contents(self) -> dict[str, dict[Any, Any]]:
+        """By name of a state, a copy of what it holds now: by key as the function sees it; of broadcast state, all of it."""
+        found = {}
+        for state in self._states.values():
+            entries = copy.deepcopy(state.entries())
+            if state.is_keyed:
+                found[state.name] = {self._form.shown(key): value for key, value in entries.items()}
+            else:
+                found[state.name] = entries.get(None, {})
+        return found
 
     def _form_of(self, state: State) -> KeyForm:
         return self._form if state.is_keyed else KeyForm((), 1)

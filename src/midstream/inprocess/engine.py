@@ -1,0 +1,358 @@
+"""One job in one slot, driven step by step: rows in, event time, processing time, snapshots, the end.
+
+Each call returns when there is nothing left to do, so that everything that follows from it has happened.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import cloudpickle
+import msgspec
+import pyarrow as pa
+
+from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.coordinator.attempt import tasks_of
+from midstream.coordinator.completing import operator_states
+from midstream.coordinator.events import JobPlan
+from midstream.core.config import JobConfig
+from midstream.core.errors import InvariantError, JobError, MidstreamError
+from midstream.core.ids import TaskId
+from midstream.core.seams import DataLink, LinkEnd
+from midstream.core.tracebacks import raised_by_users_code
+from midstream.graph.build import build_job_graph
+from midstream.graph.job_graph import JobGraph, OperatorSpec
+from midstream.graph.logical import LogicalGraph
+from midstream.inprocess.ends import Fed, FedSource, TakingSink
+from midstream.inprocess.loop import Loop, MemoryStorage
+from midstream.operators.base import Operator
+from midstream.operators.source import Split
+from midstream.operators.watermarks import TimestampsOperator
+from midstream.protocol import messages as m
+from midstream.state.own_code import own_code
+from midstream.worker.slot import SlotMachine
+from midstream.worker.task import Task
+
+STORAGE: Final = "memory"
+POOL_BYTES: Final = 64 * 2**20
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class InProcessFailure(Exception):  # noqa: N818 - it is told on as what the job failed with
+    """A task has failed. `error`: what was raised in it; `summary`: where, and in which row."""
+
+    def __init__(self, summary: str, error: BaseException) -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state and event time of a job between two rows. Go on from it as often as you like."""
+
+    metadata: CheckpointMetadata = field(repr=False)
+    storage: MemoryStorage = field(repr=False)
+    graph: JobGraph = field(repr=False)
+    """Of the job that it was taken of, with what its operators' state depends on."""
+    now_us: int
+
+
+class Engine:
+    """`logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep what they get.
+
+    `asked` is called when a subtask of a source of the job's own asks for a split.
+    """
+
+    def __init__(
+        self,
+        logical: LogicalGraph,
+        config: JobConfig,
+        now_us: int,
+        restore: Snapshot | None = None,
+        asked: Callable[[m.FromSlot], None] = lambda message: None,
+    ) -> None:
+        self.loop = Loop(now_us)
+        self.storage = restore.storage if restore is not None else MemoryStorage()
+        self._logical = logical
+        self._asked = asked
+        self._attempt = -1 if restore is None else restore.metadata.attempt
+        self._checkpoint_id = 0 if restore is None else restore.metadata.checkpoint_id
+        self._acks: dict[TaskId, m.CheckpointAck] = {}
+        self._failed: m.TaskFailed | m.DeployFailed | None = None
+        self._declined = ""
+        self._fed: dict[int, pa.RecordBatch] = {}
+        self._batches = 0
+        self._rows: dict[str, int] = {}
+        """By uid of a source: how many rows it was fed."""
+        self._turn: dict[str, int] = {}
+        """By uid of a source: which subtask the next batch goes to."""
+        self._ended: set[str] = set()
+        self.taken: dict[str, list[pa.RecordBatch]] = {}
+        """By the id of an output: its rows so far."""
+        self._config = config
+        self._copies: list[JobGraph] = []
+        self._slot = SlotMachine(
+            clock=self.loop,
+            executor=self.loop,
+            ids=self.loop,
+            transport=_NoPeers(),
+            open_storage=lambda root: self.storage,
+            send=self._heard,
+            unpickle=lambda data: self._copies.pop(0),
+        )
+        self._slot.slot_id = 0
+        self._deploy(config.parallelism, None if restore is None else restore.metadata)
+
+    # ---- the life of an attempt ----
+
+    def _deploy(self, parallelism: int, metadata: CheckpointMetadata | None) -> None:
+        self._config = msgspec.structs.replace(
+            self._config, parallelism=parallelism, checkpoint_dir=STORAGE, pool_bytes=POOL_BYTES
+        )
+        self.graph = graph = build_job_graph(self._logical, self._config)
+        self._attempt += 1
+        self._own = own_code(graph, (), self._config.trusted_packages)
+        for vertex in graph.vertices:
+            for each in (vertex.source and vertex.source.source, *(spec.operator for spec in vertex.operators)):
+                if each is not None:
+                    each.own = self._own
+        self.graph_bytes = cloudpickle.dumps(graph)
+        self.plan = JobPlan("in-process", graph, self.graph_bytes, self._config)
+        tasks = tasks_of(graph)
+        self._copies = self._copied(tasks)
+        restored = b""
+        if metadata is not None:
+            state = assign_state(metadata, graph)
+            restored = _encode(m.Restored(tuple(state.tasks.items()), tuple(state.channels.items())))
+        self._slot.handle(
+            m.Deploy(
+                job_id=self.plan.job_id,
+                attempt=self._attempt,
+                config=_encode(self._config),
+                graph=self.graph_bytes,
+                slots=(0,) * graph.slots,
+                tasks=tasks,
+                restore=restored,
+                checkpoint_root=STORAGE,
+            )
+        )
+        self._settle()
+        for vertex in graph.vertices:
+            if vertex.source is not None and isinstance(vertex.source.source, FedSource):
+                for ref in self._subtasks(vertex.id):
+                    self._slot.handle(m.SplitsAssigned(self._attempt, ref))
+        self._slot.handle(m.Start(self._attempt, ()))
+        self._settle()
+
+    def _copied(self, tasks: Sequence[TaskId]) -> list[JobGraph]:
+        """What each task unpickles. Those of one subtask may share a graph: each has another vertex of it."""
+        copies: dict[int, JobGraph] = {}
+        for ref in tasks:
+            if ref.subtask not in copies:
+                graph = copies[ref.subtask] = pickle.loads(self.graph_bytes)
+                for vertex in graph.vertices:
+                    if vertex.source is not None and isinstance(vertex.source.source, FedSource):
+                        vertex.source.source.fed = self._fed
+                    for spec in vertex.operators:
+                        if isinstance(spec.sink, TakingSink):
+                            spec.sink.taken = self.taken.setdefault(spec.sink.output, [])
+        return [copies[ref.subtask] for ref in tasks]
+
+    def close(self) -> None:
+        """Close every operator; what `close` of a function raises is raised."""
+        self._slot.close()
+        self._raise_failure()
+
+    # ---- what the slot says ----
+
+    def _heard(self, message: m.FromSlot) -> None:
+        match message:
+            case m.TaskFailed() | m.DeployFailed():
+                self._failed = self._failed or message
+            case m.CheckpointAck():
+                self._acks[message.task] = message
+            case m.CheckpointDecline():
+                self._declined = message.reason
+            case m.RequestSplit():
+                self._asked(message)
+            case _:
+                pass
+
+    def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let everything that is to be done now be done. Raises InProcessFailure when a task has failed."""
+        self.loop.run(lambda: self._failed is not None or enough())
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failed = self._failed
+        if failed is None:
+            return
+        error = self._slot.failure if isinstance(failed, m.DeployFailed) else self._slot.tasks[failed.task].failure
+        assert error is not None, failed.summary
+        self._failed = None
+        raise InProcessFailure(failed.summary, error) from error
+
+    # ---- sources ----
+
+    @property
+    def sources(self) -> dict[str, pa.Schema]:
+        """By uid."""
+        return {v.source.uid: v.source.source.schema for v in self.graph.vertices if v.source is not None}
+
+    def feed(self, uid: str, batch: pa.RecordBatch) -> None:
+        """Rows of one source, as one batch: to its subtasks in turn."""
+        vertex = self._vertex(uid)
+        subtask = self._turn.get(uid, 0) % self.graph.vertices[vertex].parallelism
+        self._turn[uid] = subtask + 1
+        number, self._batches = self._batches, self._batches + 1
+        self._fed[number] = batch
+        first = self._rows.get(uid, 0)
+        self._rows[uid] = first + batch.num_rows
+        split = Split(f"batch {number}", _encode(Fed(number, first)))
+        self._slot.handle(m.AssignSplit(self._attempt, TaskId(vertex, subtask), _encode(split)))
+        self._settle()
+
+    def has_ended(self, uid: str) -> bool:
+        return uid in self._ended
+
+    def end(self, uid: str) -> None:
+        """No more rows of that source. Once all have ended, all timers and windows fire."""
+        self._ended.add(uid)
+        for ref in self._subtasks(self._vertex(uid)):
+            self._slot.handle(m.NoMoreSplits(self._attempt, ref))
+        self._settle()
+
+    def stop_sources(self) -> None:
+        """Sources of the job's own end where they are, as if there were no more."""
+        self._slot.handle(m.StopSources(self._attempt))
+        self._settle()
+
+    def tell(self, message: m.ToSlot) -> None:
+        self._slot.handle(message)
+
+    def run(self, enough: Callable[[], bool]) -> None:
+        self._settle(enough)
+
+    def _vertex(self, uid: str) -> int:
+        return next(v.id for v in self.graph.vertices if v.source is not None and v.source.uid == uid)
+
+    def _subtasks(self, vertex: int) -> list[TaskId]:
+        return [TaskId(vertex, i) for i in range(self.graph.vertices[vertex].parallelism)]
+
+    # ---- time ----
+
+    def advance_processing_time(self, until_us: int, enough: Callable[[], bool] = lambda: False) -> None:
+        self.loop.advance(until_us, lambda: self._failed is not None or enough())
+        self._raise_failure()
+
+    def advance_to(self, watermark_us: int, uids: Sequence[str] | None = None) -> None:
+        """Event time comes to `watermark_us` at every with_watermarks(), or at these.
+
+        Raises JobError when the job has none.
+        """
+        found = False
+        for task, spec in self._operators():
+            operator = spec.operator
+            if isinstance(operator, TimestampsOperator) and (uids is None or spec.uid in uids):
+                found = True
+                task.mail(_advance(operator, watermark_us))
+        if not found:
+            raise JobError("advance_to: the job has no event time; call with_watermarks(column, strategy) in it")
+        self._settle()
+
+    def event_times(self) -> dict[str, list[str]]:
+        """By uid of a source: uids of the with_watermarks() through which its rows come first."""
+        found: dict[str, list[str]] = {}
+        for node in self._logical.nodes:
+            if node.source is not None:
+                assert node.uid is not None
+                found[node.uid] = list(self._first_event_times(node.id))
+        return found
+
+    def _first_event_times(self, node_id: int) -> Iterator[str]:
+        for node in self._logical.nodes:
+            if any(origin.node == node_id for origin in node.inputs):
+                if isinstance(node.operator, TimestampsOperator):
+                    assert node.uid is not None
+                    yield node.uid
+                else:
+                    yield from self._first_event_times(node.id)
+
+    # ---- state ----
+
+    def operators(self, uid: str) -> list[Operator]:
+        """As they run, one per subtask."""
+        return [spec.operator for _, spec in self._operators() if spec.uid == uid]
+
+    def _operators(self) -> Iterator[tuple[Task, OperatorSpec]]:
+        for task in self._slot.tasks.values():
+            for spec in task.vertex.operators:
+                yield task, spec
+
+    def snapshot(self) -> Snapshot:
+        """Take a checkpoint of everything, as the job would, and complete it."""
+        if self._ended:
+            raise JobError(f"source {min(self._ended)!r} has ended: take the snapshot before that")
+        self._checkpoint_id += 1
+        checkpoint_id, self._acks, self._declined = self._checkpoint_id, {}, ""
+        sources = [ref for ref in tasks_of(self.graph) if self.graph.vertices[ref.vertex].source is not None]
+        now_ms = self.loop.now_ms()
+        self._slot.handle(m.TriggerCheckpoint(self._attempt, checkpoint_id, now_ms, tuple(sources)))
+        self._settle()
+        if self._declined or set(self._acks) != set(tasks_of(self.graph)):
+            raise InvariantError(f"the snapshot did not come about: {self._declined or 'not all tasks have answered'}")
+        self._slot.handle(m.CheckpointCompleted(self._attempt, checkpoint_id))
+        self._settle()
+        vertices, edges = layout_of(self.graph)
+        metadata = CheckpointMetadata(
+            job_name=self._config.name,
+            job_id=self.plan.job_id,
+            checkpoint_id=checkpoint_id,
+            epoch=0,
+            attempt=self._attempt,
+            created_ms=now_ms,
+            completed_ms=now_ms,
+            max_parallelism=self.graph.max_parallelism,
+            vertices=vertices,
+            edges=edges,
+            operators=operator_states(self.plan, self._acks, frozenset(), None),
+            sources=(),
+            committables=(),
+            state_bytes=0,
+            files=(),
+        )
+        return Snapshot(metadata, self.storage, self.graph, self.loop.now_us)
+
+    def restore(self, snapshot: Snapshot, parallelism: int) -> None:
+        """Begin a new attempt with the state of `snapshot`; what was taken so far stays."""
+        self._slot.handle(m.Cancel(self._attempt))
+        self._settle()
+        self._fed.clear()
+        self._turn.clear()
+        self._deploy(parallelism, snapshot.metadata)
+
+
+def _advance(operator: TimestampsOperator, watermark_us: int) -> Callable[[], None]:
+    return lambda: operator.advance_to(watermark_us)
+
+
+class _NoPeers:
+    """core.seams.Transport: there is one slot."""
+
+    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+        raise InvariantError(f"a connection to slot {slot}, of which there is none")
+
+
+def surfaced(failure: InProcessFailure) -> BaseException:
+    """What a test should see: the exception of the user's own function if there is one, with a note of where it was."""
+    error = failure.error
+    cause = error.__cause__
+    if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
+        cause.add_note(failure.summary)
+        return cause
+    return error

@@ -1,0 +1,122 @@
+"""What came out of a job, by the name that a test calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.api.stream import DataStream, StreamSink
+from midstream.core.batches import check_held_by_polars, to_polars
+from midstream.core.errors import ConfigError
+from midstream.core.values import to_python
+from midstream.inprocess.rewriting import Output
+from midstream.operators.sink import Sink
+from midstream.operators.window_specs import LATE
+
+Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"
+"""Of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output (or uid
+and tag), the stream itself, or what `collect()` answered."""
+Row: TypeAlias = dict[str, Any]
+
+
+class Result:
+    """The rows of every sink, stream end and side output: `result["totals"]`, `result.rows` of the only one.
+
+    `result.late` has the rows that came too late, by the uid of the window.
+    """
+
+    def __init__(self, outputs: Sequence[Output], taken: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
+        self._outputs = tuple(outputs)
+        self._tables = {
+            output.id: pa.Table.from_batches(list(taken.get(output.id, ())), schema=output.schema) for output in outputs
+        }
+
+    def __getitem__(self, name: Name) -> list[Row]:
+        """Rows as dicts, in the order in which they came. Raises ConfigError for a name that is none, or of several."""
+        return as_rows(self.table(name))
+
+    def table(self, name: Name) -> pa.Table:
+        """The rows as an Arrow table, with the types that they have in the job."""
+        return self._tables[find(self._outputs, name).id]
+
+    def frame(self, name: Name) -> pl.DataFrame:
+        table = self.table(name)
+        check_held_by_polars(table.schema, "frame()")
+        return to_polars(table)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of the only sink or stream end there is."""
+        return as_rows(self._tables[only(self._outputs).id])
+
+    @property
+    def late(self) -> dict[str, list[Row]]:
+        """Rows that were too late for their windows, by the window's uid; only of windows that had some."""
+        late = {output.uid: as_rows(self._tables[output.id]) for output in self._outputs if output.tag == LATE}
+        return {uid: rows for uid, rows in late.items() if rows}
+
+    def __iter__(self) -> Iterator[str]:
+        return (output.label for output in self._outputs)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Of everything, by a text that names it."""
+        return {output.label: self._tables[output.id] for output in self._outputs}
+
+    def __repr__(self) -> str:
+        parts = [f"{label}: {rows_text(as_rows(table))}" for label, table in self.tables().items()]
+        return "Result(\n" + "".join(f"  {part}\n" for part in parts) + ")"
+
+
+def rows_text(rows: Sequence[Row], rows_max: int = 10) -> str:
+    if not rows:
+        return "no rows"
+    shown = [f"    {row}" for row in rows[:rows_max]]
+    if len(rows) > rows_max:
+        shown.append(f"    … {len(rows) - rows_max} more")
+    return f"{len(rows)} row{'s' * (len(rows) > 1)}\n" + "\n".join(shown)
+
+
+def as_rows(table: pa.Table) -> list[Row]:
+    names = table.column_names
+    columns = [to_python(column) for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def only(outputs: Sequence[Output]) -> Output:
+    """The one output that is an end of the job."""
+    ends = [output for output in outputs if output.is_end]
+    if len(ends) != 1:
+        raise ConfigError(f"rows: there are {len(ends)} outputs; name one: {_known(outputs)}")
+    return ends[0]
+
+
+def find(outputs: Sequence[Output], name: Name) -> Output:
+    """The output of that name. A uid goes before a name, and that before a side output's tag."""
+    ways = [
+        lambda o: isinstance(name, Sink) and o.sink is name,
+        lambda o: isinstance(name, StreamSink) and o.node == name._node and o.tag is None,
+        lambda o: (
+            isinstance(name, DataStream) and (o.node, o.tag) == (name._origins[0].node, name._origins[0].tag) and o.is_end
+        ),
+        lambda o: (
+            isinstance(name, DataStream) and (o.node, o.tag) == (name._origins[0].node, name._origins[0].tag)
+        ),
+        lambda o: name == (o.uid, o.tag),
+        lambda o: isinstance(name, str) and name == o.uid and o.tag is None,
+        lambda o: isinstance(name, str) and name == o.name and o.tag is None,
+        lambda o: isinstance(name, str) and name == o.tag,
+    ]
+    for is_meant in ways:
+        found = [output for output in outputs if is_meant(output)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"output {name!r}: there are {len(found)} of that name; name one by its uid: {_known(found)}")
+    raise ConfigError(f"output {name!r}: the job has none of that name; there is: {_known(outputs)}")
+
+
+def _known(outputs: Sequence[Output]) -> str:
+    return ", ".join(repr(o.uid) if o.tag is None else repr((o.uid, o.tag)) for o in outputs) or "none"
