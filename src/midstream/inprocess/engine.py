@@ -6,7 +6,8 @@ Each call returns when there is nothing left to do, so that everything that foll
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,7 +43,7 @@ POOL_BYTES: Final = 64 * 2**20
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class InProcessFailure(Exception):  # noqa: N818 - it is told on as what the job failed with
+class InProcessFailure(Exception):
     """A task has failed. `error`: what was raised in it; `summary`: where, and in which row."""
 
     def __init__(self, summary: str, error: BaseException) -> None:
@@ -116,11 +117,12 @@ class Engine:
         )
         self.graph = graph = build_job_graph(self._logical, self._config)
         self._attempt += 1
-        self._own = own_code(graph, (), self._config.trusted_packages)
+        own = own_code(graph, (), self._config.trusted_packages)
         for vertex in graph.vertices:
-            for each in (vertex.source and vertex.source.source, *(spec.operator for spec in vertex.operators)):
-                if each is not None:
-                    each.own = self._own
+            if vertex.source is not None:
+                vertex.source.source.own = own
+            for spec in vertex.operators:
+                spec.operator.own = own
         self.graph_bytes = cloudpickle.dumps(graph)
         self.plan = JobPlan("in-process", graph, self.graph_bytes, self._config)
         tasks = tasks_of(graph)
@@ -164,9 +166,8 @@ class Engine:
         return [copies[ref.subtask] for ref in tasks]
 
     def close(self) -> None:
-        """Close every operator; what `close` of a function raises is raised."""
+        """Close every operator. What a function's `close` raises does not count, as in a real job."""
         self._slot.close()
-        self._raise_failure()
 
     # ---- what the slot says ----
 
@@ -353,6 +354,14 @@ def surfaced(failure: InProcessFailure) -> BaseException:
     error = failure.error
     cause = error.__cause__
     if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
-        cause.add_note(failure.summary)
+        noted(cause, failure.summary)
         return cause
     return error
+
+
+def noted(error: BaseException, note: str) -> None:
+    """Have tracebacks show `note` with the exception."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    elif error.__cause__ is None:
+        error.__cause__ = JobError(note)

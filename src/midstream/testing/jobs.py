@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import zip_longest
-from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -18,17 +18,13 @@ from midstream.connectors.collection import CollectionSource
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.config import Duration, JobConfig, check_parallelism, duration_us
 from midstream.core.errors import ConfigError, JobError
-from midstream.graph.build import assign_uids
 from midstream.graph.logical import Node
 from midstream.inprocess.ends import FedSource
-from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, surfaced
+from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, noted, surfaced
 from midstream.inprocess.rewriting import End, rewritten
-from midstream.operators.source import DiscoveryContext, Source
+from midstream.operators.source import DiscoveryContext, Source, rows_text
 from midstream.testing.inputs import Cut, Instant, Rows, as_batch, as_us, batches
 from midstream.testing.results import Name, Result, Row, as_rows, find, only
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
 """A job, or the stream of one that a test is about, or several of them."""
@@ -91,6 +87,8 @@ class RunningJob:
         self._schemas: dict[str, pa.Schema] = {}
         made = rewritten(program.graph, ends, self._fed_source, parallelism)
         self._outputs = made.outputs
+        self._fed: dict[str, int] = {}
+        """By uid of a source: how many rows it was fed."""
         self._given: dict[str, int] = {}
         """By the id of an output: how many of its batches `take` has given."""
         config = msgspec.structs.replace(config, parallelism=parallelism)
@@ -104,37 +102,30 @@ class RunningJob:
         self._sources[uid] = node.name, node.source
         return FedSource(uid, node.source.schema)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> RunningJob:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except Exception as second:  # noqa: BLE001 - the first error is what the test is to see
-            error.add_note(f"and closing the job raised {type(second).__name__}: {second}")
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close all functions. At the end of the `with` block."""
-        with _surfacing():
-            self._engine.close()
+        self._engine.close()
 
     # ---- rows ----
 
     @located
-    def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> Self:
+    def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> RunningJob:
         """Rows of one source, by default one a batch; `feed(rows)` where there is one source."""
         if rows is None:
-            source, rows = self._only_source("feed"), source  # type: ignore[assignment]
+            source, rows = self._only_source("feed"), source
         uid = self._source(source, "feed")
-        for batch in batches(as_batch(rows, self._schema(uid), f"input {uid!r}"), cut):  # type: ignore[arg-type]
+        for batch in batches(as_batch(rows, self._schema(uid), f"input {uid!r}"), cut):
             self._feed(uid, batch)
         return self
 
     @located
-    def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> Self:
+    def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> RunningJob:
         """Rows of all sources, which take turns; what is not given is the job's own, where it has an end."""
         given = self._named(inputs)
         parts = {uid: list(batches(batch, cut)) for uid, batch in given.items()}
@@ -147,11 +138,13 @@ class RunningJob:
     def _feed(self, uid: str, batch: pa.RecordBatch) -> None:
         if self._engine.has_ended(uid):
             raise JobError(f"input {uid!r} has ended, and is given another row")
-        with _surfacing():
+        first = self._fed.get(uid, 0)
+        self._fed[uid] = first + batch.num_rows
+        with _surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
             self._engine.feed(uid, batch)
 
     @located
-    def end(self, *sources: str) -> Self:
+    def end(self, *sources: str) -> RunningJob:
         """These sources, or all, have no more rows. Once all have ended, all windows and timers fire."""
         named = [self._source(name, "end") for name in sources] or list(self._sources)
         with _surfacing():
@@ -163,7 +156,7 @@ class RunningJob:
     # ---- time ----
 
     @located
-    def advance_to(self, at: Instant, *sources: str) -> Self:
+    def advance_to(self, at: Instant, *sources: str) -> RunningJob:
         """Event time comes to `at`: windows and timers up to then fire, and rows at or before it are late.
 
         Of all inputs, or only where rows of `sources` get their event time. It never goes back.
@@ -174,14 +167,16 @@ class RunningJob:
             named = {name: self._event_times[self._source(name, "advance_to")] for name in sources}
             for name, found in named.items():
                 if not found:
-                    raise JobError(f"advance_to: rows of {name!r} have no event time; call with_watermarks() in the job")
+                    raise JobError(
+                        f"advance_to: rows of {name!r} have no event time; call with_watermarks() in the job"
+                    )
             uids = [uid for found in named.values() for uid in found]
         with _surfacing():
             self._engine.advance_to(us, uids)
         return self
 
     @located
-    def advance_processing_time(self, by: Duration) -> Self:
+    def advance_processing_time(self, by: Duration) -> RunningJob:
         """The wall clock goes on by a duration such as "10 s": timers of processing time fire, inputs become idle."""
         by_us = duration_us(by, "advance_processing_time")
         with _surfacing():
@@ -227,7 +222,7 @@ class RunningJob:
             return self._engine.snapshot()
 
     @located
-    def snapshot_and_restore(self, parallelism: int | None = None) -> Self:
+    def snapshot_and_restore(self, parallelism: int | None = None) -> RunningJob:
         """As if the job had failed behind a checkpoint: everything is built anew, with the state that was stored.
 
         `parallelism`: so many subtasks from then on. What an object of the job keeps outside of its states is gone.
@@ -249,7 +244,7 @@ class RunningJob:
         if inputs is None:
             inputs = {}
         elif not isinstance(inputs, Mapping) or not self._are_names(inputs):
-            inputs = {self._only_source("inputs"): inputs}  # type: ignore[dict-item]
+            inputs = {self._only_source("inputs"): inputs}
         given = {self._source(name, "inputs"): rows for name, rows in inputs.items()}
         return {
             uid: as_batch(given[uid], self._schema(uid), f"input {uid!r}")
@@ -276,7 +271,9 @@ class RunningJob:
     def _only_source(self, where: str) -> str:
         if len(self._sources) != 1:
             known = ", ".join(map(repr, self._sources))
-            raise ConfigError(f"{where}: the job has {len(self._sources)} sources, so say whose rows these are: {known}")
+            raise ConfigError(
+                f"{where}: the job has {len(self._sources)} sources, so say whose rows these are: {known}"
+            )
         return next(iter(self._sources))
 
     def _operator(self, name: str) -> str:
@@ -317,7 +314,9 @@ def _own_rows(uid: str, name: str, source: Source) -> pa.RecordBatch:
         while (read := reader.read(131_072)) is not None:
             parts.append(read[0])
         reader.close()
-    return pa.Table.from_batches(parts, schema=source.schema).combine_chunks().to_batches()[0] if parts else _none(source)
+    return (
+        pa.Table.from_batches(parts, schema=source.schema).combine_chunks().to_batches()[0] if parts else _none(source)
+    )
 
 
 def _none(source: Source) -> pa.RecordBatch:
@@ -325,10 +324,12 @@ def _none(source: Source) -> pa.RecordBatch:
 
 
 @contextmanager
-def _surfacing() -> Any:
-    """What a function of the job raises is raised in the test, as it was."""
+def _surfacing(place: str = "") -> Iterator[None]:
+    """What a function of the job raises is raised in the test, as it was. `place`: what the job was at work on."""
     try:
         yield
     except InProcessFailure as failure:
         error = surfaced(failure)
+        if place and place not in failure.summary:
+            noted(error, f"while the job processed {place}")
         raise error.with_traceback(error.__traceback__) from error.__cause__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -95,26 +95,25 @@ def only(outputs: Sequence[Output]) -> Output:
 
 def find(outputs: Sequence[Output], name: Name) -> Output:
     """The output of that name. A uid goes before a name, and that before a side output's tag."""
-    ways = [
-        lambda o: isinstance(name, Sink) and o.sink is name,
-        lambda o: isinstance(name, StreamSink) and o.node == name._node and o.tag is None,
-        lambda o: (
-            isinstance(name, DataStream) and (o.node, o.tag) == (name._origins[0].node, name._origins[0].tag) and o.is_end
-        ),
-        lambda o: (
-            isinstance(name, DataStream) and (o.node, o.tag) == (name._origins[0].node, name._origins[0].tag)
-        ),
-        lambda o: name == (o.uid, o.tag),
-        lambda o: isinstance(name, str) and name == o.uid and o.tag is None,
-        lambda o: isinstance(name, str) and name == o.name and o.tag is None,
-        lambda o: isinstance(name, str) and name == o.tag,
+    origin = (name._origins[0].node, name._origins[0].tag) if isinstance(name, DataStream) else None
+    node = (name._node, None) if isinstance(name, StreamSink) else origin
+    ways: list[Callable[[Output], bool]] = [
+        lambda output: isinstance(name, Sink) and output.sink is name,
+        lambda output: (output.node, output.tag) == node and output.is_end,
+        lambda output: (output.node, output.tag) == node,
+        lambda output: (output.uid, output.tag) == name,
+        lambda output: output.uid == name and output.tag is None,
+        lambda output: output.name == name and output.tag is None,
+        lambda output: output.tag is not None and output.tag == name,
     ]
     for is_meant in ways:
         found = [output for output in outputs if is_meant(output)]
         if len(found) == 1:
             return found[0]
         if found:
-            raise ConfigError(f"output {name!r}: there are {len(found)} of that name; name one by its uid: {_known(found)}")
+            raise ConfigError(
+                f"output {name!r}: there are {len(found)} of that name; name one by its uid: {_known(found)}"
+            )
     raise ConfigError(f"output {name!r}: the job has none of that name; there is: {_known(outputs)}")
 
 
