@@ -474,7 +474,7 @@ def test_a_function_that_looks_at_the_whole_batch_is_told():
     )
     with pytest.raises(
         AssertionError,
-        match=r"(?s)depends on where batches are cut.*map_batches-1.*only with the whole input in one batch:.*'n': 8",
+        match=r"(?s)depends on where batches are cut.*map_batches-1.*only with the whole input in one batch:.*'n': 5",
     ):
         testing.check_cuts(stream)
 

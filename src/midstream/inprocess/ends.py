@@ -1,4 +1,4 @@
-"""The ends of a job that lie in memory: a source of rows that are handed to it, and a sink that keeps what it gets."""
+"""The ends of a job that lie in memory: rows and event time that are handed to it, and a sink that keeps what it gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import InvariantError
+from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, decoded, rows_text
 
@@ -48,6 +50,30 @@ class _FedReader(SplitReader):
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         batch, self._batch = self._batch, None
         return None if batch is None else (batch, batch.num_rows)
+
+
+class MarksOperator(Operator):
+    """Event time that only a test moves."""
+
+    makes_watermarks = True
+    keeps_splits = True
+    keeps_rows = True
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._watermark_us = MIN_WATERMARK_US
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._out.emit(batch)
+
+    def advance_to(self, watermark_us: int) -> None:
+        if watermark_us > self._watermark_us:
+            self._watermark_us = watermark_us
+            self._out.watermark(watermark_us)
 
 
 class TakingSink(Sink):

@@ -28,7 +28,7 @@ from midstream.core.tracebacks import raised_by_users_code
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph, OperatorSpec
 from midstream.graph.logical import LogicalGraph
-from midstream.inprocess.ends import Fed, FedSource, TakingSink
+from midstream.inprocess.ends import Fed, FedSource, MarksOperator, TakingSink
 from midstream.inprocess.loop import Loop, MemoryStorage
 from midstream.operators.base import Operator
 from midstream.operators.source import Split
@@ -40,6 +40,7 @@ from midstream.worker.task import Task
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
+_OF_EVENT_TIME: Final = (TimestampsOperator, MarksOperator)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -86,6 +87,8 @@ class Engine:
         self._acks: dict[TaskId, m.CheckpointAck] = {}
         self._failed: m.TaskFailed | m.DeployFailed | None = None
         self._declined = ""
+        self._broken = ""
+        """What a task has failed with: from then on every call is refused."""
         self._fed: dict[int, pa.RecordBatch] = {}
         self._batches = 0
         self._rows: dict[str, int] = {}
@@ -186,6 +189,7 @@ class Engine:
 
     def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:
         """Let everything that is to be done now be done. Raises InProcessFailure when a task has failed."""
+        self._check_not_broken()
         self.loop.run(lambda: self._failed is not None or enough())
         self._raise_failure()
 
@@ -195,8 +199,12 @@ class Engine:
             return
         error = self._slot.failure if isinstance(failed, m.DeployFailed) else self._slot.tasks[failed.task].failure
         assert error is not None, failed.summary
-        self._failed = None
+        self._failed, self._broken = None, failed.summary
         raise InProcessFailure(failed.summary, error) from error
+
+    def _check_not_broken(self) -> None:
+        if self._broken:
+            raise JobError(f"the job has failed: {self._broken}; begin another one, from a snapshot if there is one")
 
     # ---- sources ----
 
@@ -248,6 +256,7 @@ class Engine:
     # ---- time ----
 
     def advance_processing_time(self, until_us: int, enough: Callable[[], bool] = lambda: False) -> None:
+        self._check_not_broken()
         self.loop.advance(until_us, lambda: self._failed is not None or enough())
         self._raise_failure()
 
@@ -259,7 +268,7 @@ class Engine:
         found = False
         for task, spec in self._operators():
             operator = spec.operator
-            if isinstance(operator, TimestampsOperator) and (uids is None or spec.uid in uids):
+            if isinstance(operator, _OF_EVENT_TIME) and (uids is None or spec.uid in uids):
                 found = True
                 task.mail(_advance(operator, watermark_us))
         if not found:
@@ -278,7 +287,7 @@ class Engine:
     def _first_event_times(self, node_id: int) -> Iterator[str]:
         for node in self._logical.nodes:
             if any(origin.node == node_id for origin in node.inputs):
-                if isinstance(node.operator, TimestampsOperator):
+                if isinstance(node.operator, _OF_EVENT_TIME):
                     assert node.uid is not None
                     yield node.uid
                 else:
@@ -338,7 +347,7 @@ class Engine:
         self._deploy(parallelism, snapshot.metadata)
 
 
-def _advance(operator: TimestampsOperator, watermark_us: int) -> Callable[[], None]:
+def _advance(operator: TimestampsOperator | MarksOperator, watermark_us: int) -> Callable[[], None]:
     return lambda: operator.advance_to(watermark_us)
 
 

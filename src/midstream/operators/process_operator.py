@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -311,6 +312,14 @@ class ProcessOperator(FunctionOperator):
             else:
                 found[state.name] = entries.get(None, {})
         return found
+
+    def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
+        """Those of event time and those of processing time that are set now: when, and of which key."""
+        event, processing = (
+            [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.freeze()]
+            for queue in (self._timers.event, self._timers.processing)
+        )
+        return event, processing
 
     def _form_of(self, state: State) -> KeyForm:
         return self._form if state.is_keyed else KeyForm((), 1)

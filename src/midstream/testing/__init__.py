@@ -9,9 +9,11 @@ Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (h
 """
 
 from midstream.testing.cuts import check_cuts as check_cuts
+from midstream.testing.functions import Harness as Harness
+from midstream.testing.functions import harness as harness
 from midstream.testing.jobs import RunningJob as RunningJob
 from midstream.testing.jobs import job as job
 from midstream.testing.jobs import run as run
 from midstream.testing.results import Result as Result
 
-__all__ = ["Result", "RunningJob", "check_cuts", "job", "run"]
+__all__ = ["Harness", "Result", "RunningJob", "check_cuts", "harness", "job", "run"]

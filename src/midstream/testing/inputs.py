@@ -83,12 +83,8 @@ def instant_text(us: int) -> str:
 
 def batches(batch: pa.RecordBatch, cut: Cut) -> Iterator[pa.RecordBatch]:
     """`batch` in parts. Raises ConfigError for a cut that is none."""
-    sizes = [cut] if isinstance(cut, int) else [max(1, batch.num_rows)] if cut == "whole" else cut
-    if (
-        isinstance(sizes, str)
-        or not sizes
-        or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes)
-    ):
+    sizes = [max(1, batch.num_rows)] if cut == "whole" else cut if isinstance(cut, (list, tuple)) else [cut]
+    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ConfigError(f"cut: {cut!r}; give a number of rows, 'whole', or a list of numbers of rows")
     first = number = 0
     while first < batch.num_rows:

@@ -22,9 +22,11 @@ from midstream.graph.logical import Node
 from midstream.inprocess.ends import FedSource
 from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, noted, surfaced
 from midstream.inprocess.rewriting import End, rewritten
+from midstream.operators.base import Operator
 from midstream.operators.source import DiscoveryContext, Source, rows_text
 from midstream.testing.inputs import Cut, Instant, Rows, as_batch, as_us, batches
 from midstream.testing.results import Name, Result, Row, as_rows, find, only
+from midstream.testing.states import contents
 
 What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
 """A job, or the stream of one that a test is about, or several of them."""
@@ -211,9 +213,11 @@ class RunningJob:
 
         `operator`: its uid or name.
         """
-        from midstream.testing.states import contents
+        return contents(self.operators(operator), operator)
 
-        return contents(self._engine.operators(self._operator(operator)), operator)
+    def operators(self, operator: str) -> list[Operator]:
+        """Those of that uid or name as they run, one per subtask."""
+        return self._engine.operators(self._operator(operator))
 
     @located
     def snapshot(self) -> Snapshot:
