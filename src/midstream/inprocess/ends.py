@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import InvariantError
+from midstream.core.values import to_python
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, decoded, rows_text
@@ -97,3 +98,10 @@ class _TakingWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._taken.append(batch)
+
+
+def table_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """As dicts. Raises ValueError for a value that Python has no form of."""
+    names = table.column_names
+    columns = [to_python(column) for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

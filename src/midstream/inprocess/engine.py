@@ -36,7 +36,7 @@ from midstream.operators.watermarks import TimestampsOperator
 from midstream.protocol import messages as m
 from midstream.state.own_code import own_code
 from midstream.worker.slot import SlotMachine
-from midstream.worker.task import Task
+from midstream.worker.task import Task, TaskState
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -76,13 +76,13 @@ class Engine:
         config: JobConfig,
         now_us: int,
         restore: Snapshot | None = None,
-        asked: Callable[[m.FromSlot], None] = lambda message: None,
+        asked: Callable[[m.RequestSplit], None] = lambda request: None,
     ) -> None:
         self.loop = Loop(now_us)
         self.storage = restore.storage if restore is not None else MemoryStorage()
         self._logical = logical
-        self._asked = asked
-        self._attempt = -1 if restore is None else restore.metadata.attempt
+        self.asked = asked
+        self.attempt = -1 if restore is None else restore.metadata.attempt
         self._checkpoint_id = 0 if restore is None else restore.metadata.checkpoint_id
         self._acks: dict[TaskId, m.CheckpointAck] = {}
         self._failed: m.TaskFailed | m.DeployFailed | None = None
@@ -119,7 +119,7 @@ class Engine:
             self._config, parallelism=parallelism, checkpoint_dir=STORAGE, pool_bytes=POOL_BYTES
         )
         self.graph = graph = build_job_graph(self._logical, self._config)
-        self._attempt += 1
+        self.attempt += 1
         own = own_code(graph, (), self._config.trusted_packages)
         for vertex in graph.vertices:
             if vertex.source is not None:
@@ -137,7 +137,7 @@ class Engine:
         self._slot.handle(
             m.Deploy(
                 job_id=self.plan.job_id,
-                attempt=self._attempt,
+                attempt=self.attempt,
                 config=_encode(self._config),
                 graph=self.graph_bytes,
                 slots=(0,) * graph.slots,
@@ -150,8 +150,8 @@ class Engine:
         for vertex in graph.vertices:
             if vertex.source is not None and isinstance(vertex.source.source, FedSource):
                 for ref in self._subtasks(vertex.id):
-                    self._slot.handle(m.SplitsAssigned(self._attempt, ref))
-        self._slot.handle(m.Start(self._attempt, ()))
+                    self._slot.handle(m.SplitsAssigned(self.attempt, ref))
+        self._slot.handle(m.Start(self.attempt, ()))
         self._settle()
 
     def _copied(self, tasks: Sequence[TaskId]) -> list[JobGraph]:
@@ -183,7 +183,7 @@ class Engine:
             case m.CheckpointDecline():
                 self._declined = message.reason
             case m.RequestSplit():
-                self._asked(message)
+                self.asked(message)
             case _:
                 pass
 
@@ -223,7 +223,7 @@ class Engine:
         first = self._rows.get(uid, 0)
         self._rows[uid] = first + batch.num_rows
         split = Split(f"batch {number}", _encode(Fed(number, first)))
-        self._slot.handle(m.AssignSplit(self._attempt, TaskId(vertex, subtask), _encode(split)))
+        self._slot.handle(m.AssignSplit(self.attempt, TaskId(vertex, subtask), _encode(split)))
         self._settle()
 
     def has_ended(self, uid: str) -> bool:
@@ -233,19 +233,29 @@ class Engine:
         """No more rows of that source. Once all have ended, all timers and windows fire."""
         self._ended.add(uid)
         for ref in self._subtasks(self._vertex(uid)):
-            self._slot.handle(m.NoMoreSplits(self._attempt, ref))
+            self._slot.handle(m.NoMoreSplits(self.attempt, ref))
         self._settle()
 
     def stop_sources(self) -> None:
         """Sources of the job's own end where they are, as if there were no more."""
-        self._slot.handle(m.StopSources(self._attempt))
+        self._slot.handle(m.StopSources(self.attempt))
         self._settle()
 
     def tell(self, message: m.ToSlot) -> None:
+        """What sources of the job's own answer."""
         self._slot.handle(message)
 
-    def run(self, enough: Callable[[], bool]) -> None:
-        self._settle(enough)
+    @property
+    def has_finished(self) -> bool:
+        """All tasks have processed all their rows."""
+        return all(task.state is TaskState.FINISHING for task in self._slot.tasks.values())
+
+    @property
+    def rows_read(self) -> int:
+        """By all sources."""
+        heads = {vertex.source.uid for vertex in self.graph.vertices if vertex.source is not None}
+        metrics = (task.metrics() for task in self._slot.tasks.values())
+        return sum(rows for each in metrics for uid, _, rows in each.operators if uid in heads)
 
     def _vertex(self, uid: str) -> int:
         return next(v.id for v in self.graph.vertices if v.source is not None and v.source.uid == uid)
@@ -312,11 +322,11 @@ class Engine:
         checkpoint_id, self._acks, self._declined = self._checkpoint_id, {}, ""
         sources = [ref for ref in tasks_of(self.graph) if self.graph.vertices[ref.vertex].source is not None]
         now_ms = self.loop.now_ms()
-        self._slot.handle(m.TriggerCheckpoint(self._attempt, checkpoint_id, now_ms, tuple(sources)))
+        self._slot.handle(m.TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, tuple(sources)))
         self._settle()
         if self._declined or set(self._acks) != set(tasks_of(self.graph)):
             raise InvariantError(f"the snapshot did not come about: {self._declined or 'not all tasks have answered'}")
-        self._slot.handle(m.CheckpointCompleted(self._attempt, checkpoint_id))
+        self._slot.handle(m.CheckpointCompleted(self.attempt, checkpoint_id))
         self._settle()
         vertices, edges = layout_of(self.graph)
         metadata = CheckpointMetadata(
@@ -324,7 +334,7 @@ class Engine:
             job_id=self.plan.job_id,
             checkpoint_id=checkpoint_id,
             epoch=0,
-            attempt=self._attempt,
+            attempt=self.attempt,
             created_ms=now_ms,
             completed_ms=now_ms,
             max_parallelism=self.graph.max_parallelism,
@@ -340,7 +350,7 @@ class Engine:
 
     def restore(self, snapshot: Snapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; what was taken so far stays."""
-        self._slot.handle(m.Cancel(self._attempt))
+        self._slot.handle(m.Cancel(self.attempt))
         self._settle()
         self._fed.clear()
         self._turn.clear()

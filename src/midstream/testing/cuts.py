@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from midstream.inprocess.ends import table_rows
 from midstream.operators.window_specs import LATE
 from midstream.testing.inputs import Cut, Rows
 from midstream.testing.jobs import What, run
-from midstream.testing.results import Result, as_rows
+from midstream.testing.results import Result
 
 ROWS_SHOWN_MAX: Final = 5
 
@@ -48,7 +49,7 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
     is_late = False
     theirs = other.tables()
     for label, table in first.tables().items():
-        one, two = as_rows(table), as_rows(theirs[label])
+        one, two = table_rows(table), table_rows(theirs[label])
         only_one, only_two = _without(one, two), _without(two, one)
         if only_one or only_two:
             is_late = is_late or label.endswith(f"side output {LATE!r}")

@@ -83,7 +83,10 @@ def instant_text(us: int) -> str:
 
 def batches(batch: pa.RecordBatch, cut: Cut) -> Iterator[pa.RecordBatch]:
     """`batch` in parts. Raises ConfigError for a cut that is none."""
-    sizes = [max(1, batch.num_rows)] if cut == "whole" else cut if isinstance(cut, (list, tuple)) else [cut]
+    if cut == "whole":
+        sizes: Sequence[Any] = [max(1, batch.num_rows)]
+    else:
+        sizes = cut if isinstance(cut, (list, tuple)) else [cut]
     if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ConfigError(f"cut: {cut!r}; give a number of rows, 'whole', or a list of numbers of rows")
     first = number = 0

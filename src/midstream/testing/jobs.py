@@ -19,13 +19,13 @@ from midstream.connectors.generator import GeneratorSource
 from midstream.core.config import Duration, JobConfig, check_parallelism, duration_us
 from midstream.core.errors import ConfigError, JobError
 from midstream.graph.logical import Node
-from midstream.inprocess.ends import FedSource
+from midstream.inprocess.ends import FedSource, table_rows
 from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, noted, surfaced
 from midstream.inprocess.rewriting import End, rewritten
 from midstream.operators.base import Operator
 from midstream.operators.source import DiscoveryContext, Source, rows_text
 from midstream.testing.inputs import Cut, Instant, Rows, as_batch, as_us, batches
-from midstream.testing.results import Name, Result, Row, as_rows, find, only
+from midstream.testing.results import Name, Result, Row, find, only
 from midstream.testing.states import contents
 
 What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
@@ -199,7 +199,7 @@ class RunningJob:
         taken = self._engine.taken[found.id]
         new = taken[self._given.get(found.id, 0) :]
         self._given[found.id] = len(taken)
-        return as_rows(pa.Table.from_batches(new, schema=found.schema))
+        return table_rows(pa.Table.from_batches(new, schema=found.schema))
 
     def result(self) -> Result:
         """All that has come out so far."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.api.stream import DataStream, StreamSink
 from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import ConfigError
-from midstream.core.values import to_python
+from midstream.inprocess.ends import table_rows
 from midstream.inprocess.rewriting import Output
 from midstream.operators.sink import Sink
 from midstream.operators.window_specs import LATE
@@ -36,7 +36,7 @@ class Result:
 
     def __getitem__(self, name: Name) -> list[Row]:
         """Rows as dicts, in the order in which they came. Raises ConfigError for a name that is none, or of several."""
-        return as_rows(self.table(name))
+        return table_rows(self.table(name))
 
     def table(self, name: Name) -> pa.Table:
         """The rows as an Arrow table, with the types that they have in the job."""
@@ -50,12 +50,12 @@ class Result:
     @property
     def rows(self) -> list[Row]:
         """Of the only sink or stream end there is."""
-        return as_rows(self._tables[only(self._outputs).id])
+        return table_rows(self._tables[only(self._outputs).id])
 
     @property
     def late(self) -> dict[str, list[Row]]:
         """Rows that were too late for their windows, by the window's uid; only of windows that had some."""
-        late = {output.uid: as_rows(self._tables[output.id]) for output in self._outputs if output.tag == LATE}
+        late = {output.uid: table_rows(self._tables[output.id]) for output in self._outputs if output.tag == LATE}
         return {uid: rows for uid, rows in late.items() if rows}
 
     def __iter__(self) -> Iterator[str]:
@@ -66,7 +66,7 @@ class Result:
         return {output.label: self._tables[output.id] for output in self._outputs}
 
     def __repr__(self) -> str:
-        parts = [f"{label}: {rows_text(as_rows(table))}" for label, table in self.tables().items()]
+        parts = [f"{label}: {rows_text(table_rows(table))}" for label, table in self.tables().items()]
         return "Result(\n" + "".join(f"  {part}\n" for part in parts) + ")"
 
 
@@ -77,12 +77,6 @@ def rows_text(rows: Sequence[Row], rows_max: int = 10) -> str:
     if len(rows) > rows_max:
         shown.append(f"    … {len(rows) - rows_max} more")
     return f"{len(rows)} row{'s' * (len(rows) > 1)}\n" + "\n".join(shown)
-
-
-def as_rows(table: pa.Table) -> list[Row]:
-    names = table.column_names
-    columns = [to_python(column) for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def only(outputs: Sequence[Output]) -> Output:
