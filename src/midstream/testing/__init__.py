@@ -8,6 +8,7 @@ Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (h
 (contract checks).
 """
 
+from midstream.testing.aggregates import check_aggregate as check_aggregate
 from midstream.testing.cuts import check_cuts as check_cuts
 from midstream.testing.functions import Harness as Harness
 from midstream.testing.functions import harness as harness
@@ -15,5 +16,18 @@ from midstream.testing.jobs import RunningJob as RunningJob
 from midstream.testing.jobs import job as job
 from midstream.testing.jobs import run as run
 from midstream.testing.results import Result as Result
+from midstream.testing.sinks import check_sink as check_sink
+from midstream.testing.sources import check_source as check_source
 
-__all__ = ["Harness", "Result", "RunningJob", "check_cuts", "harness", "job", "run"]
+__all__ = [
+    "Harness",
+    "Result",
+    "RunningJob",
+    "check_aggregate",
+    "check_cuts",
+    "check_sink",
+    "check_source",
+    "harness",
+    "job",
+    "run",
+]
