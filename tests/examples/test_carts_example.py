@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import midstream
 from midstream.ui.cli import main
 
@@ -50,9 +48,8 @@ def test_its_first_rows_can_be_looked_at(capsys):
     assert not (CARTS / "sold").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--preview", "5"]], ids=["preview"])
-def test_people_see_tables(capsys, arguments):
-    assert main(["run", str(CARTS / "carts.py"), *arguments]) == 0
+def test_people_see_tables(capsys):
+    assert main(["run", str(CARTS / "carts.py"), "--preview", "5"]) == 0
     out = capsys.readouterr().out
     assert "abandoned (jsonl): 1 row" in out
     assert "bob" in out

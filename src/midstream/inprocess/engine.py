@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -40,6 +41,9 @@ from midstream.worker.task import Task, TaskState
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
+CALL_S_MAX: Final = 60.0
+"""Of processor time: whoever stops in a debugger has all the time in the world."""
+LOOK_STEPS: Final = 8
 _OF_EVENT_TIME: Final = (TimestampsOperator, MarksOperator)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -59,8 +63,6 @@ class Snapshot:
 
     metadata: CheckpointMetadata = field(repr=False)
     storage: MemoryStorage = field(repr=False)
-    graph: JobGraph = field(repr=False)
-    """Of the job that it was taken of, with what its operators' state depends on."""
     now_us: int
 
 
@@ -87,6 +89,7 @@ class Engine:
         self._acks: dict[TaskId, m.CheckpointAck] = {}
         self._failed: m.TaskFailed | m.DeployFailed | None = None
         self._declined = ""
+        self._closed = False
         self._broken = ""
         """What a task has failed with: from then on every call is refused."""
         self._fed: dict[int, pa.RecordBatch] = {}
@@ -171,6 +174,7 @@ class Engine:
     def close(self) -> None:
         """Close every operator. What a function's `close` raises does not count, as in a real job."""
         self._slot.close()
+        self._closed = True
 
     # ---- what the slot says ----
 
@@ -190,8 +194,26 @@ class Engine:
     def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:
         """Let everything that is to be done now be done. Raises InProcessFailure when a task has failed."""
         self._check_not_broken()
-        self.loop.run(lambda: self._failed is not None or enough())
+        self.loop.run(self._until(enough))
         self._raise_failure()
+
+    def _until(self, enough: Callable[[], bool]) -> Callable[[], bool]:
+        """Whether to stop here. Raises JobError when one call has no end, as with a timer that sets itself again and again."""
+        steps = 0
+        began_s = time.process_time()
+
+        def is_over() -> bool:
+            nonlocal steps
+            steps += 1
+            if steps % LOOK_STEPS == 0 and time.process_time() - began_s > CALL_S_MAX:
+                self._broken = f"one call took more than {CALL_S_MAX:g} s of processor time"
+                raise JobError(
+                    f"{self._broken}, and its end is not in sight: does a timer set itself anew for a time that has come? "
+                    "At the end of the input, where the watermark is datetime.max, every time has"
+                )
+            return self._failed is not None or enough()
+
+        return is_over
 
     def _raise_failure(self) -> None:
         failed = self._failed
@@ -203,6 +225,8 @@ class Engine:
         raise InProcessFailure(failed.summary, error) from error
 
     def _check_not_broken(self) -> None:
+        if self._closed:
+            raise JobError("the job is closed: its block has ended")
         if self._broken:
             raise JobError(f"the job has failed: {self._broken}; begin another one, from a snapshot if there is one")
 
@@ -215,6 +239,7 @@ class Engine:
 
     def feed(self, uid: str, batch: pa.RecordBatch) -> None:
         """Rows of one source, as one batch: to its subtasks in turn."""
+        self._check_not_broken()
         vertex = self._vertex(uid)
         subtask = self._turn.get(uid, 0) % self.graph.vertices[vertex].parallelism
         self._turn[uid] = subtask + 1
@@ -231,6 +256,7 @@ class Engine:
 
     def end(self, uid: str) -> None:
         """No more rows of that source. Once all have ended, all timers and windows fire."""
+        self._check_not_broken()
         self._ended.add(uid)
         for ref in self._subtasks(self._vertex(uid)):
             self._slot.handle(m.NoMoreSplits(self.attempt, ref))
@@ -267,7 +293,7 @@ class Engine:
 
     def advance_processing_time(self, until_us: int, enough: Callable[[], bool] = lambda: False) -> None:
         self._check_not_broken()
-        self.loop.advance(until_us, lambda: self._failed is not None or enough())
+        self.loop.advance(until_us, self._until(enough))
         self._raise_failure()
 
     def advance_to(self, watermark_us: int, uids: Sequence[str] | None = None) -> None:
@@ -275,6 +301,7 @@ class Engine:
 
         Raises JobError when the job has none.
         """
+        self._check_not_broken()
         found = False
         for task, spec in self._operators():
             operator = spec.operator
@@ -316,6 +343,7 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Take a checkpoint of everything, as the job would, and complete it."""
+        self._check_not_broken()
         if self._ended:
             raise JobError(f"source {min(self._ended)!r} has ended: take the snapshot before that")
         self._checkpoint_id += 1
@@ -346,7 +374,7 @@ class Engine:
             state_bytes=0,
             files=(),
         )
-        return Snapshot(metadata, self.storage, self.graph, self.loop.now_us)
+        return Snapshot(metadata, self.storage, self.loop.now_us)
 
     def restore(self, snapshot: Snapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; what was taken so far stays."""

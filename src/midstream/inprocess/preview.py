@@ -81,7 +81,7 @@ def preview(
         raise ConfigError(f"preview: {rows!r} is not a number of rows")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
         raise ConfigError(f"preview: {seconds!r} is not a time in seconds")
-    made = rewritten(program, ends, _own_source, 1)
+    made = rewritten(program, ends, _own_source)
     config = msgspec.structs.replace(config, parallelism=1, batch_rows=min(config.batch_rows, BATCH_ROWS))
     try:
         return _previews(made.graph, made.outputs, config, rows, seconds, now_us)

@@ -60,12 +60,11 @@ def rewritten(
     program: LogicalGraph,
     ends: Sequence[End] | None,
     source_of: Callable[[str, Node], Source],
-    parallelism: int,
 ) -> Rewritten:
     """The program with its outputs kept. `ends`: only these streams and what they need; None: all of it.
 
-    `source_of(uid, node)`: what is read in place of a source. With a `parallelism` of 1 every operator has
-    one subtask, else those that say how many they have keep that. Raises JobError when there is nothing to run.
+    `source_of(uid, node)`: what is read in place of a source. All operators but those that have one subtask have as many
+    as the job is run with, whatever they say. Raises JobError when there is nothing to run.
     """
     if not program.nodes:
         raise JobError("the job has no streams: begin with a source, such as env.from_collection([…])")
@@ -79,7 +78,7 @@ def rewritten(
             node,
             id=numbers[node.id],
             uid=uids[node.id],
-            parallelism=1 if parallelism == 1 else node.parallelism,
+            parallelism=1 if node.parallelism == 1 else None,
             inputs=tuple(replace(origin, node=numbers[origin.node]) for origin in node.inputs),
         )
         if node.source is not None:

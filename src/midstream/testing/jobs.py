@@ -9,10 +9,11 @@ from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 
 from midstream.api.environment import Environment
-from midstream.api.program import Program, located
+from midstream.api.program import Program
 from midstream.api.stream import DataStream
 from midstream.connectors.collection import CollectionSource
 from midstream.connectors.generator import GeneratorSource
@@ -87,7 +88,7 @@ class RunningJob:
             check_parallelism(parallelism, config.max_parallelism, "the job")
         self._sources: dict[str, tuple[str, Source]] = {}
         self._schemas: dict[str, pa.Schema] = {}
-        made = rewritten(program.graph, ends, self._fed_source, parallelism)
+        made = rewritten(program.graph, ends, self._fed_source)
         self._outputs = made.outputs
         self._fed: dict[str, int] = {}
         """By uid of a source: how many rows it was fed."""
@@ -116,7 +117,6 @@ class RunningJob:
 
     # ---- rows ----
 
-    @located
     def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> RunningJob:
         """Rows of one source, by default one a batch; `feed(rows)` where there is one source."""
         if rows is None:
@@ -126,7 +126,6 @@ class RunningJob:
             self._feed(uid, batch)
         return self
 
-    @located
     def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> RunningJob:
         """Rows of all sources, which take turns; what is not given is the job's own, where it has an end."""
         given = self._named(inputs)
@@ -145,7 +144,6 @@ class RunningJob:
         with _surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
             self._engine.feed(uid, batch)
 
-    @located
     def end(self, *sources: str) -> RunningJob:
         """These sources, or all, have no more rows. Once all have ended, all windows and timers fire."""
         named = [self._source(name, "end") for name in sources] or list(self._sources)
@@ -157,7 +155,6 @@ class RunningJob:
 
     # ---- time ----
 
-    @located
     def advance_to(self, at: Instant, *sources: str) -> RunningJob:
         """Event time comes to `at`: windows and timers up to then fire, and rows at or before it are late.
 
@@ -177,7 +174,6 @@ class RunningJob:
             self._engine.advance_to(us, uids)
         return self
 
-    @located
     def advance_processing_time(self, by: Duration) -> RunningJob:
         """The wall clock goes on by a duration such as "10 s": timers of processing time fire, inputs become idle."""
         by_us = duration_us(by, "advance_processing_time")
@@ -192,7 +188,6 @@ class RunningJob:
 
     # ---- what comes out ----
 
-    @located
     def take(self, output: Name | None = None) -> list[Row]:
         """The rows that came out there since `take` was called last; without a name those of the only output."""
         found = only(self._outputs) if output is None else find(self._outputs, output)
@@ -207,7 +202,6 @@ class RunningJob:
 
     # ---- state ----
 
-    @located
     def state(self, operator: str) -> dict[str, Any]:
         """What the states of an operator's function hold: by name of the state, its values by key; a table as a frame.
 
@@ -219,13 +213,11 @@ class RunningJob:
         """Those of that uid or name as they run, one per subtask."""
         return self._engine.operators(self._operator(operator))
 
-    @located
     def snapshot(self) -> Snapshot:
         """A checkpoint of the job as it is now; `testing.job(changed, restore=snapshot)` goes on from it."""
         with _surfacing():
             return self._engine.snapshot()
 
-    @located
     def snapshot_and_restore(self, parallelism: int | None = None) -> RunningJob:
         """As if the job had failed behind a checkpoint: everything is built anew, with the state that was stored.
 
@@ -259,8 +251,11 @@ class RunningJob:
 
     def _are_names(self, inputs: Mapping[str, Any]) -> bool:
         """Rather than the columns of one row."""
-        known = set(self._sources) | {name for name, _ in self._sources.values()}
-        return not inputs or not known.isdisjoint(inputs) or len(self._sources) != 1
+        if len(self._sources) != 1 or not inputs:
+            return True
+        [(uid, (name, source))] = self._sources.items()
+        is_a_row = all(column in source.schema.names for column in inputs) and not {uid, name} & inputs.keys()
+        return not is_a_row and (bool({uid, name} & inputs.keys()) or all(map(_may_be_rows, inputs.values())))
 
     def _source(self, name: object, where: str) -> str:
         if name in self._sources:
@@ -300,6 +295,10 @@ def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:
         raise ConfigError("the streams are of different Environments; give those of one")
     ends = [End(tuple((origin.node, origin.tag) for origin in stream._origins), stream.schema) for stream in streams]
     return streams[0]._program, JobConfig(name="test"), ends
+
+
+def _may_be_rows(value: object) -> bool:
+    return isinstance(value, (list, tuple, Mapping, pl.DataFrame, pa.Table, pa.RecordBatch))
 
 
 def _own_rows(uid: str, name: str, source: Source) -> pa.RecordBatch:
