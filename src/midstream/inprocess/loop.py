@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
+from math import ceil
 from typing import TypeVar
 
 from midstream.core.errors import StorageError
@@ -55,7 +56,7 @@ class Loop:
         self._mails.append(mail)
 
     def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
-        timer = LoopTimer(self.now_us + round(max(0.0, delay_s) * 1e6), mail)
+        timer = LoopTimer(self.now_us + ceil(max(0.0, delay_s) * 1e6), mail)  # never before it is due
         heapq.heappush(self._timers, (timer.due_us, next(self._numbers), timer))
         return timer
 

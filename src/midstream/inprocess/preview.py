@@ -36,6 +36,8 @@ from midstream.protocol import messages as m
 
 TIME_S: Final = 10.0
 """How much of the wall clock passes at most, at once, where nothing else is to be done."""
+FIRST_ROW_S: Final = 9.0
+"""So much longer than asked for is waited for the first row of each source: until a storage has answered there is none."""
 BATCH_ROWS: Final = 1024
 """Small ones, so that no more is read than is needed."""
 LOOK_STEPS: Final = 8
@@ -113,21 +115,23 @@ def _previews(
             sources.request(request)
         engine.asked = sources.request
         deadline_s = time.monotonic() + seconds
+        last_s = deadline_s + FIRST_ROW_S
         steps = 0
         is_over = False
 
         def enough() -> bool:
             nonlocal steps, is_over
             steps += 1
-            if steps % LOOK_STEPS == 0:
-                is_over = is_over or time.monotonic() > deadline_s
+            if steps % LOOK_STEPS == 0 and not is_over:
+                now_s = time.monotonic()
+                is_over = now_s > deadline_s and (now_s > last_s or all(engine.rows_read().values()))
             return is_over or sources.failure is not None or all(_count(engine, end) >= rows for end in ends)
 
         engine.advance_processing_time(now_us + int(TIME_S * 1e6), enough)
         sources.check()
         note = ""
         if not engine.has_finished and not all(_count(engine, end) >= rows for end in ends):
-            read = engine.rows_read
+            read = sum(engine.rows_read().values())
             engine.stop_sources()
             note = (
                 f"the input ends here after {read:,} row{'s' * (read != 1)}, {_why(is_over, seconds)}: "
