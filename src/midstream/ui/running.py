@@ -123,10 +123,15 @@ def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
             log_to_stderr()
 
 
-def _provider(slots: str | None) -> SlotProvider | None:
-    """None: Spark's. Raises ConfigError for what there is not."""
+def check_slots(slots: str | None) -> None:
+    """Raises ConfigError for a value of --slots that does not exist."""
     if slots not in (None, *SLOTS):
         raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+
+
+def _provider(slots: str | None) -> SlotProvider | None:
+    """None: Spark's. Raises ConfigError for what there is not."""
+    check_slots(slots)
     return ProcessSlots() if slots == "process" else None
 
 
