@@ -37,5 +37,5 @@ def test_the_page_has_an_example_for_each_part():
 )
 def test_the_example_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(submit, "_spark_slots", lambda master: ProcessSlots())
+    monkeypatch.setattr(submit, "_spark_slots", lambda master, slots: ProcessSlots())
     exec(compile(code, str(tmp_path / "example.py"), "exec"), {"__name__": "__main__"})
