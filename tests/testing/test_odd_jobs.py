@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import (
+    ConfigError,
     CoProcessFunction,
     Count,
     Environment,
@@ -273,3 +274,43 @@ def test_a_snapshot_of_another_job_is_refused():
     other = Environment().from_collection([], schema=ROW).uid("rows").filter(pl.col("n") > 0)
     with pytest.raises(Exception, match="'baskets'"):
         testing.job(other, restore=snapshot)
+
+
+def test_a_function_that_exits_does_not_end_the_test_run():
+    def leaves(row):
+        raise SystemExit(3)
+
+    stream = Environment().from_collection([{"n": 1}]).map(leaves)
+    for call in (lambda: testing.run(stream), stream.preview):
+        with pytest.raises(JobError, match="SystemExit: 3") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, SystemExit)
+
+
+def test_an_exception_without_a_text_is_raised_all_the_same():
+    class Mute(Exception):
+        def __str__(self):
+            raise IndexError("no text")
+
+    def raises(row):
+        raise Mute
+
+    with pytest.raises(Exception) as caught:
+        testing.run(Environment().from_collection([{"n": 1}]).map(raises))
+    assert isinstance(caught.value, (Mute, IndexError))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: testing.job(baskets(), restore="latest"), "restore: 'latest' is not a snapshot"),
+        (lambda: testing.job(baskets()).state("basket"), "the job has 0 of that name; uids are baskets"),
+        (lambda: testing.check_source(5), "5 is not a Source"),
+        (lambda: testing.check_sink(5), "5 is not a function that makes a sink"),
+        (lambda: testing.check_sink(lambda: 5), r"target\(\) answered 5"),
+    ],
+    ids=["restore", "operator", "source", "target", "sink"],
+)
+def test_what_is_given_in_the_wrong_place_is_told(call, message):
+    with pytest.raises((AssertionError, ConfigError), match=message):
+        call()

@@ -335,6 +335,12 @@ class Engine:
         """As they run, one per subtask."""
         return [spec.operator for _, spec in self._operators() if spec.uid == uid]
 
+    @property
+    def operator_names(self) -> dict[str, str]:
+        """By uid, of the operators of the program."""
+        specs = (spec for vertex in self.graph.vertices for spec in vertex.operators)
+        return {spec.uid: spec.name for spec in specs if not isinstance(spec.sink, TakingSink)}
+
     def _operators(self) -> Iterator[tuple[Task, OperatorSpec]]:
         for task in self._slot.tasks.values():
             for spec in task.vertex.operators:
@@ -402,6 +408,10 @@ def surfaced(failure: InProcessFailure) -> BaseException:
     if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
         noted(cause, failure.summary)
         return cause
+    if not isinstance(error, Exception):  # an exit, or a panic of a library, would end more than the job
+        wrapped = JobError(failure.summary)
+        wrapped.__cause__ = error
+        return wrapped
     return error
 
 

@@ -84,6 +84,8 @@ class RunningJob:
 
     def __init__(self, what: What, *, parallelism: int, now: Instant, restore: Snapshot | None) -> None:
         program, config, ends = _program_of(what)
+        if restore is not None and not isinstance(restore, Snapshot):
+            raise ConfigError(f"restore: {restore!r} is not a snapshot; give what snapshot() of a running job answered")
         if parallelism != 1:
             check_parallelism(parallelism, config.max_parallelism, "the job")
         self._sources: dict[str, tuple[str, Source]] = {}
@@ -276,13 +278,15 @@ class RunningJob:
         return next(iter(self._sources))
 
     def _operator(self, name: str) -> str:
-        specs = {spec.uid: spec.name for vertex in self._engine.graph.vertices for spec in vertex.operators}
+        specs = self._engine.operator_names
         if name in specs:
             return name
         found = [uid for uid, shown in specs.items() if shown == name]
         if len(found) == 1:
             return found[0]
-        raise ConfigError(f"operator {name!r}: the job has {len(found)} of that name; uids are {', '.join(specs)}")
+        raise ConfigError(
+            f"operator {name!r}: the job has {len(found)} of that name; uids are {', '.join(specs) or 'none'}"
+        )
 
 
 def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:

@@ -46,13 +46,20 @@ def check_sink(
     an attempt that does not know yet that it is over, that spoils what the next one has written; rows that
     two subtasks write over each other. A sink without a committer is at least once: of it only the writing is checked.
     """
+    if not callable(target):
+        raise AssertionError(f"check_sink: {target!r} is not a function that makes a sink for an empty place")
     columns = as_schema(schema, "check_sink")
     given = [{"n": n, "text": f"row {n}"} for n in range(SAMPLE_ROWS)] if rows is None else list(rows)
     if len(given) < 6 or len({repr(row) for row in given}) < len(given):
         raise AssertionError("check_sink: give at least six rows, all different")
     batch = as_batch(given, columns, "check_sink")
     for scenario in _SCENARIOS:
-        sink, read = target()
+        made = target()
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Sink) and callable(made[1])):
+            raise AssertionError(
+                f"check_sink: target() answered {made!r}; it must make a sink for an empty place and a function that reads it"
+            )
+        sink, read = made
         scenario(_Place(sink, read, batch))
 
 

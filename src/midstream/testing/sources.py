@@ -37,6 +37,8 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
     given goes on behind exactly the rows that came before it, in batches of any size; that all of this
     holds for a copy that knows nothing of what was called before.
     """
+    if not isinstance(source, Source):
+        raise AssertionError(f"check_source: {source!r} is not a Source; subclass it and give an instance")
     name = type(source).__name__
     _check_settings(source, name)
     made = _copy(source, name)
