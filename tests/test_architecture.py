@@ -28,8 +28,10 @@ ROOMS = (
     "coordinator",
     "runtime",
     "spark",
+    "inprocess",
     "api",
     "sim",
+    "testing",
     "bench",
     "ui",
 )

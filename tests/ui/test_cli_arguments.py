@@ -10,14 +10,14 @@ import pytest
 
 from midstream.ui.cli import main
 
-COMMANDS = ("run", "list", "status", "checkpoint", "savepoint", "stop", "inspect", "bench", "simulate")
+COMMANDS = ("run", "new", "list", "status", "checkpoint", "savepoint", "stop", "inspect", "bench", "simulate")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["rnu", "job.py"], ['Unknown command "rnu"', 'Did you mean "run"?']),
-        (["frobnicate"], ['Unknown command "frobnicate"', "run, list, status"]),
+        (["frobnicate"], ['Unknown command "frobnicate"', "run, new, list, status"]),
         (["--hlep"], ["Unknown option: --hlep", "Did you mean --help?"]),
         (["run", "job.py", "--paralelism", "3"], ["--paralelism", "Did you mean --parallelism?"]),
         (["run", "job.py", "--parallelism", "two"], ["--parallelism", "'two' is not a whole number"]),

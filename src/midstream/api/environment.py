@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from midstream.api.submit import Submission
     from midstream.coordinator.events import NewerOutput
+    from midstream.inprocess.preview import Preview
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
 
@@ -304,6 +306,13 @@ class Environment:
     def explain(self) -> str:
         """Return the job graph as text: chains of operators, their parallelism, and the partitioning between them."""
         return describe_text(build_job_graph(self._program.graph, self._config))
+
+    @located
+    def preview(self, rows: int = 20, *, seconds: float = 1.0) -> list[Preview]:
+        """The first rows of each stream that the job ends with, as `DataStream.preview`; sinks are not written to."""
+        from midstream.inprocess.preview import preview
+
+        return preview(self._program.graph, self._config, None, rows, seconds, time.time_ns() // 1000)
 
     def execute(
         self,

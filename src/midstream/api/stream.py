@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -18,7 +19,7 @@ from midstream.connectors.collect import CollectSink
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.print_sink import PrintSink
 from midstream.core.batches import check_held_by_polars
-from midstream.core.config import Size
+from midstream.core.config import JobConfig, Size
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.schemas import SchemaLike, as_schema
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
     from midstream.api.keyed import KeyedStream, WindowedStream
+    from midstream.inprocess.preview import Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +406,20 @@ class DataStream(Handle):
         sink = CollectSink()
         self._end("collect", sink)
         return sink
+
+    @located
+    def preview(self, rows: int = 20, *, seconds: float = 1.0) -> Preview:
+        """The first rows of this stream, in this process, within about so many seconds; to be looked at in a notebook.
+
+        Reads the job's own files, collections, generators and other sources, all but Spark's. Nothing is written.
+        Where there are fewer rows by then, the input ends where it is, and the answer's `note` says so.
+        """
+        from midstream.inprocess.preview import preview
+        from midstream.inprocess.rewriting import End
+
+        end = End(tuple((origin.node, origin.tag) for origin in self._origins), self.schema)
+        [found] = preview(self._program.graph, JobConfig(), [end], rows, seconds, time.time_ns() // 1000)
+        return found
 
     # ---- for the modules of this room
 

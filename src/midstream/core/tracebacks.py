@@ -16,7 +16,7 @@ _CHAINED: Final = re.compile(
 _FRAME: Final = re.compile(r'  File "(.+)", line \d+')
 _ERROR_OF_OURS: Final = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
 _OUR_ROOMS: Final = re.compile(
-    r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint)[/\\]"
+    r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint|inprocess|testing)[/\\]"
 )
 _LIBRARIES: Final = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3\.\d+[/\\]|^<(?!stdin>|ipython)"
@@ -65,6 +65,11 @@ def _is_not_ours(file: str) -> bool:
 
 def is_users(file: str) -> bool:
     return _is_not_ours(file) and not _LIBRARIES.search(file)
+
+
+def raised_by_users_code(error: BaseException) -> bool:
+    """Whether the exception came through a line of the user's code."""
+    return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def kind_and_line(error: BaseException) -> str:

@@ -159,3 +159,7 @@ class BatchFunctionOperator(FunctionOperator):
                 {name: StatePart(Redistribute.KEYED, chunks()) for name, chunks in frozen.items()}
             )
         )
+
+    def contents(self) -> dict[str, pl.DataFrame]:
+        """By name of a table, its rows now."""
+        return {state.name: state.frame for state in self._states.values()}

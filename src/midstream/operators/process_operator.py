@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -299,6 +301,25 @@ class ProcessOperator(FunctionOperator):
             return SnapshotResult(parts)
 
         return Snapshot(later=later)
+
+    def contents(self) -> dict[str, dict[Any, Any]]:
+        """By name of a state, a copy of what it holds now: by key as the function sees it; of broadcast state, all of it."""
+        found = {}
+        for state in self._states.values():
+            entries = copy.deepcopy(state.entries())
+            if state.is_keyed:
+                found[state.name] = {self._form.shown(key): value for key, value in entries.items()}
+            else:
+                found[state.name] = entries.get(None, {})
+        return found
+
+    def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
+        """Those of event time and those of processing time that are set now: when, and of which key."""
+        event, processing = (
+            [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.freeze()]
+            for queue in (self._timers.event, self._timers.processing)
+        )
+        return event, processing
 
     def _form_of(self, state: State) -> KeyForm:
         return self._form if state.is_keyed else KeyForm((), 1)

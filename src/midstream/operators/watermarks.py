@@ -126,6 +126,12 @@ class TimestampsOperator(Operator):
             if before_us <= self._lowest_us:
                 self._advance()
 
+    def advance_to(self, watermark_us: int) -> None:
+        """Event time is at least there, whatever the rows have said; between two steps of the task."""
+        if watermark_us > self._watermark_us:
+            self._watermark_us = watermark_us
+            self._out.watermark(watermark_us)
+
     def end_input(self, port: int) -> None:
         self._ended = True
         self._unwatch()

@@ -121,6 +121,11 @@ class State(DeclaredState):
         self._own = set()
         return dict(self._entries)
 
+    def entries(self) -> dict[Any, Any]:
+        """By key, what is held now: not to be changed."""
+        assert self._entries is not None
+        return self._entries
+
     def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
         """A frozen state as rows. Any thread."""
         return ((key, None, value) for key, value in frozen.items())

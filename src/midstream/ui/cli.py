@@ -68,6 +68,7 @@ def run(
     aligned_timeout: str | None = None,
     py_files: str | None = None,
     slots: str | None = None,
+    preview: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     json: Json = False,
 ) -> Answer:
     """Run the job in a Python file until it ends, and show it live.
@@ -103,6 +104,9 @@ def run(
         file, and for the slots besides what they are sent in any case.
     slots
         "spark": on Spark (the default); "process": on plain processes of this machine, without Spark and Java.
+    preview
+        Show so many rows of each stream that the job ends with, within about a second, and start nothing:
+        no Spark, no slots, no checkpoints, and nothing is written.
     """
     from midstream.ui.running import Overrides, run_job
 
@@ -118,7 +122,25 @@ def run(
         py_files=py_files,
         slots=slots,
     )
+    if preview is not None:
+        from midstream.ui.previewing import preview_job
+
+        return preview_job(job, preview, overrides)
     return run_job(job, overrides, json)
+
+
+@app.command
+def new(name: str, /, *, json: Json = False) -> Answer:
+    """Write a job to begin with, its test and a README, into a new directory.
+
+    Parameters
+    ----------
+    name
+        Of the directory and of the job: letters, digits and underscores.
+    """
+    from midstream.ui.beginning import begin_job
+
+    return begin_job(name)
 
 
 @app.command(name="list")

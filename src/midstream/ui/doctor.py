@@ -123,7 +123,7 @@ def _look_at_this_machine(checks: _Checks) -> None:
 
 def _load(checks: _Checks, path: Path, overrides: Overrides) -> Submission | None:
     with checks.of(f"job {path.name}"):
-        py_files = [each for each in (overrides.py_files or "").split(",") if each]
+        py_files = overrides.modules
         submission = load_with_its_own_logging(path, py_files).submission(
             parallelism=overrides.parallelism,
             master=overrides.master,

@@ -54,13 +54,28 @@ class Overrides:
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
+    @property
+    def modules(self) -> list[str]:
+        return [each for each in (self.py_files or "").split(",") if each]
+
+    @property
+    def of_a_run(self) -> list[str]:
+        """The names of those given that say how a job runs, and not what it is."""
+        flags = (
+            ("--from", self.restore),
+            ("--newer-output", self.newer_output),
+            ("--allow-dropped-state", self.allow_dropped_state or None),
+            ("--fresh", self.fresh or None),
+        )
+        names = [name for name in self.arguments[::2] if name != "--py-files"]
+        return names + [name for name, value in flags if value is not None]
+
 
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
-    py_files = [each for each in (overrides.py_files or "").split(",") if each]
-    submission = load_with_its_own_logging(path, py_files).submission(
+    submission = load_with_its_own_logging(path, overrides.modules).submission(
         parallelism=overrides.parallelism,
         master=overrides.master,
         restore_from=overrides.restore,

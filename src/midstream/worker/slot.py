@@ -104,6 +104,8 @@ class SlotMachine:
         self.slot_id = -1
         self.state = SlotState.IDLE
         self.attempt = -1
+        self.failure: BaseException | None = None
+        """What the last deployment has failed with."""
         self._reset()
 
     def _reset(self) -> None:
@@ -282,6 +284,7 @@ class SlotMachine:
         self._executor.submit(work, done)
 
     def _deploy_failed(self, attempt: int, error: BaseException) -> None:
+        self.failure = error
         self.close()
         self._send(deploy_failed(attempt, error))
 

@@ -181,6 +181,7 @@ class Task:
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
         self._to_recover_bytes = 0
+        self.failure: BaseException | None = None
 
     # ---- life --------------------------------------------------------------
 
@@ -276,7 +277,7 @@ class Task:
             _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
         if self.state in (TaskState.FINISHED, TaskState.CLOSED):
             return
-        self.state = TaskState.CLOSED
+        self.state, self.failure = TaskState.CLOSED, error
         self._let_go()
         self._seams.send(
             task_failed(

@@ -1,0 +1,107 @@
+"""The ends of a job that lie in memory: rows and event time that are handed to it, and a sink that keeps what it gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.errors import InvariantError
+from midstream.core.values import to_python
+from midstream.operators.base import Operator, OperatorContext, Output
+from midstream.operators.sink import Sink, SinkWriter, WriterContext
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, decoded, rows_text
+
+
+class Fed(msgspec.Struct, frozen=True, array_like=True):
+    """A split: one batch, by its number, and which row of the source its first one is."""
+
+    number: int
+    first_row: int
+
+
+class FedSource(Source):
+    """Each batch that it is fed is a split of its own, and the task emits it as it is: cut here and nowhere else."""
+
+    blocking = False
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._name = name
+        self.fed: dict[int, pa.RecordBatch] = {}
+        """Batches that have not been read, by number. Set by the engine, where the source is opened."""
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise InvariantError(f"the source {self._name!r} is fed, and was asked for its splits")
+
+    def open_split(self, split: Split) -> SplitReader:
+        return _FedReader(self.fed.pop(decoded(split.payload, Fed, self._name).number))
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        begin = decoded(split.payload, Fed, self._name).first_row
+        return f"{rows_text(begin + first, begin + last)} of the input {self._name!r}, counted from 0"
+
+
+class _FedReader(SplitReader):
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch: pa.RecordBatch | None = batch
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        batch, self._batch = self._batch, None
+        return None if batch is None else (batch, batch.num_rows)
+
+
+class MarksOperator(Operator):
+    """Event time that only a test moves."""
+
+    makes_watermarks = True
+    keeps_splits = True
+    keeps_rows = True
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._watermark_us = MIN_WATERMARK_US
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._out.emit(batch)
+
+    def advance_to(self, watermark_us: int) -> None:
+        if watermark_us > self._watermark_us:
+            self._watermark_us = watermark_us
+            self._out.watermark(watermark_us)
+
+
+class TakingSink(Sink):
+    """Keeps the rows of one output, in the order in which they come."""
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+        self.taken: list[pa.RecordBatch] = []
+        """Set by the engine, where the sink is opened: one list for all subtasks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"output": self.output, "taken": []}
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _TakingWriter(self.taken)
+
+
+class _TakingWriter(SinkWriter):
+    def __init__(self, taken: list[pa.RecordBatch]) -> None:
+        self._taken = taken
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._taken.append(batch)
+
+
+def table_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """As dicts. Raises ValueError for a value that Python has no form of."""
+    names = table.column_names
+    columns = [to_python(column) for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

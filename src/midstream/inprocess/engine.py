@@ -1,0 +1,423 @@
+"""One job in one slot, driven step by step: rows in, event time, processing time, snapshots, the end.
+
+Each call returns when there is nothing left to do, so that everything that follows from it has happened.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import cloudpickle
+import msgspec
+import pyarrow as pa
+
+from midstream.checkpoint.assign import assign_state
+from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.coordinator.attempt import tasks_of
+from midstream.coordinator.completing import operator_states
+from midstream.coordinator.events import JobPlan
+from midstream.core.config import JobConfig
+from midstream.core.errors import InvariantError, JobError, MidstreamError
+from midstream.core.ids import TaskId
+from midstream.core.seams import DataLink, LinkEnd
+from midstream.core.tracebacks import raised_by_users_code
+from midstream.graph.build import build_job_graph
+from midstream.graph.job_graph import JobGraph, OperatorSpec
+from midstream.graph.logical import LogicalGraph
+from midstream.inprocess.ends import Fed, FedSource, MarksOperator, TakingSink
+from midstream.inprocess.loop import Loop, MemoryStorage
+from midstream.operators.base import Operator
+from midstream.operators.source import Split
+from midstream.operators.watermarks import TimestampsOperator
+from midstream.protocol import messages as m
+from midstream.state.own_code import own_code
+from midstream.worker.slot import SlotMachine
+from midstream.worker.task import Task, TaskState
+
+STORAGE: Final = "memory"
+POOL_BYTES: Final = 64 * 2**20
+CALL_S_MAX: Final = 60.0
+"""Of processor time: whoever stops in a debugger has all the time in the world."""
+_OF_EVENT_TIME: Final = (TimestampsOperator, MarksOperator)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class InProcessFailure(Exception):
+    """A task has failed. `error`: what was raised in it; `summary`: where, and in which row."""
+
+    def __init__(self, summary: str, error: BaseException) -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state and event time of a job between two rows. Go on from it as often as you like."""
+
+    metadata: CheckpointMetadata = field(repr=False)
+    storage: MemoryStorage = field(repr=False)
+    now_us: int
+
+
+class Engine:
+    """`logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep what they get.
+
+    `asked` is called when a subtask of a source of the job's own asks for a split.
+    """
+
+    def __init__(
+        self,
+        logical: LogicalGraph,
+        config: JobConfig,
+        now_us: int,
+        restore: Snapshot | None = None,
+        asked: Callable[[m.RequestSplit], None] = lambda request: None,
+    ) -> None:
+        self.loop = Loop(now_us)
+        self.storage = restore.storage if restore is not None else MemoryStorage()
+        self._logical = logical
+        self.asked = asked
+        self.attempt = -1 if restore is None else restore.metadata.attempt
+        self._checkpoint_id = 0 if restore is None else restore.metadata.checkpoint_id
+        self._acks: dict[TaskId, m.CheckpointAck] = {}
+        self._failed: m.TaskFailed | m.DeployFailed | None = None
+        self._declined = ""
+        self._closed = False
+        self._broken = ""
+        """What a task has failed with: from then on every call is refused."""
+        self._fed: dict[int, pa.RecordBatch] = {}
+        self._batches = 0
+        self._rows: dict[str, int] = {}
+        """By uid of a source: how many rows it was fed."""
+        self._turn: dict[str, int] = {}
+        """By uid of a source: which subtask the next batch goes to."""
+        self._ended: set[str] = set()
+        self.taken: dict[str, list[pa.RecordBatch]] = {}
+        """By the id of an output: its rows so far."""
+        self._config = config
+        self._copies: list[JobGraph] = []
+        self._slot = SlotMachine(
+            clock=self.loop,
+            executor=self.loop,
+            ids=self.loop,
+            transport=_NoPeers(),
+            open_storage=lambda root: self.storage,
+            send=self._heard,
+            unpickle=lambda data: self._copies.pop(0),
+        )
+        self._slot.slot_id = 0
+        self._deploy(config.parallelism, None if restore is None else restore.metadata)
+
+    # ---- the life of an attempt ----
+
+    def _deploy(self, parallelism: int, metadata: CheckpointMetadata | None) -> None:
+        self._config = msgspec.structs.replace(
+            self._config, parallelism=parallelism, checkpoint_dir=STORAGE, pool_bytes=POOL_BYTES
+        )
+        self.graph = graph = build_job_graph(self._logical, self._config)
+        self.attempt += 1
+        own = own_code(graph, (), self._config.trusted_packages)
+        for vertex in graph.vertices:
+            if vertex.source is not None:
+                vertex.source.source.own = own
+            for spec in vertex.operators:
+                spec.operator.own = own
+        self.graph_bytes = cloudpickle.dumps(graph)
+        self.plan = JobPlan("in-process", graph, self.graph_bytes, self._config)
+        tasks = tasks_of(graph)
+        self._copies = self._copied(tasks)
+        restored = b""
+        if metadata is not None:
+            state = assign_state(metadata, graph)
+            restored = _encode(m.Restored(tuple(state.tasks.items()), tuple(state.channels.items())))
+        self._slot.handle(
+            m.Deploy(
+                job_id=self.plan.job_id,
+                attempt=self.attempt,
+                config=_encode(self._config),
+                graph=self.graph_bytes,
+                slots=(0,) * graph.slots,
+                tasks=tasks,
+                restore=restored,
+                checkpoint_root=STORAGE,
+            )
+        )
+        self._settle()
+        for vertex in graph.vertices:
+            if vertex.source is not None and isinstance(vertex.source.source, FedSource):
+                for ref in self._subtasks(vertex.id):
+                    self._slot.handle(m.SplitsAssigned(self.attempt, ref))
+        self._slot.handle(m.Start(self.attempt, ()))
+        self._settle()
+
+    def _copied(self, tasks: Sequence[TaskId]) -> list[JobGraph]:
+        """What each task unpickles. Those of one subtask may share a graph: each has another vertex of it."""
+        copies: dict[int, JobGraph] = {}
+        for ref in tasks:
+            if ref.subtask not in copies:
+                graph = copies[ref.subtask] = pickle.loads(self.graph_bytes)
+                for vertex in graph.vertices:
+                    if vertex.source is not None and isinstance(vertex.source.source, FedSource):
+                        vertex.source.source.fed = self._fed
+                    for spec in vertex.operators:
+                        if isinstance(spec.sink, TakingSink):
+                            spec.sink.taken = self.taken.setdefault(spec.sink.output, [])
+        return [copies[ref.subtask] for ref in tasks]
+
+    def close(self) -> None:
+        """Close every operator. What a function's `close` raises does not count, as in a real job."""
+        self._slot.close()
+        self._closed = True
+
+    # ---- what the slot says ----
+
+    def _heard(self, message: m.FromSlot) -> None:
+        match message:
+            case m.TaskFailed() | m.DeployFailed():
+                self._failed = self._failed or message
+            case m.CheckpointAck():
+                self._acks[message.task] = message
+            case m.CheckpointDecline():
+                self._declined = message.reason
+            case m.RequestSplit():
+                self.asked(message)
+            case _:
+                pass
+
+    def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let everything that is to be done now be done. Raises InProcessFailure when a task has failed."""
+        self._check_not_broken()
+        self.loop.run(self._until(enough))
+        self._raise_failure()
+
+    def _until(self, enough: Callable[[], bool]) -> Callable[[], bool]:
+        """Whether to stop here. Raises JobError when one call has no end, as with a timer that sets itself again and again."""
+        began_s = time.process_time()
+
+        def is_over() -> bool:
+            if time.process_time() - began_s > CALL_S_MAX:
+                self._broken = f"one call took more than {CALL_S_MAX:g} s of processor time"
+                raise JobError(
+                    f"{self._broken}, and its end is not in sight: does a timer set itself anew for a time that has come? "
+                    "At the end of the input, where the watermark is datetime.max, every time has"
+                )
+            return self._failed is not None or enough()
+
+        return is_over
+
+    def _raise_failure(self) -> None:
+        failed = self._failed
+        if failed is None:
+            return
+        error = self._slot.failure if isinstance(failed, m.DeployFailed) else self._slot.tasks[failed.task].failure
+        assert error is not None, failed.summary
+        self._failed, self._broken = None, failed.summary
+        raise InProcessFailure(failed.summary, error) from error
+
+    def _check_not_broken(self) -> None:
+        if self._closed:
+            raise JobError("the job is closed: its block has ended")
+        if self._broken:
+            raise JobError(f"the job has failed: {self._broken}; begin another one, from a snapshot if there is one")
+
+    # ---- sources ----
+
+    @property
+    def sources(self) -> dict[str, pa.Schema]:
+        """By uid."""
+        return {v.source.uid: v.source.source.schema for v in self.graph.vertices if v.source is not None}
+
+    def feed(self, uid: str, batch: pa.RecordBatch) -> None:
+        """Rows of one source, as one batch: to its subtasks in turn."""
+        self._check_not_broken()
+        vertex = self._vertex(uid)
+        subtask = self._turn.get(uid, 0) % self.graph.vertices[vertex].parallelism
+        self._turn[uid] = subtask + 1
+        number, self._batches = self._batches, self._batches + 1
+        self._fed[number] = batch
+        first = self._rows.get(uid, 0)
+        self._rows[uid] = first + batch.num_rows
+        split = Split(f"batch {number}", _encode(Fed(number, first)))
+        self._slot.handle(m.AssignSplit(self.attempt, TaskId(vertex, subtask), _encode(split)))
+        self._settle()
+
+    def has_ended(self, uid: str) -> bool:
+        return uid in self._ended
+
+    def end(self, uid: str) -> None:
+        """No more rows of that source. Once all have ended, all timers and windows fire."""
+        self._check_not_broken()
+        self._ended.add(uid)
+        for ref in self._subtasks(self._vertex(uid)):
+            self._slot.handle(m.NoMoreSplits(self.attempt, ref))
+        self._settle()
+
+    def stop_sources(self) -> None:
+        """Sources of the job's own end where they are, as if there were no more."""
+        self._slot.handle(m.StopSources(self.attempt))
+        self._settle()
+
+    def tell(self, message: m.ToSlot) -> None:
+        """What sources of the job's own answer."""
+        self._slot.handle(message)
+
+    @property
+    def has_finished(self) -> bool:
+        """All tasks have processed all their rows."""
+        return all(task.state is TaskState.FINISHING for task in self._slot.tasks.values())
+
+    def rows_read(self) -> dict[str, int]:
+        """By uid of a source, of those that have not ended or have had rows."""
+        heads = {vertex.source.uid for vertex in self.graph.vertices if vertex.source is not None}
+        found: dict[str, int] = {}
+        for task in self._slot.tasks.values():
+            uid, _, rows = task.metrics().operators[0]
+            if uid in heads and (rows or task.state is not TaskState.FINISHING):
+                found[uid] = found.get(uid, 0) + rows
+        return found
+
+    def _vertex(self, uid: str) -> int:
+        return next(v.id for v in self.graph.vertices if v.source is not None and v.source.uid == uid)
+
+    def _subtasks(self, vertex: int) -> list[TaskId]:
+        return [TaskId(vertex, i) for i in range(self.graph.vertices[vertex].parallelism)]
+
+    # ---- time ----
+
+    def advance_processing_time(self, until_us: int, enough: Callable[[], bool] = lambda: False) -> None:
+        self._check_not_broken()
+        self.loop.advance(until_us, self._until(enough))
+        self._raise_failure()
+
+    def advance_to(self, watermark_us: int, uids: Sequence[str] | None = None) -> None:
+        """Event time comes to `watermark_us` at every with_watermarks(), or at these.
+
+        Raises JobError when the job has none.
+        """
+        self._check_not_broken()
+        found = False
+        for task, spec in self._operators():
+            operator = spec.operator
+            if isinstance(operator, _OF_EVENT_TIME) and (uids is None or spec.uid in uids):
+                found = True
+                task.mail(_advance(operator, watermark_us))
+        if not found:
+            raise JobError("advance_to: the job has no event time; call with_watermarks(column, strategy) in it")
+        self._settle()
+
+    def event_times(self) -> dict[str, list[str]]:
+        """By uid of a source: uids of the with_watermarks() through which its rows come first."""
+        found: dict[str, list[str]] = {}
+        for node in self._logical.nodes:
+            if node.source is not None:
+                assert node.uid is not None
+                found[node.uid] = list(self._first_event_times(node.id))
+        return found
+
+    def _first_event_times(self, node_id: int) -> Iterator[str]:
+        for node in self._logical.nodes:
+            if any(origin.node == node_id for origin in node.inputs):
+                if isinstance(node.operator, _OF_EVENT_TIME):
+                    assert node.uid is not None
+                    yield node.uid
+                else:
+                    yield from self._first_event_times(node.id)
+
+    # ---- state ----
+
+    def operators(self, uid: str) -> list[Operator]:
+        """As they run, one per subtask."""
+        return [spec.operator for _, spec in self._operators() if spec.uid == uid]
+
+    @property
+    def operator_names(self) -> dict[str, str]:
+        """By uid, of the operators of the program."""
+        specs = (spec for vertex in self.graph.vertices for spec in vertex.operators)
+        return {spec.uid: spec.name for spec in specs if not isinstance(spec.sink, TakingSink)}
+
+    def _operators(self) -> Iterator[tuple[Task, OperatorSpec]]:
+        for task in self._slot.tasks.values():
+            for spec in task.vertex.operators:
+                yield task, spec
+
+    def snapshot(self) -> Snapshot:
+        """Take a checkpoint of everything, as the job would, and complete it."""
+        self._check_not_broken()
+        if self._ended:
+            raise JobError(f"source {min(self._ended)!r} has ended: take the snapshot before that")
+        self._checkpoint_id += 1
+        checkpoint_id, self._acks, self._declined = self._checkpoint_id, {}, ""
+        sources = [ref for ref in tasks_of(self.graph) if self.graph.vertices[ref.vertex].source is not None]
+        now_ms = self.loop.now_ms()
+        self._slot.handle(m.TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, tuple(sources)))
+        self._settle()
+        if self._declined or set(self._acks) != set(tasks_of(self.graph)):
+            raise InvariantError(f"the snapshot did not come about: {self._declined or 'not all tasks have answered'}")
+        self._slot.handle(m.CheckpointCompleted(self.attempt, checkpoint_id))
+        self._settle()
+        vertices, edges = layout_of(self.graph)
+        metadata = CheckpointMetadata(
+            job_name=self._config.name,
+            job_id=self.plan.job_id,
+            checkpoint_id=checkpoint_id,
+            epoch=0,
+            attempt=self.attempt,
+            created_ms=now_ms,
+            completed_ms=now_ms,
+            max_parallelism=self.graph.max_parallelism,
+            vertices=vertices,
+            edges=edges,
+            operators=operator_states(self.plan, self._acks, frozenset(), None),
+            sources=(),
+            committables=(),
+            state_bytes=0,
+            files=(),
+        )
+        return Snapshot(metadata, self.storage, self.loop.now_us)
+
+    def restore(self, snapshot: Snapshot, parallelism: int) -> None:
+        """Begin a new attempt with the state of `snapshot`; what was taken so far stays."""
+        self._slot.handle(m.Cancel(self.attempt))
+        self._settle()
+        self._fed.clear()
+        self._turn.clear()
+        self._deploy(parallelism, snapshot.metadata)
+
+
+def _advance(operator: TimestampsOperator | MarksOperator, watermark_us: int) -> Callable[[], None]:
+    return lambda: operator.advance_to(watermark_us)
+
+
+class _NoPeers:
+    """core.seams.Transport: there is one slot."""
+
+    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+        raise InvariantError(f"a connection to slot {slot}, of which there is none")
+
+
+def surfaced(failure: InProcessFailure) -> BaseException:
+    """What a test should see: the exception of the user's own function if there is one, with a note of where it was."""
+    error = failure.error
+    cause = error.__cause__
+    if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
+        noted(cause, failure.summary)
+        return cause
+    if not isinstance(error, Exception):  # an exit, or a panic of a library, would end more than the job
+        wrapped = JobError(failure.summary)
+        wrapped.__cause__ = error
+        return wrapped
+    return error
+
+
+def noted(error: BaseException, note: str) -> None:
+    """Have tracebacks show `note` with the exception."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    elif error.__cause__ is None:
+        error.__cause__ = JobError(note)

@@ -1,0 +1,133 @@
+"""Virtual time, the queue of mails, and storage: the seams of `core.seams` for one thread.
+
+Mails run in the order in which they were posted, I/O at once when it is its turn, and time stands until
+it is moved: the same calls give the same run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from math import ceil
+from typing import TypeVar
+
+from midstream.core.errors import StorageError
+from midstream.core.seams import Done, Failed, Mail
+
+T = TypeVar("T")
+
+
+class LoopTimer:
+    """core.seams.Timer."""
+
+    __slots__ = ("due_us", "mail")
+
+    def __init__(self, due_us: int, mail: Mail) -> None:
+        self.due_us = due_us
+        self.mail: Mail | None = mail
+
+    def cancel(self) -> None:
+        self.mail = None
+
+
+class Loop:
+    """core.seams.Clock, Executor and Ids."""
+
+    def __init__(self, now_us: int) -> None:
+        self.now_us = now_us
+        """The wall clock, in microseconds since the epoch."""
+        self._began_us = now_us
+        self._mails: deque[Mail] = deque()
+        self._timers: list[tuple[int, int, LoopTimer]] = []
+        self._numbers = count()
+
+    def now_ms(self) -> int:
+        return self.now_us // 1000
+
+    def monotonic_s(self) -> float:
+        return (self.now_us - self._began_us) / 1e6
+
+    def new_id(self) -> str:
+        return f"{next(self._numbers):016x}"
+
+    def post(self, mail: Mail) -> None:
+        self._mails.append(mail)
+
+    def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
+        timer = LoopTimer(self.now_us + ceil(max(0.0, delay_s) * 1e6), mail)  # never before it is due
+        heapq.heappush(self._timers, (timer.due_us, next(self._numbers), timer))
+        return timer
+
+    def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        def run() -> None:
+            try:
+                outcome: Done[T] | Failed = Done(work())
+            except Exception as error:  # noqa: BLE001 - the outcome, good or bad, goes to who has asked
+                outcome = Failed(error)
+            done(outcome)
+
+        self._mails.append(run)
+
+    def run(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Run mails, those that they post too, until none is left or there is `enough`. Time stands."""
+        while self._mails and not enough():
+            self._mails.popleft()()
+
+    @property
+    def next_timer_us(self) -> int | None:
+        """When the next timer is due."""
+        while self._timers and self._timers[0][2].mail is None:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def advance(self, until_us: int, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, timer by timer, each followed by all the mails that come of it."""
+        self.run(enough)
+        while (due_us := self.next_timer_us) is not None and due_us <= until_us and not enough():
+            _, _, timer = heapq.heappop(self._timers)
+            self.now_us = max(self.now_us, due_us)
+            assert timer.mail is not None
+            timer.mail()
+            self.run(enough)
+        if not enough():
+            self.now_us = max(self.now_us, until_us)
+
+
+class MemoryStorage:
+    """core.seams.Storage in a dict."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def read(self, path: str) -> bytes:
+        if path not in self._files:
+            raise StorageError(f"cannot read {path}: there is no such file")
+        return self._files[path]
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.read(path)[offset : offset + length]
+
+    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+        self._files[path] = b"".join(parts)
+
+    def create(self, path: str, data: bytes, durable: bool = True) -> bool:
+        if path in self._files:
+            return False
+        self._files[path] = data
+        return True
+
+    def delete(self, path: str) -> None:
+        for file in [file for file in self._files if file == path or file.startswith(f"{path}/")]:
+            del self._files[file]
+
+    def list(self, path: str) -> list[str]:
+        below = f"{path}/" if path else ""
+        return sorted({file[len(below) :].split("/", 1)[0] for file in self._files if file.startswith(below)})
+
+    def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+        """Nothing here is ever left unfinished."""
+
+    def exists(self, path: str) -> bool:
+        return path in self._files or any(file.startswith(f"{path}/") for file in self._files)

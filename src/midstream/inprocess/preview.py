@@ -1,0 +1,223 @@
+"""The first rows of a job's streams, from its own sources, in process and within about a second.
+
+Splits are found and handed out as in a job (`coordinator.sources`). Time does not pass by itself: what waits for the
+wall clock, as a source with a rate does, waits for no more than TIME_S of it, which pass at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from midstream.coordinator.attempt import Attempt
+from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import CancelTimer, RunIo, Send, SetTimer
+from midstream.coordinator.failures import Failure
+from midstream.coordinator.sources import Sources
+from midstream.core.batches import is_held_by_polars, to_polars
+from midstream.core.config import JobConfig, is_whole
+from midstream.core.errors import ConfigError, InvariantError, JobError
+from midstream.core.seams import Done, Failed, Timer
+from midstream.graph.job_graph import JobGraph
+from midstream.graph.logical import LogicalGraph, Node
+from midstream.inprocess.ends import table_rows
+from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
+from midstream.inprocess.rewriting import End, Output, rewritten
+from midstream.operators.source import Source
+from midstream.protocol import messages as m
+
+TIME_S: Final = 10.0
+"""How much of the wall clock passes at most, at once, where nothing else is to be done."""
+FIRST_ROW_S: Final = 9.0
+"""So much longer than asked for is waited for the first row of each source: until a storage has answered there is none."""
+BATCH_ROWS: Final = 1024
+"""Small ones, so that no more is read than is needed."""
+LOOK_STEPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The first rows of one stream. `note`: what is special about them; "" when they are just the first ones."""
+
+    name: str
+    table: pa.Table
+    note: str = ""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return table_rows(self.table)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        return to_polars(self.table)
+
+    def __repr__(self) -> str:
+        """As a table, for a notebook or a terminal."""
+        if all(is_held_by_polars(field.type) for field in self.table.schema):
+            with pl.Config(tbl_rows=max(10, self.table.num_rows), tbl_hide_dataframe_shape=True):
+                text = str(self.frame)
+        else:
+            text = "\n".join(map(str, self.rows))
+        rows = self.table.num_rows
+        return f"{self.name}: {rows} row{'s' * (rows != 1)}\n{text}" + (f"\n({self.note})" if self.note else "")
+
+
+def preview(
+    program: LogicalGraph, config: JobConfig, ends: Sequence[End] | None, rows: int, seconds: float, now_us: int
+) -> list[Preview]:
+    """Of each of these streams, or of all that the program writes somewhere. Sinks are not written to.
+
+    Stops once each has so many `rows`, or after so many `seconds`. Then, and where an unbounded source has no
+    more rows for now, the input ends where it is, so that windows show what they have. Raises JobError naming a
+    source that is read with Spark, and what a function of the job raises.
+    """
+    if not is_whole(rows, 1):
+        raise ConfigError(f"preview: {rows!r} is not a number of rows")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+        raise ConfigError(f"preview: {seconds!r} is not a time in seconds")
+    made = rewritten(program, ends, _own_source)
+    config = msgspec.structs.replace(config, parallelism=1, batch_rows=min(config.batch_rows, BATCH_ROWS))
+    try:
+        return _previews(made.graph, made.outputs, config, rows, seconds, now_us)
+    except InProcessFailure as failure:
+        error = surfaced(failure)
+        raise error.with_traceback(error.__traceback__) from error.__cause__
+
+
+def _own_source(uid: str, node: Node) -> Source:
+    source = node.source
+    assert source is not None
+    if type(source).__module__.startswith("midstream.spark"):
+        raise JobError(
+            f"source {uid!r} ({type(source).__name__}) is read with Spark, which a preview does not start; run the job, "
+            "or put rows of it in a file or a collection"
+        )
+    return source
+
+
+def _previews(
+    logical: LogicalGraph, outputs: Sequence[Output], config: JobConfig, rows: int, seconds: float, now_us: int
+) -> list[Preview]:
+    asked: list[m.RequestSplit] = []
+    engine = Engine(logical, config, now_us, asked=asked.append)
+    ends = [output for output in outputs if output.is_end]
+    sources = _OwnSources(engine)
+    try:
+        for request in asked:
+            sources.request(request)
+        engine.asked = sources.request
+        deadline_s = time.monotonic() + seconds
+        last_s = deadline_s + FIRST_ROW_S
+        steps = 0
+        is_over = False
+
+        def enough() -> bool:
+            nonlocal steps, is_over
+            steps += 1
+            if steps % LOOK_STEPS == 0 and not is_over:
+                now_s = time.monotonic()
+                is_over = now_s > deadline_s and (now_s > last_s or all(engine.rows_read().values()))
+            return is_over or sources.failure is not None or all(_count(engine, end) >= rows for end in ends)
+
+        engine.advance_processing_time(now_us + int(TIME_S * 1e6), enough)
+        sources.check()
+        note = ""
+        if not engine.has_finished and not all(_count(engine, end) >= rows for end in ends):
+            read = sum(engine.rows_read().values())
+            engine.stop_sources()
+            note = (
+                f"the input ends here after {read:,} row{'s' * (read != 1)}, {_why(is_over, seconds)}: "
+                "windows and timers show what they have of these"
+            )
+        tables = [pa.Table.from_batches(engine.taken[end.id], schema=end.schema) for end in ends]
+        return [
+            Preview(end.label, table.slice(0, rows), note if table.num_rows < rows else "")
+            for end, table in zip(ends, tables, strict=True)
+        ]
+    finally:
+        engine.close()
+        sources.close()
+
+
+def _why(is_over: bool, seconds: float) -> str:
+    return f"as {seconds:g} s were over" if is_over else "as there are no more for now"
+
+
+def _count(engine: Engine, output: Output) -> int:
+    return sum(batch.num_rows for batch in engine.taken[output.id])
+
+
+class _OwnSources:
+    """`coordinator.sources` with the loop of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.failure: Failure | None = None
+        self._error: BaseException | None = None
+        self._engine = engine
+        self._effects = Effects()
+        self._timers: dict[str, Timer] = {}
+        graph: JobGraph = pickle.loads(engine.graph_bytes)
+        self._sources = Sources(self._effects, graph, self._fail, lambda warning: None)
+        self._sources.storage = engine.storage
+        for vertex in graph.vertices:
+            if vertex.source is not None:
+                vertex.source.source.prepare(vertex.source.uid, None, False)
+        self._sources.reset({}, frozenset())
+        self._sources.deployed(Attempt(engine.attempt, graph, (0,) * graph.slots, ()))
+        self._carry_out()
+
+    def request(self, request: m.RequestSplit) -> None:
+        self._sources.request(request.task)
+        self._carry_out()
+
+    def close(self) -> None:
+        """Let the sources go."""
+        self._sources.stop()
+        self._carry_out()
+        self._engine.loop.run()  # what `discover` has under way comes back first
+        self._sources.close()
+        self._carry_out()
+        self._engine.loop.run()
+
+    def check(self) -> None:
+        """Raises what `discover` of a source has raised."""
+        if self._error is not None:
+            if self.failure is not None:
+                noted(self._error, self.failure.summary)
+            raise self._error
+
+    def _fail(self, failure: Failure) -> None:
+        self.failure = failure
+
+    def _carry_out(self) -> None:
+        for instruction in self._effects.take():
+            match instruction:
+                case Send(_, message):
+                    self._engine.tell(message)
+                case SetTimer(token, delay_s):
+                    self._timers[token] = self._engine.loop.call_later(delay_s, partial(self._timer_fired, token))
+                case CancelTimer(token):
+                    self._timers.pop(token).cancel()
+                case RunIo(token, work):
+                    self._engine.loop.submit(work, partial(self._io_done, token))
+                case _:
+                    raise InvariantError(f"sources asked for {instruction!r}")
+
+    def _timer_fired(self, token: str) -> None:
+        self._timers.pop(token)
+        self._effects.timer_fired(token)
+        self._carry_out()
+
+    def _io_done(self, token: str, outcome: Done[Any] | Failed) -> None:
+        if isinstance(outcome, Failed):
+            self._error = self._error or outcome.error
+        self._effects.io_done(token, outcome)
+        self._carry_out()

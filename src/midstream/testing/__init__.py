@@ -1,0 +1,33 @@
+"""Tests of a job, in process: `run`, `job`, `harness`, `check_cuts`, and contract checks for users' own connectors.
+
+No processes, no JVM, no files: what runs is the engine itself (`inprocess`), with its operators, states and
+watermarks, in the thread of the test, and time stands until the test moves it. May import every room but
+`bench` and `ui`; nothing but `ui` imports it.
+
+Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (harness), `sources`, `sinks` and `aggregates`
+(contract checks).
+"""
+
+from midstream.testing.aggregates import check_aggregate as check_aggregate
+from midstream.testing.cuts import check_cuts as check_cuts
+from midstream.testing.functions import Harness as Harness
+from midstream.testing.functions import harness as harness
+from midstream.testing.jobs import RunningJob as RunningJob
+from midstream.testing.jobs import job as job
+from midstream.testing.jobs import run as run
+from midstream.testing.results import Result as Result
+from midstream.testing.sinks import check_sink as check_sink
+from midstream.testing.sources import check_source as check_source
+
+__all__ = [
+    "Harness",
+    "Result",
+    "RunningJob",
+    "check_aggregate",
+    "check_cuts",
+    "check_sink",
+    "check_source",
+    "harness",
+    "job",
+    "run",
+]

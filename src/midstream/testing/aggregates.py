@@ -1,0 +1,131 @@
+"""The contract of an `Aggregate` or an `Accumulator`, checked: the parts put together in any way give one result."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import cloudpickle
+import polars as pl
+import pyarrow as pa
+
+from midstream.connectors.collection import from_rows
+from midstream.core.batches import to_polars
+from midstream.core.schemas import SchemaLike, as_schema
+from midstream.operators.aggregates import AnyAggregate
+from midstream.operators.reduction import ALL, Reduction
+from midstream.state.own_code import own_code
+from midstream.testing.inputs import as_batch
+
+RESULT: Final = "result"
+WAYS: Final = 30
+RELATIVE_ERROR_MAX: Final = 1e-9
+
+
+def check_aggregate(
+    aggregate: AnyAggregate, rows: Sequence[Mapping[str, Any]], schema: SchemaLike | None = None
+) -> Any:
+    """Whether an aggregate of your own gives one result however its rows are cut and its parts merged; answers that.
+
+        assert testing.check_aggregate(Median("price"), [{"price": 3}, {"price": 9}, {"price": 5}]) == 5
+
+    `rows`: those of one window, at least three, in the order in which they come. `schema`: their columns, by default
+    inferred. Floats may differ by rounding, one part in 1e9.
+
+    Raises AssertionError showing two ways of putting the same rows together, and their results: `merge` is not
+    associative, `merge` of a single part changes it, or something is kept from one call to the next. What the functions
+    raise is raised as a JobError.
+    """
+    name = type(aggregate).__name__
+    if len(rows) < 3:
+        raise AssertionError("check_aggregate: give at least three rows, so that there is something to put together")
+    columns = from_rows(rows).schema if schema is None else as_schema(schema, "check_aggregate")
+    batch = as_batch(rows, columns, "check_aggregate")
+    timed = batch.append_column(_time_column(columns), pa.array(range(batch.num_rows), pa.timestamp("us")))
+    frame = to_polars(timed)
+    reduction = _reduction(aggregate, timed.schema, name)
+    whole = _result(reduction, _merged(reduction, [_part(reduction, frame)]))
+    for text, cuts, right_first in _ways(frame.height):
+        other = _reduction(aggregate, timed.schema, name)
+        parts = [_part(other, frame[first:end]) for first, end in cuts]
+        found = _result(other, _folded(other, parts, right_first))
+        if not _equal(whole, found):
+            raise AssertionError(
+                f"{name}: {text} give {found!r}, all rows at once give {whole!r}: windows reduce rows batch by batch and merge "
+                "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
+            )
+    again = _result(reduction, _merged(reduction, [_part(reduction, frame)]))
+    if not _equal(whole, again):
+        raise AssertionError(
+            f"{name}: the same rows give {whole!r} the first time and {again!r} the next: something is kept from one call to "
+            "the next; init() must return a new accumulator each time"
+        )
+    return whole
+
+
+def _time_column(columns: pa.Schema) -> pa.Field:
+    return pa.field("at" if "at" not in columns.names else "event_time_of_the_check", pa.timestamp("us"))
+
+
+def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
+    """As a window of one slot has it."""
+    try:
+        copied = cloudpickle.loads(cloudpickle.dumps(aggregate))
+    except Exception as error:
+        raise AssertionError(
+            f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots"
+        ) from error
+    reduction = Reduction(name, (), schema.names[-1], {RESULT: copied}, schema)
+    reduction.pickles_of(own_code(aggregate))
+    return reduction
+
+
+def _part(reduction: Reduction, rows: pl.DataFrame) -> pl.DataFrame:
+    return reduction.reduce(reduction.prepare(rows.select(reduction.columns)))
+
+
+def _merged(reduction: Reduction, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    return reduction.merge(parts)
+
+
+def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool) -> pl.DataFrame:
+    """Two neighbours at a time, from the left or from the right; their order stays."""
+    while len(parts) > 1:
+        at = len(parts) - 2 if right_first else 0
+        parts = [*parts[:at], _merged(reduction, parts[at : at + 2]), *parts[at + 2 :]]
+    return _merged(reduction, parts)
+
+
+def _result(reduction: Reduction, merged: pl.DataFrame) -> Any:
+    return reduction.finish(merged).drop(ALL).get_column(RESULT).to_list()[0]
+
+
+def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool]]:
+    """What to call it, where the parts begin and end, and whether the last ones are merged first."""
+    chance = random.Random(0)
+    found: list[tuple[str, list[tuple[int, int]], bool]] = []
+    for way in range(WAYS):
+        if way < 2:
+            inner = list(range(1, rows))
+        else:
+            inner = sorted(chance.sample(range(1, rows), chance.randint(1, min(rows - 1, 8))))
+        bounds = [0, *inner, rows]
+        cuts = list(pairwise(bounds))
+        right_first = bool(way % 2)
+        sizes = ", ".join(str(end - first) for first, end in cuts[:12]) + (" …" if len(cuts) > 12 else "")
+        order = "the last parts merged first" if right_first else "the first parts merged first"
+        found.append((f"parts of {sizes} rows, {order},", cuts, right_first))
+    return found
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, float) and isinstance(two, float):
+        return (math.isnan(one) and math.isnan(two)) or math.isclose(one, two, rel_tol=RELATIVE_ERROR_MAX)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_equal(one[key], two[key]) for key in one)
+    return bool(one == two)

@@ -1,0 +1,94 @@
+"""One job, its input cut into batches in many ways: the rows that come out must be the same each time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from midstream.inprocess.ends import table_rows
+from midstream.operators.window_specs import LATE
+from midstream.testing.inputs import Cut, Rows
+from midstream.testing.jobs import What, run
+from midstream.testing.results import Result
+
+ROWS_SHOWN_MAX: Final = 5
+
+
+def check_cuts(
+    what: What, inputs: Mapping[str, Rows] | Rows | None = None, *, cuts: int = 20, parallelism: int = 1
+) -> Result:
+    """Run the job with its input cut into batches in up to `cuts` different ways, and answer what always came out.
+
+    On a cluster nobody says where batches are cut, so a result must not depend on it. The order of rows does not count.
+    Other arguments as of `run`. Raises AssertionError showing which rows are there with one cut and not with another:
+    a function looks at the whole of a batch, or keeps something between calls outside of its states; or a row is
+    late with one cut and not with another, as it is further behind than the watermark strategy allows.
+    """
+    first = run(what, inputs, cut=1, parallelism=parallelism)
+    for cut in _cuts(cuts):
+        other = run(what, inputs, cut=cut, parallelism=parallelism)
+        difference = _difference(first, other, cut)
+        if difference:
+            raise AssertionError(difference)
+    return first
+
+
+def _cuts(number: int) -> Iterator[Cut]:
+    """After one row a batch: the whole, even parts, then parts of all sizes. The same ones in each call."""
+    fixed: list[Cut] = ["whole", 2, 3, 5]
+    chance = random.Random(0)
+    for at in range(number - 1):
+        yield fixed[at] if at < len(fixed) else [chance.choice((1, 1, 2, 3, 4, 8, 50)) for _ in range(64)]
+
+
+def _difference(first: Result, other: Result, cut: Cut) -> str:
+    """A text that says which rows differ; "" if none do."""
+    texts = []
+    is_late = False
+    theirs = other.tables()
+    for label, table in first.tables().items():
+        one, two = table_rows(table), table_rows(theirs[label])
+        only_one, only_two = _without(one, two), _without(two, one)
+        if only_one or only_two:
+            is_late = is_late or label.endswith(f"side output {LATE!r}")
+            texts.append(f"{label}:")
+            texts += _shown("one row a batch", only_one)
+            texts += _shown(_cut_text(cut), only_two)
+    if not texts:
+        return ""
+    why = (
+        "a row is late with one cut and not with another: a watermark follows each batch, and the row is further behind "
+        "than with_watermarks() allows"
+        if is_late
+        else "where batches are cut is the engine's business: a function must treat each row for itself, and keep what "
+        "it has to remember in its declared states"
+    )
+    return "\n".join(["the result depends on where batches are cut", *texts, why])
+
+
+def _shown(cut: str, rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    more = [f"    … {len(rows) - ROWS_SHOWN_MAX} more"] if len(rows) > ROWS_SHOWN_MAX else []
+    return [f"  only with {cut}:", *(f"    {row}" for row in rows[:ROWS_SHOWN_MAX]), *more]
+
+
+def _cut_text(cut: Cut) -> str:
+    if cut == "whole":
+        return "the whole input in one batch"
+    return f"{cut} rows a batch" if isinstance(cut, int) else f"batches of {', '.join(map(str, list(cut)[:8]))} … rows"
+
+
+def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the first that the second does not have, or not as often. A row may hold what cannot be hashed."""
+    left = Counter(map(repr, others))
+    found = []
+    for row in rows:
+        text = repr(row)
+        if left[text]:
+            left[text] -= 1
+        else:
+            found.append(row)
+    return found

@@ -1,0 +1,216 @@
+"""One function with its states and timers, called alone: `harness`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from midstream.api.arguments import require_column
+from midstream.api.environment import Environment
+from midstream.api.program import located
+from midstream.api.stream import DataStream
+from midstream.core.config import Duration
+from midstream.core.errors import ConfigError
+from midstream.core.schemas import SchemaLike, as_schema
+from midstream.inprocess.ends import MarksOperator
+from midstream.operators.batch_functions import CoBatchFunction, KeyedBatchFunction
+from midstream.operators.process import BroadcastProcessFunction, CoProcessFunction, KeyedProcessFunction
+from midstream.operators.process_operator import ProcessOperator
+from midstream.testing.inputs import Instant, Rows
+from midstream.testing.jobs import NOW, RunningJob
+from midstream.testing.results import Row
+
+AnyFunction: TypeAlias = (
+    "KeyedProcessFunction | CoProcessFunction | BroadcastProcessFunction | KeyedBatchFunction | CoBatchFunction"
+)
+Columns: TypeAlias = "str | Sequence[str]"
+
+INPUT: Final = "input"
+SECOND: Final = "input2"
+FUNCTION: Final = "function"
+
+
+def harness(
+    function: AnyFunction,
+    input: SchemaLike,
+    output: SchemaLike,
+    *,
+    key: Columns = (),
+    event_time: str | None = None,
+    second: SchemaLike | None = None,
+    second_key: Columns | None = None,
+    second_event_time: str | None = None,
+    side_outputs: Mapping[str, SchemaLike] | None = None,
+    parallelism: int = 1,
+    now: Instant = NOW,
+) -> Harness:
+    """A function with its states and timers, as the engine runs it, for a test that calls it.
+
+        counter = harness(Counter(), {"user": str}, {"user": str, "n": int}, key="user")
+        assert counter.process({"user": "ann"}) == [{"user": "ann", "n": 1}]
+        assert counter.snapshot_and_restore(parallelism=3).state == {"n": {"ann": 1}}
+
+    `function`: an instance of a process or batch function. `input`, `output`: the columns of the rows that it takes and
+    returns; `second`: those of its second input, or of its broadcast one. `key`: the columns that the input is keyed by;
+    `second_key`: those of the second input, by default the same. `event_time`: the column with it, of either input;
+    it stands until `advance_to`. `side_outputs`: as of `process()`. Errors as of `process()`.
+    """
+    return Harness(
+        _stream(function, input, output, _names(key), event_time, second, second_key, second_event_time, side_outputs),
+        function,
+        parallelism,
+        now,
+    )
+
+
+def _names(columns: Columns) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+@located
+def _stream(
+    function: AnyFunction,
+    input: SchemaLike,
+    output: SchemaLike,
+    key: tuple[str, ...],
+    event_time: str | None,
+    second: SchemaLike | None,
+    second_key: Columns | None,
+    second_event_time: str | None,
+    side_outputs: Mapping[str, SchemaLike] | None,
+) -> DataStream:
+    """The job around the function."""
+    env = Environment("harness")
+    takes_two = isinstance(function, (CoProcessFunction, CoBatchFunction, BroadcastProcessFunction))
+    if takes_two is not (second is not None):
+        raise ConfigError(
+            f"harness: {type(function).__name__} takes {'two inputs, so give' if takes_two else 'one input, without'} "
+            "second=, the columns of the second one"
+        )
+    first: Any = _input(env, INPUT, input, event_time)
+    first = first.key_by(*key) if key else first
+    sides = {} if isinstance(function, (KeyedBatchFunction, CoBatchFunction)) else {"side_outputs": side_outputs}
+    if not sides and side_outputs:
+        raise ConfigError(f"harness: {type(function).__name__} works on batches, which have no side outputs")
+    if second is not None:
+        other: Any = _input(env, SECOND, second, second_event_time)
+        if isinstance(function, BroadcastProcessFunction):
+            other = other.broadcast()
+        elif key:
+            other = other.key_by(*_names(key if second_key is None else second_key))
+        first = first.connect(other)
+    method = "process_batches" if not sides else "process"
+    if not hasattr(first, method):
+        raise ConfigError(
+            f"harness: {type(function).__name__} is for a keyed stream; give key=, the columns of its key"
+        )
+    made: DataStream = getattr(first, method)(function, output, **sides)
+    return made.uid(FUNCTION).name(type(function).__name__)
+
+
+def _input(env: Environment, uid: str, columns: SchemaLike, event_time: str | None) -> DataStream:
+    schema: pa.Schema = as_schema(columns, f"harness: {uid}")
+    stream = env.from_collection([], schema=schema).uid(uid)
+    marked = stream._then("marks", lambda name: MarksOperator(stream.schema))
+    if event_time is not None:
+        require_column(schema, event_time, "harness", "event_time", "Name a timestamp column.")
+        marked.event_time = event_time
+    return marked
+
+
+class Harness:
+    """A function between two calls. Each call answers the rows that came of it."""
+
+    def __init__(self, stream: DataStream, function: AnyFunction, parallelism: int, now: Instant) -> None:
+        self._stream = stream
+        self._in_batches = isinstance(function, (KeyedBatchFunction, CoBatchFunction))
+        self._job = RunningJob(stream, parallelism=parallelism, now=now, restore=None)
+
+    def process(self, rows: Rows) -> list[Row]:
+        """Call the function with a row, or with each of several; one on batches with all of them as one batch."""
+        return self._process(INPUT, rows)
+
+    process1 = process
+
+    def process2(self, rows: Rows) -> list[Row]:
+        """Likewise, rows of the second input."""
+        return self._process(SECOND, rows)
+
+    def process_broadcast(self, rows: Rows) -> list[Row]:
+        """Likewise, rows of the broadcast input; every subtask gets them."""
+        return self._process(SECOND, rows)
+
+    def _process(self, source: str, rows: Rows) -> list[Row]:
+        self._job.feed(source, rows, cut="whole" if self._in_batches else 1)
+        return self._job.take(self._stream)
+
+    def advance_to(self, at: Instant) -> list[Row]:
+        """Event time comes to `at`: timers up to then fire, and `on_watermark` is called."""
+        self._job.advance_to(at)
+        return self._job.take(self._stream)
+
+    def advance_processing_time(self, by: Duration) -> list[Row]:
+        """The wall clock goes on by a duration such as "10 s"."""
+        self._job.advance_processing_time(by)
+        return self._job.take(self._stream)
+
+    def fire_timers(self) -> list[Row]:
+        """Time comes to where the last of the timers that are set now fires, first event time, then the wall clock."""
+        event_times, wall_times = self.timers
+        if event_times:
+            self._job.advance_to(max(at for at, _ in event_times))
+        if wall_times:
+            self._job.advance_processing_time(max(self._to_come(at) for at, _ in wall_times))
+        return self._job.take(self._stream)
+
+    def _to_come(self, at: datetime) -> Any:
+        now = self._job.now
+        return max(at - (now if at.tzinfo else now.replace(tzinfo=None)), at - at)
+
+    def end(self) -> list[Row]:
+        """The input has ended: all timers fire."""
+        self._job.end()
+        return self._job.take(self._stream)
+
+    def side_output(self, tag: str) -> list[Row]:
+        """The rows that were sent there since the last call."""
+        return self._job.take((FUNCTION, tag))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """By name of each state its values by key; of broadcast state, and of a table as a frame, all of it."""
+        return self._job.state(FUNCTION)
+
+    @property
+    def timers(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
+        """Timers that are set, of event time and of processing time: when, and of which key; the next one first."""
+        found: tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]] = ([], [])
+        for operator in self._job.operators(FUNCTION):
+            if isinstance(operator, ProcessOperator):
+                for timers, more in zip(found, operator.timers_set(), strict=True):
+                    timers += more
+        return sorted(found[0], key=_when), sorted(found[1], key=_when)
+
+    @property
+    def now(self) -> datetime:
+        """The wall clock, UTC."""
+        return self._job.now
+
+    def snapshot_and_restore(self, parallelism: int | None = None) -> Harness:
+        """As if the job had failed behind a checkpoint: a new function, with the states and timers that were stored.
+
+        `parallelism`: so many subtasks from then on, each with the keys that are its own.
+        """
+        self._job.snapshot_and_restore(parallelism)
+        return self
+
+    def close(self) -> None:
+        """Call `close` of the function. Not needed where it has none."""
+        self._job.close()
+
+
+def _when(timer: tuple[datetime, Any]) -> datetime:
+    return timer[0]

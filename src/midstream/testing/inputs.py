@@ -1,0 +1,96 @@
+"""What a test gives as input: rows as batches of a source's schema, instants, and where batches are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any, Literal, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.connectors.collection import from_rows
+from midstream.core.batches import conform, single_batch, to_arrow
+from midstream.core.errors import ConfigError, SchemaError
+from midstream.operators.process_context import instant_us
+
+Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Mapping[str, Any] | pl.DataFrame | pa.Table | pa.RecordBatch"
+"""Dicts, or one of them, a polars frame, or an Arrow table or batch."""
+Instant: TypeAlias = "str | datetime | int"
+"""An ISO text such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970."""
+Cut: TypeAlias = 'int | Literal["whole"] | Sequence[int]'
+"""How many rows go into a batch; "whole" for all of one input; or the size of each batch, the last one of which is repeated."""
+
+
+def as_batch(rows: Rows, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """`rows` in exactly the columns and types of `schema`, as the source would give them.
+
+    A column that a dict does not have is null; text in a timestamp column is read as ISO. Raises SchemaError
+    for a column that is not in the schema or a value that does not fit.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        return conform(rows, schema, where)
+    if isinstance(rows, (pa.Table, pl.DataFrame)):
+        return conform(single_batch(to_arrow(rows) if isinstance(rows, pl.DataFrame) else rows), schema, where)
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+        raise SchemaError(f"{where}: {rows!r} are no rows; give a list of dicts, a polars frame or an Arrow table")
+    listed = [rows] if isinstance(rows, Mapping) else list(rows)
+    for at, row in enumerate(listed):
+        if not isinstance(row, Mapping):
+            raise SchemaError(f"{where}: row {at} is {row!r}, not a dict of column names to values")
+    instants = {field.name: field.type for field in schema if pa.types.is_timestamp(field.type)}
+    made = [_with_instants(row, instants, f"{where}: row {at}") for at, row in enumerate(listed)]
+    try:
+        return from_rows(made, schema)._batch
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {str(error).removeprefix('from_rows: ')}") from error
+
+
+def _with_instants(row: Mapping[str, Any], instants: Mapping[str, pa.DataType], where: str) -> Mapping[str, Any]:
+    texts = {name: value for name, value in row.items() if name in instants and isinstance(value, str)}
+    if not texts:
+        return row
+    return {**row, **{name: _datetime(text, instants[name].tz, f"{where}: {name}") for name, text in texts.items()}}
+
+
+def _datetime(text: str, zone: str | None, where: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise SchemaError(f"{where}: {text!r} is not a time; write for example '2024-01-01 12:05:30'") from None
+    if zone is not None:
+        return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    if at.tzinfo is not None:
+        raise SchemaError(f"{where}: {text!r} has a zone, the column has none")
+    return at
+
+
+def as_us(at: Instant, where: str) -> int:
+    """Microseconds since the epoch. Raises ConfigError for what is no instant."""
+    if isinstance(at, str):
+        try:
+            at = datetime.fromisoformat(at)
+        except ValueError:
+            raise ConfigError(f"{where}: {at!r} is not a time; write for example '2024-01-01 12:05:30'") from None
+    if isinstance(at, bool) or not isinstance(at, (datetime, int)):
+        raise ConfigError(f"{where}: {at!r} is not a time; give a datetime, or text such as '2024-01-01 12:05:30'")
+    return instant_us(at)
+
+
+def instant_text(us: int) -> str:
+    return (datetime(1970, 1, 1) + timedelta(microseconds=us)).isoformat(" ")
+
+
+def batches(batch: pa.RecordBatch, cut: Cut) -> Iterator[pa.RecordBatch]:
+    """`batch` in parts. Raises ConfigError for a cut that is none."""
+    if cut == "whole":
+        sizes: Sequence[Any] = [max(1, batch.num_rows)]
+    else:
+        sizes = cut if isinstance(cut, (list, tuple)) else [cut]
+    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+        raise ConfigError(f"cut: {cut!r}; give a number of rows, 'whole', or a list of numbers of rows")
+    first = number = 0
+    while first < batch.num_rows:
+        size = sizes[min(number, len(sizes) - 1)]
+        yield batch.slice(first, size)
+        first, number = first + size, number + 1

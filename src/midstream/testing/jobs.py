@@ -1,0 +1,342 @@
+"""Running a job in a test: `run` for rows in and rows out, `job` where the test holds the time in its hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from itertools import zip_longest
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from midstream.api.environment import Environment
+from midstream.api.program import Program
+from midstream.api.stream import DataStream
+from midstream.connectors.collection import CollectionSource
+from midstream.connectors.generator import GeneratorSource
+from midstream.core.config import Duration, JobConfig, check_parallelism, duration_us
+from midstream.core.errors import ConfigError, JobError
+from midstream.graph.logical import Node
+from midstream.inprocess.ends import FedSource, table_rows
+from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, noted, surfaced
+from midstream.inprocess.rewriting import End, rewritten
+from midstream.operators.base import Operator
+from midstream.operators.source import DiscoveryContext, Source, rows_text
+from midstream.testing.inputs import Cut, Instant, Rows, as_batch, as_us, batches
+from midstream.testing.results import Name, Result, Row, find, only
+from midstream.testing.states import contents
+
+What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
+"""A job, or the stream of one that a test is about, or several of them."""
+NOW: Final = datetime(2000, 1, 1, tzinfo=timezone.utc)
+"""The wall clock of a job in a test when it begins."""
+
+
+def run(
+    what: What,
+    inputs: Mapping[str, Rows] | Rows | None = None,
+    *,
+    cut: Cut = 1,
+    parallelism: int = 1,
+    now: Instant = NOW,
+    restore: Snapshot | None = None,
+    ends: bool = True,
+) -> Result:
+    """Run a job, or just what one of its streams needs, on the rows given, and answer what came out.
+
+        result = run(env, {"orders": [{"user": "ann", "price": 3}]})
+        assert result["totals"] == [{"user": "ann", "total": 3}]
+
+    `what`: an Environment, a stream, or several streams of one. `inputs`: rows by the uid or name of a source, or just
+    rows where there is one source; a collection or a generator with an end may be left out and has its own. `cut`: how
+    many rows share a batch, see `testing.Cut`; several sources take turns, batch by batch. `ends`: the input has an
+    end, where all windows and timers fire, as in a job whose sources are bounded. `parallelism`: subtasks of each
+    operator. `now`: the wall clock, which stands. `restore`: go on from a snapshot, see `RunningJob.snapshot`.
+
+    Raises what a function of the job raised, with a note of the operator and the row; ConfigError for names that are
+    none; JobError for a source that can only be read by a real job and has no rows here.
+    """
+    with job(what, parallelism=parallelism, now=now, restore=restore) as running:
+        running.feed_all(inputs, cut=cut)
+        if ends:
+            running.end()
+        return running.result()
+
+
+def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: Snapshot | None = None) -> RunningJob:
+    """A job that runs for as long as the `with` block, and does nothing but what the test tells it.
+
+        with testing.job(env) as job:
+            job.feed("orders", {"user": "ann", "at": "2024-01-01 12:00"})
+            job.advance_to("2024-01-01 12:05")
+            assert job.take("alerts") == [{"user": "ann"}]
+
+    Arguments and errors as of `run`.
+    """
+    return RunningJob(what, parallelism=parallelism, now=now, restore=restore)
+
+
+class RunningJob:
+    """Each call returns when all that follows from it has been done."""
+
+    def __init__(self, what: What, *, parallelism: int, now: Instant, restore: Snapshot | None) -> None:
+        program, config, ends = _program_of(what)
+        if restore is not None and not isinstance(restore, Snapshot):
+            raise ConfigError(f"restore: {restore!r} is not a snapshot; give what snapshot() of a running job answered")
+        if parallelism != 1:
+            check_parallelism(parallelism, config.max_parallelism, "the job")
+        self._sources: dict[str, tuple[str, Source]] = {}
+        self._schemas: dict[str, pa.Schema] = {}
+        made = rewritten(program.graph, ends, self._fed_source)
+        self._outputs = made.outputs
+        self._fed: dict[str, int] = {}
+        """By uid of a source: how many rows it was fed."""
+        self._given: dict[str, int] = {}
+        """By the id of an output: how many of its batches `take` has given."""
+        config = msgspec.structs.replace(config, parallelism=parallelism)
+        now_us = as_us(now, "now") if restore is None else restore.now_us
+        with _surfacing():
+            self._engine = Engine(made.graph, config, now_us, restore)
+        self._event_times = self._engine.event_times()
+
+    def _fed_source(self, uid: str, node: Node) -> Source:
+        assert node.source is not None
+        self._sources[uid] = node.name, node.source
+        return FedSource(uid, node.source.schema)
+
+    def __enter__(self) -> RunningJob:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all functions. At the end of the `with` block."""
+        self._engine.close()
+
+    # ---- rows ----
+
+    def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> RunningJob:
+        """Rows of one source, by default one a batch; `feed(rows)` where there is one source."""
+        if rows is None:
+            source, rows = self._only_source("feed"), source
+        uid = self._source(source, "feed")
+        for batch in batches(as_batch(rows, self._schema(uid), f"input {uid!r}"), cut):
+            self._feed(uid, batch)
+        return self
+
+    def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> RunningJob:
+        """Rows of all sources, which take turns; what is not given is the job's own, where it has an end."""
+        given = self._named(inputs)
+        parts = {uid: list(batches(batch, cut)) for uid, batch in given.items()}
+        for turn in zip_longest(*parts.values()):
+            for uid, batch in zip(parts, turn, strict=True):
+                if batch is not None:
+                    self._feed(uid, batch)
+        return self
+
+    def _feed(self, uid: str, batch: pa.RecordBatch) -> None:
+        if self._engine.has_ended(uid):
+            raise JobError(f"input {uid!r} has ended, and is given another row")
+        first = self._fed.get(uid, 0)
+        self._fed[uid] = first + batch.num_rows
+        with _surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
+            self._engine.feed(uid, batch)
+
+    def end(self, *sources: str) -> RunningJob:
+        """These sources, or all, have no more rows. Once all have ended, all windows and timers fire."""
+        named = [self._source(name, "end") for name in sources] or list(self._sources)
+        with _surfacing():
+            for uid in named:
+                if not self._engine.has_ended(uid):
+                    self._engine.end(uid)
+        return self
+
+    # ---- time ----
+
+    def advance_to(self, at: Instant, *sources: str) -> RunningJob:
+        """Event time comes to `at`: windows and timers up to then fire, and rows at or before it are late.
+
+        Of all inputs, or only where rows of `sources` get their event time. It never goes back.
+        """
+        us = as_us(at, "advance_to")
+        uids = None
+        if sources:
+            named = {name: self._event_times[self._source(name, "advance_to")] for name in sources}
+            for name, found in named.items():
+                if not found:
+                    raise JobError(
+                        f"advance_to: rows of {name!r} have no event time; call with_watermarks() in the job"
+                    )
+            uids = [uid for found in named.values() for uid in found]
+        with _surfacing():
+            self._engine.advance_to(us, uids)
+        return self
+
+    def advance_processing_time(self, by: Duration) -> RunningJob:
+        """The wall clock goes on by a duration such as "10 s": timers of processing time fire, inputs become idle."""
+        by_us = duration_us(by, "advance_processing_time")
+        with _surfacing():
+            self._engine.advance_processing_time(self._engine.loop.now_us + by_us)
+        return self
+
+    @property
+    def now(self) -> datetime:
+        """The wall clock of the job, UTC."""
+        return datetime.fromtimestamp(self._engine.loop.now_us / 1e6, timezone.utc)
+
+    # ---- what comes out ----
+
+    def take(self, output: Name | None = None) -> list[Row]:
+        """The rows that came out there since `take` was called last; without a name those of the only output."""
+        found = only(self._outputs) if output is None else find(self._outputs, output)
+        taken = self._engine.taken[found.id]
+        new = taken[self._given.get(found.id, 0) :]
+        self._given[found.id] = len(taken)
+        return table_rows(pa.Table.from_batches(new, schema=found.schema))
+
+    def result(self) -> Result:
+        """All that has come out so far."""
+        return Result(self._outputs, self._engine.taken)
+
+    # ---- state ----
+
+    def state(self, operator: str) -> dict[str, Any]:
+        """What the states of an operator's function hold: by name of the state, its values by key; a table as a frame.
+
+        `operator`: its uid or name.
+        """
+        return contents(self.operators(operator), operator)
+
+    def operators(self, operator: str) -> list[Operator]:
+        """Those of that uid or name as they run, one per subtask."""
+        return self._engine.operators(self._operator(operator))
+
+    def snapshot(self) -> Snapshot:
+        """A checkpoint of the job as it is now; `testing.job(changed, restore=snapshot)` goes on from it."""
+        with _surfacing():
+            return self._engine.snapshot()
+
+    def snapshot_and_restore(self, parallelism: int | None = None) -> RunningJob:
+        """As if the job had failed behind a checkpoint: everything is built anew, with the state that was stored.
+
+        `parallelism`: so many subtasks from then on. What an object of the job keeps outside of its states is gone.
+        """
+        config = self._engine.plan.config
+        if parallelism is not None:
+            check_parallelism(parallelism, config.max_parallelism, "snapshot_and_restore")
+        with _surfacing():
+            self._engine.restore(self._engine.snapshot(), parallelism or config.parallelism)
+        return self
+
+    # ---- names ----
+
+    def _schema(self, uid: str) -> pa.Schema:
+        return self._sources[uid][1].schema
+
+    def _named(self, inputs: Mapping[str, Rows] | Rows | None) -> dict[str, pa.RecordBatch]:
+        """By uid, in the order of the program."""
+        if inputs is None:
+            inputs = {}
+        elif not isinstance(inputs, Mapping) or not self._are_names(inputs):
+            inputs = {self._only_source("inputs"): inputs}
+        given = {self._source(name, "inputs"): rows for name, rows in inputs.items()}
+        return {
+            uid: as_batch(given[uid], self._schema(uid), f"input {uid!r}")
+            if uid in given
+            else _own_rows(uid, name, source)
+            for uid, (name, source) in self._sources.items()
+        }
+
+    def _are_names(self, inputs: Mapping[str, Any]) -> bool:
+        """Rather than the columns of one row."""
+        if len(self._sources) != 1 or not inputs:
+            return True
+        [(uid, (name, source))] = self._sources.items()
+        is_a_row = all(column in source.schema.names for column in inputs) and not {uid, name} & inputs.keys()
+        return not is_a_row and (bool({uid, name} & inputs.keys()) or all(map(_may_be_rows, inputs.values())))
+
+    def _source(self, name: object, where: str) -> str:
+        if name in self._sources:
+            return str(name)
+        found = [uid for uid, (shown, _) in self._sources.items() if shown == name]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(map(repr, self._sources))
+        several = f"the name of {len(found)} sources" if found else "no source of the job"
+        raise ConfigError(f"{where}: {name!r} is {several}; name one by its uid: {known}")
+
+    def _only_source(self, where: str) -> str:
+        if len(self._sources) != 1:
+            known = ", ".join(map(repr, self._sources))
+            raise ConfigError(
+                f"{where}: the job has {len(self._sources)} sources, so say whose rows these are: {known}"
+            )
+        return next(iter(self._sources))
+
+    def _operator(self, name: str) -> str:
+        specs = self._engine.operator_names
+        if name in specs:
+            return name
+        found = [uid for uid, shown in specs.items() if shown == name]
+        if len(found) == 1:
+            return found[0]
+        raise ConfigError(
+            f"operator {name!r}: the job has {len(found)} of that name; uids are {', '.join(specs) or 'none'}"
+        )
+
+
+def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:
+    if isinstance(what, Environment):
+        return what._program, what._config, None
+    streams = [what] if isinstance(what, DataStream) else list(what) if isinstance(what, Iterable) else []
+    if not streams or not all(isinstance(stream, DataStream) for stream in streams):
+        raise ConfigError(f"{what!r} is neither an Environment nor a stream; give a job, or the stream to look at")
+    if len({id(stream._program) for stream in streams}) > 1:
+        raise ConfigError("the streams are of different Environments; give those of one")
+    ends = [End(tuple((origin.node, origin.tag) for origin in stream._origins), stream.schema) for stream in streams]
+    return streams[0]._program, JobConfig(name="test"), ends
+
+
+def _may_be_rows(value: object) -> bool:
+    return isinstance(value, (list, tuple, Mapping, pl.DataFrame, pa.Table, pa.RecordBatch))
+
+
+def _own_rows(uid: str, name: str, source: Source) -> pa.RecordBatch:
+    """All rows of a source that has them in memory. Raises JobError for others."""
+    if not isinstance(source, (CollectionSource, GeneratorSource)) or not source.bounded:
+        of_spark = type(source).__module__.startswith("midstream.spark")
+        why = "is read with Spark" if of_spark else "has no end" if not source.bounded else "is not in memory"
+        raise JobError(
+            f"source {uid!r} ({type(source).__name__}) {why}, and a test reads no such thing; give it rows: "
+            f"inputs={{{uid!r}: [{{…}}, …]}}"
+        )
+    found = source.discover(None, DiscoveryContext(uid, 1, None))
+    parts = []
+    for split in found.splits:
+        reader = source.open_split(split)
+        while (read := reader.read(131_072)) is not None:
+            parts.append(read[0])
+        reader.close()
+    return (
+        pa.Table.from_batches(parts, schema=source.schema).combine_chunks().to_batches()[0] if parts else _none(source)
+    )
+
+
+def _none(source: Source) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in source.schema], schema=source.schema)
+
+
+@contextmanager
+def _surfacing(place: str = "") -> Iterator[None]:
+    """What a function of the job raises is raised in the test, as it was. `place`: what the job was at work on."""
+    try:
+        yield
+    except InProcessFailure as failure:
+        error = surfaced(failure)
+        if place and place not in failure.summary:
+            noted(error, f"while the job processed {place}")
+        raise error.with_traceback(error.__traceback__) from error.__cause__

@@ -1,0 +1,115 @@
+"""What came out of a job, by the name that a test calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.api.stream import DataStream, StreamSink
+from midstream.core.batches import check_held_by_polars, to_polars
+from midstream.core.errors import ConfigError
+from midstream.inprocess.ends import table_rows
+from midstream.inprocess.rewriting import Output
+from midstream.operators.sink import Sink
+from midstream.operators.window_specs import LATE
+
+Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"
+"""Of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output (or uid
+and tag), the stream itself, or what `collect()` answered."""
+Row: TypeAlias = dict[str, Any]
+
+
+class Result:
+    """The rows of every sink, stream end and side output: `result["totals"]`, `result.rows` of the only one.
+
+    `result.late` has the rows that came too late, by the uid of the window.
+    """
+
+    def __init__(self, outputs: Sequence[Output], taken: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
+        self._outputs = tuple(outputs)
+        self._tables = {
+            output.id: pa.Table.from_batches(list(taken.get(output.id, ())), schema=output.schema) for output in outputs
+        }
+
+    def __getitem__(self, name: Name) -> list[Row]:
+        """Rows as dicts, in the order in which they came. Raises ConfigError for a name that is none, or of several."""
+        return table_rows(self.table(name))
+
+    def table(self, name: Name) -> pa.Table:
+        """The rows as an Arrow table, with the types that they have in the job."""
+        return self._tables[find(self._outputs, name).id]
+
+    def frame(self, name: Name) -> pl.DataFrame:
+        table = self.table(name)
+        check_held_by_polars(table.schema, "frame()")
+        return to_polars(table)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of the only sink or stream end there is."""
+        return table_rows(self._tables[only(self._outputs).id])
+
+    @property
+    def late(self) -> dict[str, list[Row]]:
+        """Rows that were too late for their windows, by the window's uid; only of windows that had some."""
+        late = {output.uid: table_rows(self._tables[output.id]) for output in self._outputs if output.tag == LATE}
+        return {uid: rows for uid, rows in late.items() if rows}
+
+    def __iter__(self) -> Iterator[str]:
+        return (output.label for output in self._outputs)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Of everything, by a text that names it."""
+        return {output.label: self._tables[output.id] for output in self._outputs}
+
+    def __repr__(self) -> str:
+        parts = [f"{label}: {rows_text(table_rows(table))}" for label, table in self.tables().items()]
+        return "Result(\n" + "".join(f"  {part}\n" for part in parts) + ")"
+
+
+def rows_text(rows: Sequence[Row], rows_max: int = 10) -> str:
+    if not rows:
+        return "no rows"
+    shown = [f"    {row}" for row in rows[:rows_max]]
+    if len(rows) > rows_max:
+        shown.append(f"    … {len(rows) - rows_max} more")
+    return f"{len(rows)} row{'s' * (len(rows) > 1)}\n" + "\n".join(shown)
+
+
+def only(outputs: Sequence[Output]) -> Output:
+    """The one output that is an end of the job."""
+    ends = [output for output in outputs if output.is_end]
+    if len(ends) != 1:
+        raise ConfigError(f"rows: there are {len(ends)} outputs; name one: {_known(outputs)}")
+    return ends[0]
+
+
+def find(outputs: Sequence[Output], name: Name) -> Output:
+    """The output of that name. A uid goes before a name, and that before a side output's tag."""
+    origin = (name._origins[0].node, name._origins[0].tag) if isinstance(name, DataStream) else None
+    node = (name._node, None) if isinstance(name, StreamSink) else origin
+    ways: list[Callable[[Output], bool]] = [
+        lambda output: isinstance(name, Sink) and output.sink is name,
+        lambda output: (output.node, output.tag) == node and output.is_end,
+        lambda output: (output.node, output.tag) == node,
+        lambda output: (output.uid, output.tag) == name,
+        lambda output: output.uid == name and output.tag is None,
+        lambda output: output.name == name and output.tag is None,
+        lambda output: output.tag is not None and output.tag == name,
+    ]
+    for is_meant in ways:
+        found = [output for output in outputs if is_meant(output)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(
+                f"output {name!r}: there are {len(found)} of that name; name one by its uid: {_known(found)}"
+            )
+    raise ConfigError(f"output {name!r}: the job has none of that name; there is: {_known(outputs)}")
+
+
+def _known(outputs: Sequence[Output]) -> str:
+    return ", ".join(repr(o.uid) if o.tag is None else repr((o.uid, o.tag)) for o in outputs) or "none"

@@ -1,0 +1,331 @@
+"""The contract of a `Sink`, its writers and its `Committer`, checked: every row once, whatever is restarted and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import cloudpickle
+import pyarrow as pa
+
+from midstream.core.batches import conform
+from midstream.core.schemas import SchemaLike, as_schema
+from midstream.inprocess.ends import table_rows
+from midstream.inprocess.loop import Loop
+from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.testing.inputs import as_batch
+
+Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
+"""A sink that writes to an empty place, and what reads the rows that others see there."""
+
+UID: Final = "sink"
+JOB: Final = "job-of-the-check"
+SAMPLE: Final = {"n": int, "text": str}
+SAMPLE_ROWS: Final = 12
+
+
+def check_sink(
+    target: Callable[[], Target], schema: SchemaLike = SAMPLE, rows: Sequence[Mapping[str, Any]] | None = None
+) -> None:
+    """Whether a sink of your own, with its writers and its committer, shows every row exactly once.
+
+        def target():
+            directory = Path(tempfile.mkdtemp())
+            return JsonSink(directory), lambda: [json.loads(line) for line in lines_in(directory)]
+
+        testing.check_sink(target)
+
+    `target`: makes a sink for a new, empty place, and a function that reads what is visible there; it is called for each
+    scenario. `schema`, `rows`: of at least six different rows to write, where the sink does not take the columns `n` and
+    `text`.
+
+    Raises AssertionError saying what went wrong, and after which calls: rows that are visible before they are committed,
+    or twice because `commit` came again, by another process; rows of an attempt that was given up; a zombie, a writer of
+    an attempt that does not know yet that it is over, that spoils what the next one has written; rows that
+    two subtasks write over each other. A sink without a committer is at least once: of it only the writing is checked.
+    """
+    if not callable(target):
+        raise AssertionError(f"check_sink: {target!r} is not a function that makes a sink for an empty place")
+    columns = as_schema(schema, "check_sink")
+    given = [{"n": n, "text": f"row {n}"} for n in range(SAMPLE_ROWS)] if rows is None else list(rows)
+    if len(given) < 6 or len({repr(row) for row in given}) < len(given):
+        raise AssertionError("check_sink: give at least six rows, all different")
+    batch = as_batch(given, columns, "check_sink")
+    for scenario in _SCENARIOS:
+        made = target()
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Sink) and callable(made[1])):
+            raise AssertionError(
+                f"check_sink: target() answered {made!r}; it must make a sink for an empty place and a function that reads it"
+            )
+        sink, read = made
+        scenario(_Place(sink, read, batch))
+
+
+@dataclass(slots=True)
+class _Place:
+    """A sink and its target, for one scenario."""
+
+    sink: Sink
+    read: Callable[[], Iterable[Mapping[str, Any]]]
+    batch: pa.RecordBatch
+
+    @property
+    def name(self) -> str:
+        return type(self.sink).__name__
+
+    def copy(self) -> Sink:
+        """As a slot gets it, or a driver that was started anew."""
+        try:
+            copied = cloudpickle.loads(cloudpickle.dumps(self.sink))
+        except Exception as error:
+            raise AssertionError(
+                f"{self.name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots; open "
+                "connections and files in the writer and the committer"
+            ) from error
+        assert isinstance(copied, Sink)
+        return copied
+
+    def validate(self, restoring: bool = False) -> None:
+        try:
+            self.sink.validate(self.batch.schema, restoring)
+        except Exception as error:
+            raise AssertionError(
+                f"{self.name}.validate refuses {'to go on' if restoring else 'an empty target'}: {type(error).__name__}: {error}"
+            ) from error
+
+    def writer(self, subtask: int = 0, attempt: int = 0) -> _Writer:
+        return _Writer(self.copy(), self.batch.schema, self.name, subtask, attempt)
+
+    def committer(self) -> Committer | None:
+        return committer_of(self.copy())
+
+    def part(self, number: int, of: int) -> pa.RecordBatch:
+        rows = self.batch.num_rows
+        first, end = rows * number // of, rows * (number + 1) // of
+        return self.batch.slice(first, end - first)
+
+    def expect(self, expected: Sequence[pa.RecordBatch], when: str) -> None:
+        """Exactly these rows are visible, in any order."""
+        schema = self.batch.schema
+        table = pa.Table.from_batches(list(expected), schema=schema)
+        wanted = Counter(map(repr, table_rows(table)))
+        visible = list(self.read())
+        try:
+            found_batch = as_batch(visible, schema, "what the target shows")
+        except Exception as error:
+            raise AssertionError(
+                f"{self.name}: {when}, the target shows rows that are not of the schema: {error}"
+            ) from error
+        found = Counter(map(repr, table_rows(pa.Table.from_batches([conform(found_batch, schema, "target")]))))
+        missing, extra = wanted - found, found - wanted
+        if missing or extra:
+            parts = [
+                f"{kind}: {counted.total()}, such as {next(iter(counted))}"
+                for kind, counted in (("rows missing", missing), ("rows that should not be there", extra))
+                if counted
+            ]
+            raise AssertionError(f"{self.name}: {when}, {'; '.join(parts)}")
+
+
+class _Writer:
+    """A writer with a loop of its own; every wait is run to its end."""
+
+    def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int) -> None:
+        self._loop = Loop(1_700_000_000_000_000)
+        self._name = name
+        self._failures: list[BaseException] = []
+        self._writer = sink.writer(writer_context(schema, subtask, attempt, self._loop, self._failures.append))
+        if not isinstance(self._writer, SinkWriter):
+            raise AssertionError(f"{name}.writer returned {self._writer!r}, not a SinkWriter")
+
+    def write(self, batch: pa.RecordBatch) -> _Writer:
+        for row in range(batch.num_rows):
+            if not self._writer.ready():
+                self._writer.on_ready(lambda: None)
+                self._settle()
+                if not self._writer.ready():
+                    raise AssertionError(f"{self._name}: ready() stays False though all of its work is done")
+            self._writer.write(batch.slice(row, 1))
+        self._settle()
+        return self
+
+    def prepare(self, checkpoint_id: int) -> tuple[bytes, ...]:
+        self._settle()
+        durable = self._writer.prepare(checkpoint_id)
+        self._settle()
+        made = () if durable is None else tuple(durable())
+        self._settle()
+        if not all(isinstance(each, bytes) for each in made):
+            raise AssertionError(f"{self._name}: prepare gave {made!r}; committables are stored in checkpoints: bytes")
+        return made
+
+    def close(self) -> None:
+        self._writer.close()
+        self._settle()
+
+    def _settle(self) -> None:
+        self._loop.run()
+        if self._failures:
+            raise AssertionError(f"{self._name}: the writer failed") from self._failures[0]
+
+
+def writer_context(
+    schema: pa.Schema, subtask: int, attempt: int, loop: Loop, fail: Callable[[BaseException], None]
+) -> WriterContext:
+    return WriterContext(
+        uid=UID,
+        name=UID,
+        subtask=subtask,
+        attempt=attempt,
+        job_id=JOB,
+        schema=schema,
+        executor=loop,
+        fail=fail,
+    )
+
+
+def committer_of(sink: Sink) -> Committer | None:
+    return sink.committer(JOB)
+
+
+def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
+    """By a driver that knows nothing of what was done before."""
+    committer = place.committer()
+    assert committer is not None
+    place.sink.check_committables(checkpoint_id, committables)
+    try:
+        committer.commit(checkpoint_id, committables)
+    except Exception as error:
+        raise AssertionError(f"{place.name}: {when}, commit raised {type(error).__name__}: {error}") from error
+
+
+def _plain(place: _Place) -> None:
+    """Written, prepared, committed."""
+    place.validate()
+    writer = place.writer().write(place.batch)
+    committables = writer.prepare(1)
+    if place.committer() is None:
+        if committables:
+            raise AssertionError(
+                f"{place.name}: prepare gives committables, but committer() is None: who commits them?"
+            )
+        writer.close()
+        place.expect([place.batch], "after all rows were written and the writer closed")
+        return
+    place.expect([], "after prepare, before anything was committed")
+    if not committables:
+        raise AssertionError(f"{place.name}: rows were written, and prepare gave nothing to commit")
+    _commit(place, 1, committables, "the first time")
+    writer.close()
+    place.expect([place.batch], "after commit")
+
+
+def _again(place: _Place) -> None:
+    """A commit comes again: after a restore, and by another process."""
+    if place.committer() is None:
+        return
+    place.validate()
+    writer = place.writer()
+    first = writer.write(place.part(0, 2)).prepare(1)
+    other = place.writer(subtask=1).write(place.part(1, 2))
+    second = other.prepare(1)
+    for time in ("the first time", "a second time", "a third time"):
+        _commit(place, 1, (*first, *second), time)
+        place.expect([place.batch], f"after commit {time}, by another process each time")
+    place.validate(restoring=True)
+    _commit(place, 1, (*first, *second), "after validate(restoring=True)")
+    place.expect([place.batch], "after the job was restored and has committed once more")
+
+
+def _checkpoints(place: _Place) -> None:
+    """Several checkpoints, in order; between two of them there may be no rows."""
+    if place.committer() is None:
+        return
+    place.validate()
+    writer = place.writer()
+    seen: list[pa.RecordBatch] = []
+    for checkpoint_id in range(1, 4):
+        part = place.part(checkpoint_id - 1, 3)
+        committables = writer.write(part).prepare(checkpoint_id)
+        place.expect(seen, f"before checkpoint {checkpoint_id} was committed")
+        _commit(place, checkpoint_id, committables, f"of checkpoint {checkpoint_id}")
+        seen.append(part)
+        place.expect(seen, f"after checkpoint {checkpoint_id} was committed")
+        nothing = writer.prepare(checkpoint_id + 10)
+        if nothing:
+            _commit(place, checkpoint_id + 10, nothing, "of a checkpoint without rows")
+            place.expect(seen, "after a commit without rows")
+    writer.close()
+    place.expect(seen, "after the writer was closed")
+
+
+def _crash(place: _Place) -> None:
+    """Rows that were written and not prepared, or prepared and never committed, are never seen."""
+    if place.committer() is None:
+        return
+    place.validate()
+    lost = place.writer()
+    lost.write(place.batch)
+    lost.close()
+    place.expect([], "after a writer was closed that had prepared nothing")
+    abandoned = place.writer(attempt=1).write(place.batch).prepare(1)
+    again = place.writer(attempt=2).write(place.batch)
+    committables = again.prepare(1)
+    _commit(place, 1, committables, "of the attempt after one that had failed")
+    place.expect([place.batch], "after an attempt was given up behind prepare, and the next one has committed")
+    committer = place.committer()
+    assert committer is not None
+    for time in ("the first time", "a second time"):
+        try:
+            committer.abort(abandoned)
+        except Exception as error:
+            raise AssertionError(
+                f"{place.name}: {time}, abort raised {type(error).__name__}: {error}; what is gone already is no fault"
+            ) from error
+    place.expect([place.batch], "after what was given up was aborted, twice")
+    again.close()
+
+
+def _zombie(place: _Place) -> None:
+    """A writer of an attempt that is over goes on for a while: on another machine it does not know."""
+    if place.committer() is None:
+        return
+    place.validate()
+    zombie = place.writer(attempt=0)
+    zombie.write(place.part(0, 2))
+    new = place.writer(attempt=1).write(place.part(0, 2))
+    zombie.write(place.part(1, 2))
+    committables = new.prepare(1)
+    zombies = zombie.prepare(1)
+    zombie.close()
+    _commit(place, 1, committables, "after a writer of the attempt before has prepared and closed")
+    place.expect(
+        [place.part(0, 2)], "after commit, when a writer of the attempt before has prepared and closed in between"
+    )
+    rest = new.write(place.part(1, 2)).prepare(2)
+    _commit(place, 2, rest, "of the next checkpoint")
+    place.expect([place.batch], "after the commit of the next checkpoint")
+    if set(zombies) & {*committables, *rest}:
+        raise AssertionError(
+            f"{place.name}: writers of two attempts gave the same committable: they write the same place"
+        )
+    new.close()
+
+
+def _subtasks(place: _Place) -> None:
+    """Two subtasks and two attempts write at once."""
+    place.validate()
+    writers = [place.writer(subtask=subtask) for subtask in range(3)]
+    for subtask, writer in enumerate(writers):
+        writer.write(place.part(subtask, 3))
+    committables = [each for writer in writers for each in writer.prepare(1)]
+    if place.committer() is not None:
+        _commit(place, 1, committables, "of three subtasks")
+    for writer in writers:
+        writer.close()
+    place.expect([place.batch], "after three subtasks have written a third each")
+
+
+_SCENARIOS: Final = (_plain, _again, _checkpoints, _crash, _zombie, _subtasks)

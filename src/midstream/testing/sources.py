@@ -1,0 +1,298 @@
+"""The contract of a `Source`, checked: what a job relies on when it is restarted, rescaled, or reads in other batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import cloudpickle
+import msgspec
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema
+from midstream.inprocess.ends import table_rows
+from midstream.inprocess.loop import MemoryStorage
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
+
+UID: Final = "source"
+ROWS_MAX: Final = (1000, 1, 7)
+"""Batches of so many rows are asked for: one way of reading, and others that must give the same rows."""
+OFFSETS_MAX: Final = 50
+"""So many places of a split are gone on from."""
+PARALLELISMS: Final = (1, 4)
+
+
+def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3) -> pa.Table:
+    """Whether a source of your own keeps to what a job relies on; answers its rows, for you to compare.
+
+        rows = testing.check_source(Countdown())
+        assert rows.column("n").to_pylist() == list(range(100, 0, -1))
+
+    `source` must have some rows to read, and must not get others meanwhile. `rows_max`: of each split no more rows are
+    read than about so many. `discoveries`: how often an unbounded source is asked for more splits.
+
+    Raises AssertionError saying which rule is broken, and with which call: that it pickles; that `discover`, asked again
+    from a position, finds the same rows; that batches have the schema; that `open_split` at any offset that was
+    given goes on behind exactly the rows that came before it, in batches of any size; that all of this
+    holds for a copy that knows nothing of what was called before.
+    """
+    if not isinstance(source, Source):
+        raise AssertionError(f"check_source: {source!r} is not a Source; subclass it and give an instance")
+    name = type(source).__name__
+    _check_settings(source, name)
+    made = _copy(source, name)
+    found = _discover(made, name, PARALLELISMS[0], discoveries)
+    table = pa.Table.from_batches(
+        [batch for split in found for batch in _check_split(source, name, split, rows_max)], schema=source.schema
+    )
+    _check_discovery(source, name, found, discoveries, rows_max, table)
+    _check_settled(source, name, rows_max)
+    made.close()
+    return table
+
+
+def _check_settings(source: Source, name: str) -> None:
+    schema = getattr(source, "schema", None)
+    _require(isinstance(schema, pa.Schema), f"{name}.schema is {schema!r}, not a pyarrow.Schema of its rows")
+    assert isinstance(schema, pa.Schema)
+    canonical = canonical_schema(schema)
+    differing = [field.name for field in schema if field.type != canonical.field(field.name).type]
+    if differing:
+        column = differing[0]
+        raise AssertionError(
+            f"{name}.schema: column {column!r} is {schema.field(column).type}; the engine's type for it is "
+            f"{canonical.field(column).type}: convert where it is read, and say so in the schema"
+        )
+
+
+def _copy(source: Source, name: str) -> Source:
+    """As a slot gets it."""
+    try:
+        copied = cloudpickle.loads(cloudpickle.dumps(source))
+    except Exception as error:
+        raise AssertionError(
+            f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots; open connections "
+            "and files in discover() and open_split(), and leave them out in __getstate__()"
+        ) from error
+    assert isinstance(copied, Source)
+    return copied
+
+
+def _discover(
+    source: Source, name: str, parallelism: int, discoveries: int, position: bytes | None = None
+) -> list[Split]:
+    """All splits beyond `position`, as far as they are looked for."""
+    context = DiscoveryContext(UID, parallelism, MemoryStorage())
+    splits: list[Split] = []
+    asked = 0
+    while source.bounded or asked < discoveries:
+        asked += 1
+        found = _one_discovery(source, name, position, context)
+        splits += found.splits
+        position = found.position
+        if found.exhausted:
+            break
+        _require(
+            not source.bounded or asked < 10_000,
+            f"{name}.discover has not said exhausted=True after {asked} calls, but the source is bounded",
+        )
+    _require(bool(source.bounded) or not splits or position is not None, f"{name}.discover gave no position")
+    ids = [split.id for split in splits]
+    twice = next((split_id for split_id, times in Counter(ids).items() if times > 1), None)
+    _require(twice is None, f"{name}.discover: two splits have the id {twice!r}; each needs one of its own")
+    return splits
+
+
+def _one_discovery(source: Source, name: str, position: bytes | None, context: DiscoveryContext) -> Discovery:
+    found = source.discover(position, context)
+    _require(isinstance(found, Discovery), f"{name}.discover({position!r}) returned {found!r}, not a Discovery")
+    _require(
+        isinstance(found.position, bytes),
+        f"{name}.discover: the position is {found.position!r}; it is stored in checkpoints, so it must be bytes",
+    )
+    for split in found.splits:
+        _require(isinstance(split, Split), f"{name}.discover: {split!r} is not a Split")
+        _require(
+            isinstance(split.id, str) and isinstance(split.payload, bytes),
+            f"{name}.discover: split {split!r}: the id must be text and the payload bytes, as checkpoints hold them",
+        )
+        _require(
+            split.offset == 0, f"{name}.discover: split {split.id!r} is new, and has the offset {split.offset}, not 0"
+        )
+    return found
+
+
+def _read(
+    source: Source, name: str, split: Split, batch_rows: int, rows_max: int
+) -> tuple[list[pa.RecordBatch], list[int]]:
+    """Batches from the split's offset on, and the offset behind each; less of it where there is very much."""
+    where = f"{name}: split {split.id!r} from offset {split.offset}"
+    try:
+        reader = source.open_split(split)
+    except Exception as error:
+        raise AssertionError(
+            f"{where}: open_split raised {type(error).__name__}: {error}; it is called in another process than discover, and "
+            "again after a restart: all that it needs must be in the source's settings and in the split"
+        ) from error
+    batches: list[pa.RecordBatch] = []
+    offsets: list[int] = []
+    rows = 0
+    standing = 0
+    while rows < rows_max:
+        answer = reader.read(batch_rows)
+        if answer is None:
+            break
+        _require(
+            isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], pa.RecordBatch),
+            f"{where}: read({batch_rows}) returned {type(answer).__name__}; return (a pyarrow.RecordBatch, the offset behind "
+            "it), or None at the end",
+        )
+        batch, offset = answer
+        _require(
+            batch.schema.equals(source.schema),
+            f"{where}: a batch has the columns {_columns(batch.schema)}, the source says {_columns(source.schema)}",
+        )
+        _require(
+            batch.num_rows <= batch_rows,
+            f"{where}: read({batch_rows}) returned {batch.num_rows} rows, more than it may",
+        )
+        _require(
+            isinstance(offset, int) and not isinstance(offset, bool) and -(2**63) <= offset < 2**64,
+            f"{where}: read gave the offset {offset!r}; it is stored in checkpoints, so it must be a whole number of 64 bits",
+        )
+        before = offsets[-1] if offsets else split.offset
+        _require(
+            not batch.num_rows or offset != before,
+            f"{where}: read returned {batch.num_rows} rows and the offset before them, {offset}: after a restart they would "
+            "come again",
+        )
+        standing = standing + 1 if offset == before else 0
+        _require(
+            standing < 1000,
+            f"{where}: read returned {standing} empty batches at the offset {offset}; return None at the end of the split",
+        )
+        batches.append(batch)
+        offsets.append(offset)
+        rows += batch.num_rows
+    reader.close()
+    return batches, offsets
+
+
+def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list[pa.RecordBatch]:
+    """Its rows: the same whatever the size of the batches, and from each offset on those behind it."""
+    batches, _ = _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max)
+    whole = _rows(source, batches)
+    for batch_rows in ROWS_MAX[1:]:
+        parts, offsets = _read(_copy(source, name), name, split, batch_rows, rows_max)
+        limit = min(len(whole), sum(part.num_rows for part in parts))
+        _same(
+            whole[:limit],
+            _rows(source, parts)[:limit],
+            f"{name}: split {split.id!r} read {batch_rows} rows at a time has other rows than read {ROWS_MAX[0]} at a time",
+        )
+        step = max(1, len(offsets) // OFFSETS_MAX)
+        done = 0
+        for number, (part, offset) in enumerate(zip(parts, offsets, strict=True)):
+            done += part.num_rows
+            if number % step == 0 or number == len(offsets) - 1:
+                resumed = msgspec.structs.replace(split, offset=offset)
+                rest = _rows(source, _read(_copy(source, name), name, resumed, ROWS_MAX[0], rows_max)[0])
+                limit = len(whole) - done
+                _same(
+                    whole[done:],
+                    rest[:limit] if len(whole) >= rows_max else rest,
+                    f"{name}.open_split at offset {offset} of split {split.id!r}, which read gave behind row {done}, does not "
+                    "go on with the row behind that: after a restart rows would be lost or come twice",
+                )
+    return batches
+
+
+def _check_discovery(
+    source: Source, name: str, found: Sequence[Split], discoveries: int, rows_max: int, table: pa.Table
+) -> None:
+    """Asked again by somebody who knows nothing, from the beginning and from each position in between."""
+    expected = _counted(table)
+    for parallelism in PARALLELISMS:
+        other = _copy(source, name)
+        again = _discover(other, name, parallelism, discoveries)
+        what = f"{name}.discover, asked again from the beginning (parallelism {parallelism})"
+        _compare(other, name, again, expected, rows_max, what)
+    context = DiscoveryContext(UID, PARALLELISMS[0], MemoryStorage())
+    position: bytes | None = None
+    one = _copy(source, name)
+    before: list[Split] = []
+    for asked in range(discoveries):
+        step = _one_discovery(one, name, position, context)
+        before += step.splits
+        position = step.position
+        if step.exhausted:
+            break
+        other = _copy(source, name)
+        left = discoveries - asked - 1
+        behind = _discover(other, name, PARALLELISMS[0], left, position) if source.bounded or left else []
+        what = f"{name}.discover, asked by a new driver from the position {position!r} after {len(before)} splits"
+        _compare(other, name, [*before, *behind], expected, rows_max, what)
+
+
+def _compare(
+    source: Source, name: str, splits: Sequence[Split], expected: Counter[str], rows_max: int, what: str
+) -> None:
+    batches = [batch for split in splits for batch in _read(source, name, split, ROWS_MAX[0], rows_max)[0]]
+    other = _counted(pa.Table.from_batches(batches, schema=source.schema))
+    missing, extra = expected - other, other - expected
+    if missing or extra:
+        raise AssertionError(
+            f"{what}, stands for other rows than the first time: {_some(missing, 'missing')}{_some(extra, 'new')}; after a "
+            "restart what was handed out since the last checkpoint is looked for once more"
+        )
+
+
+def _check_settled(source: Source, name: str, rows_max: int) -> None:
+    """A source that was told of a checkpoint still has what is not finished in it."""
+    if type(source).checkpoint_completed is Source.checkpoint_completed:
+        return
+    made = _copy(source, name)
+    context = DiscoveryContext(UID, PARALLELISMS[0], MemoryStorage())
+    step = _one_discovery(made, name, None, context)
+    rows = [_rows(source, _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max)[0]) for split in step.splits]
+    made.checkpoint_completed(step.position, list(step.splits))
+    made.checkpoint_completed(step.position, list(step.splits))
+    for split, before in zip(step.splits, rows, strict=True):
+        _same(
+            before,
+            _rows(source, _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max)[0]),
+            f"{name}: split {split.id!r} has other rows after checkpoint_completed, which named it as unfinished",
+        )
+
+
+def _rows(source: Source, batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return table_rows(pa.Table.from_batches(list(batches), schema=source.schema))
+
+
+def _counted(table: pa.Table) -> Counter[str]:
+    return Counter(map(repr, table_rows(table)))
+
+
+def _same(expected: Sequence[Any], found: Sequence[Any], what: str) -> None:
+    if list(map(repr, expected)) == list(map(repr, found)):
+        return
+    pairs = zip(expected, found, strict=False)
+    at = next((at for at, (one, two) in enumerate(pairs) if repr(one) != repr(two)), min(len(expected), len(found)))
+    shown = [repr(rows[at]) if at < len(rows) else "nothing more" for rows in (expected, found)]
+    raise AssertionError(f"{what}: row {at} should be {shown[0]}, and is {shown[1]}")
+
+
+def _some(rows: Counter[str], kind: str) -> str:
+    if not rows:
+        return ""
+    return f"{rows.total()} {kind}, such as {next(iter(rows))} "
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _require(holds: bool, broken: str) -> None:
+    if not holds:
+        raise AssertionError(broken)

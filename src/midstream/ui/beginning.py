@@ -1,0 +1,159 @@
+"""`midstream new NAME`: a job to begin with, its test, and what to do with them."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from rich.text import Text
+
+from midstream.core.errors import ConfigError, StorageError
+from midstream.ui.answer import Answer
+from midstream.ui.text import printable
+
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
+
+JOB: Final = '''\
+"""What each user has spent so far, and a word when nothing has come of a user for an hour."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+
+from midstream import DataStream, Environment, KeyedProcessFunction, ValueState, WatermarkStrategy
+
+ORDER = {"user": str, "price": int, "at": datetime}
+SPENT = {"user": str, "spent": int}
+SILENT = {"user": str, "since": datetime}
+
+
+class Spending(KeyedProcessFunction):
+    spent = ValueState(pa.int64(), default=0)
+    last = ValueState(pa.timestamp("us"))
+
+    def process(self, row, ctx):
+        self.spent.value += row["price"]
+        if self.last.value is None or row["at"] > self.last.value:
+            self.last.value = row["at"]
+            ctx.timers.event_time(row["at"] + timedelta(hours=1))
+        return {"user": row["user"], "spent": self.spent.value}
+
+    def on_timer(self, time, ctx):
+        if time == self.last.value + timedelta(hours=1):  # nothing newer has come
+            ctx.side_output("silent", {"user": ctx.key, "since": self.last.value})
+
+
+def spending(orders: DataStream) -> DataStream:
+    """From orders to what each user has spent; those who are silent are in the side output "silent"."""
+    timed = orders.with_watermarks("at", WatermarkStrategy.bounded("5 s"))
+    return timed.key_by("user").process(Spending(), SPENT, side_outputs={"silent": SILENT}).uid("spending")
+
+
+HERE = Path(__file__).parent
+env = Environment("@NAME@", checkpoint_dir=HERE / "checkpoints")
+orders = env.read_files(HERE / "orders", schema=ORDER).uid("orders")
+spent = spending(orders)
+spent.write_jsonl(HERE / "spent").uid("spent")
+spent.side_output("silent").print("silent: ").uid("silent")
+
+if __name__ == "__main__":
+    env.execute()
+'''
+
+TEST: Final = """\
+from datetime import datetime
+
+from @NAME@ import ORDER, SPENT, SILENT, Spending, env
+
+from midstream import testing
+
+
+def test_what_a_user_has_spent_adds_up():
+    result = testing.run(env, {"orders": [
+        {"user": "ann", "price": 3, "at": "2024-01-01 12:00"},
+        {"user": "bob", "price": 5, "at": "2024-01-01 12:01"},
+        {"user": "ann", "price": 4, "at": "2024-01-01 12:02"},
+    ]})
+    assert result["spent"] == [
+        {"user": "ann", "spent": 3},
+        {"user": "bob", "spent": 5},
+        {"user": "ann", "spent": 7},
+    ]
+
+
+def test_a_user_who_is_silent_for_an_hour_is_told_once():
+    with testing.job(env) as job:
+        job.feed("orders", {"user": "ann", "price": 3, "at": "2024-01-01 12:00"})
+        job.feed("orders", {"user": "ann", "price": 3, "at": "2024-01-01 12:30"})
+        job.advance_to("2024-01-01 13:29")
+        assert job.take("silent") == []
+        job.advance_to("2024-01-01 13:30")
+        assert job.take("silent") == [{"user": "ann", "since": datetime(2024, 1, 1, 12, 30)}]
+
+
+def test_the_state_survives_a_failure_at_another_parallelism():
+    function = testing.harness(
+        Spending(), ORDER, SPENT, key="user", event_time="at", side_outputs={"silent": SILENT}
+    )
+    function.process({"user": "ann", "price": 3, "at": "2024-01-01 12:00"})
+    function.snapshot_and_restore(parallelism=3)
+    assert function.state["spent"] == {"ann": 3}
+    assert function.process({"user": "ann", "price": 4, "at": "2024-01-01 12:02"}) == [{"user": "ann", "spent": 7}]
+
+
+def test_the_result_does_not_depend_on_where_batches_are_cut():
+    testing.check_cuts(
+        env, {"orders": [{"user": "ab"[i % 2], "price": i, "at": f"2024-01-01 12:00:{i:02d}"} for i in range(20)]}
+    )
+"""
+
+ORDERS: Final = """\
+{"user": "ann", "price": 3, "at": "2024-01-01T12:00:00"}
+{"user": "bob", "price": 5, "at": "2024-01-01T12:01:00"}
+{"user": "ann", "price": 4, "at": "2024-01-01T13:02:00"}
+"""
+
+README: Final = """\
+# @NAME@
+
+| file | what it is |
+|---|---|
+| `@NAME@.py` | the job: where rows come from, what becomes of them, where they go |
+| `test_@NAME@.py` | its tests; they take milliseconds, for nothing is started |
+| `orders/` | some rows to begin with |
+
+```sh
+pytest                                            # the tests
+midstream run @NAME@.py --preview 20              # the first rows of what comes out; nothing is written
+midstream run @NAME@.py --slots process           # the whole job, on plain processes
+midstream run @NAME@.py                           # the whole job, on Spark
+```
+"""
+
+
+def begin_job(name: str) -> Answer:
+    """Raises ConfigError for a name that is no module's, and where there is something of that name already."""
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.lower() in sys.stdlib_module_names | {"midstream"}:
+        raise ConfigError(
+            f"{name!r} cannot be the name of a job's file, which is imported: use letters, digits and underscores, "
+            "and not the name of a module that Python has"
+        )
+    directory = Path(name)
+    files = {f"{name}.py": JOB, f"test_{name}.py": TEST, "README.md": README, "orders/sample.jsonl": ORDERS}
+    try:
+        directory.mkdir()
+        (directory / "orders").mkdir()
+        for file, text in files.items():
+            with open(directory / file, "x", encoding="utf-8") as opened:
+                opened.write(text.replace("@NAME@", name))
+    except FileExistsError:
+        raise ConfigError(f"{directory} is there already; give another name, or remove it first") from None
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be written: {error.strerror}") from error
+    paths = [str(directory / file) for file in files]
+    lines = [f"wrote {path}" for path in paths]
+    return Answer({"files": paths}, Text(printable("\n".join([*lines, f"next: cd {name} && pytest"]))))

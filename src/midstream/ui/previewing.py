@@ -1,0 +1,29 @@
+"""`midstream run JOB.py --preview 20`: the first rows of each stream that a job ends with, without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Group
+from rich.text import Text
+
+from midstream.core.errors import ConfigError, JobError, MidstreamError
+from midstream.ui.answer import Answer
+from midstream.ui.running import Overrides, load_with_its_own_logging
+from midstream.ui.text import printable
+
+
+def preview_job(path: Path, rows: int, overrides: Overrides) -> Answer:
+    """Raises MidstreamError when the job's streams cannot be shown."""
+    if overrides.of_a_run:
+        raise ConfigError(f"--preview starts no job, so {overrides.of_a_run[0]} has nothing to say; leave it out")
+    environment = load_with_its_own_logging(path, overrides.modules)
+    try:
+        previews = environment.preview(rows)
+    except MidstreamError:
+        raise
+    except Exception as error:
+        where = " ".join(getattr(error, "__notes__", ())) or f"{type(error).__name__}: {error}"
+        raise JobError(f"{path}: {where}") from error
+    data = [{"stream": each.name, "rows": each.rows, "note": each.note} for each in previews]
+    return Answer(data, Group(*(Text(printable(f"{each!r}\n")) for each in previews)))

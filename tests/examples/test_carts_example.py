@@ -1,0 +1,55 @@
+"""The carts example: its own tests pass, wherever they are started, and it can be looked at and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import midstream
+from midstream.ui.cli import main
+
+CARTS = Path(__file__).parents[2] / "examples" / "carts"
+
+
+def pytest_in(directory: Path, *arguments: str) -> str:
+    """What pytest says that runs there, as for people who have midstream installed."""
+    path = os.pathsep.join([str(Path(midstream.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_its_tests_pass(tmp_path):
+    copied = shutil.copytree(CARTS, tmp_path / "carts")
+    assert "7 passed" in pytest_in(tmp_path, str(copied))
+
+
+def test_its_first_rows_can_be_looked_at(capsys):
+    assert main(["run", str(CARTS / "carts.py"), "--preview", "5", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(each["stream"].split(" ")[0], len(each["rows"])) for each in shown] == [
+        ("abandoned", 1),
+        ("sold", 2),
+        ("late", 0),
+    ]
+    assert shown[0]["rows"][0]["user"] == "bob"
+    assert not (CARTS / "sold").exists()
+
+
+def test_people_see_tables(capsys):
+    assert main(["run", str(CARTS / "carts.py"), "--preview", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "abandoned (jsonl): 1 row" in out
+    assert "bob" in out

@@ -1,0 +1,202 @@
+"""`testing.check_sink`: it passes for the project's own sinks, and says what is wrong with others."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from midstream import Committer, Sink, SinkWriter, testing
+from midstream.connectors.delta import DeltaSink
+from midstream.connectors.file_sink import FileSink
+
+
+class Lines(Sink):
+    """JSON lines below a directory: `pending/`, and what is visible in `out/`. What is wrong with it says `wrong`."""
+
+    def __init__(self, directory: Path, wrong: str = "") -> None:
+        self.directory = directory
+        self.wrong = wrong
+        if wrong == "lock":
+            self.lock = threading.Lock()
+
+    def validate(self, schema, restoring):
+        if self.wrong == "refuses":
+            raise ValueError("the target is not empty")
+        if restoring and self.wrong == "restoring":
+            raise ValueError("there are files already")
+        for name in ("pending", "out"):
+            (self.directory / name).mkdir(exist_ok=True)
+
+    def check_committables(self, checkpoint_id, committables):
+        for committable in committables:
+            json.loads(committable)
+
+    def writer(self, context):
+        return None if self.wrong == "no writer" else LinesWriter(self, context)
+
+    def committer(self, *about):
+        return None if self.wrong in ("at least once", "forgotten committer") else LinesCommitter(self)
+
+
+class LinesWriter(SinkWriter):
+    def __init__(self, sink: Lines, context) -> None:
+        self.sink = sink
+        self.wrong = sink.wrong
+        attempt = 0 if self.wrong == "attempt" else context.attempt
+        subtask = 0 if self.wrong == "subtask" else context.subtask
+        self.name = f"{context.uid}-{attempt}-{subtask}"
+        self.lines: list[str] = []
+        self.made: list[Path] = []
+        self.fail = context.fail
+
+    def ready(self):
+        return self.wrong != "never ready"
+
+    def write(self, batch):
+        if self.wrong == "fails":
+            self.fail(OSError("the disk is full"))
+        self.lines += [json.dumps(row) for row in batch.to_pylist()]
+        if self.wrong in ("at least once", "early"):
+            with (self.sink.directory / "out" / f"{self.name}.early").open("a") as file:
+                file.writelines(f"{line}\n" for line in self.lines)
+            self.lines = []
+
+    def prepare(self, checkpoint_id):
+        if not self.lines or self.wrong in ("at least once", "nothing to commit"):
+            return None
+        lines = self.lines
+        self.lines = lines if self.wrong == "again and again" else []
+        name = f"{self.name}-{checkpoint_id}"
+
+        def durable():
+            path = self.sink.directory / "pending" / name
+            path.write_text("".join(f"{line}\n" for line in (lines[:-1] if self.wrong == "last row" else lines)))
+            self.made.append(path)
+            return [name] if self.wrong == "text" else [json.dumps(name).encode()]
+
+        return durable
+
+    def close(self):
+        if self.wrong == "tidies up":
+            for path in (self.sink.directory / "pending").iterdir():
+                path.unlink()
+
+
+class LinesCommitter(Committer):
+    def __init__(self, sink: Lines) -> None:
+        self.sink = sink
+
+    def commit(self, checkpoint_id, committables):
+        pending, out = self.sink.directory / "pending", self.sink.directory / "out"
+        for committable in committables:
+            name = json.loads(committable)
+            if self.sink.wrong == "appends":
+                with (out / "all").open("a") as file:
+                    file.write((pending / name).read_text())
+            elif self.sink.wrong == "moves":
+                (pending / name).rename(out / name)
+            elif (pending / name).exists():
+                (pending / name).replace(out / name)
+
+    def abort(self, committables):
+        for committable in committables:
+            (self.sink.directory / "pending" / json.loads(committable)).unlink(
+                missing_ok=self.sink.wrong != "aborts once"
+            )
+            if self.sink.wrong == "aborts all":
+                for path in (self.sink.directory / "out").iterdir():
+                    path.unlink()
+
+
+@pytest.fixture
+def places() -> Iterator[tempfile.TemporaryDirectory]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def target_of(places: Path, wrong: str = ""):
+    def target():
+        directory = Path(tempfile.mkdtemp(dir=places))
+
+        def read():
+            return [
+                json.loads(line) for path in (directory / "out").iterdir() for line in path.read_text().splitlines()
+            ]
+
+        return Lines(directory, wrong), read
+
+    return target
+
+
+def test_a_sink_that_keeps_to_the_contract_passes(places):
+    testing.check_sink(target_of(places))
+
+
+def test_a_sink_that_is_at_least_once_passes(places):
+    testing.check_sink(target_of(places, "at least once"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("lock", "Lines does not pickle"),
+        ("refuses", "validate refuses an empty target: ValueError: the target is not empty"),
+        ("restoring", "validate refuses to go on: ValueError"),
+        ("no writer", "writer returned None, not a SinkWriter"),
+        ("never ready", r"ready\(\) stays False"),
+        ("fails", "the writer failed"),
+        ("early", "before anything was committed, rows that should not be there: 12, such as {'n': 0"),
+        ("nothing to commit", "rows were written, and prepare gave nothing to commit"),
+        ("forgotten committer", r"prepare gives committables, but committer\(\) is None"),
+        ("text", "committables are stored in checkpoints: bytes"),
+        ("last row", "after commit, rows missing: 1, such as {'n': 11"),
+        ("appends", "after commit a second time, by another process each time, rows that should not be there: 12"),
+        ("moves", "a second time, commit raised FileNotFoundError"),
+        ("again and again", "rows that should not be there"),
+        ("attempt", "attempt"),
+        ("subtask", "rows missing"),
+        ("tidies up", "rows missing"),
+        ("aborts once", "abort"),
+        ("aborts all", "after what was given up was aborted, twice, rows missing: 12"),
+    ],
+)
+def test_what_breaks_the_contract_is_told(places, wrong, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_sink(target_of(places, wrong))
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_the_file_sink_keeps_to_it(places, format):
+    def target():
+        directory = Path(tempfile.mkdtemp(dir=places))
+
+        def read():
+            files = sorted(directory.glob(f"*.{format}"))
+            reader = pl.read_parquet if format == "parquet" else pl.read_ndjson
+            return [row for file in files for row in reader(file).to_dicts()]
+
+        return FileSink(directory, format=format), read
+
+    testing.check_sink(target)
+
+
+def test_the_delta_sink_keeps_to_it(places):
+    pytest.importorskip("deltalake")
+
+    def target():
+        table = Path(tempfile.mkdtemp(dir=places)) / "table"
+        return DeltaSink(table), lambda: pl.read_delta(str(table)).to_dicts() if (table / "_delta_log").exists() else []
+
+    testing.check_sink(target)
+
+
+@pytest.mark.parametrize("rows", [[{"n": 1}] * 6, [{"n": n} for n in range(5)]], ids=["alike", "few"])
+def test_rows_that_show_nothing_are_refused(places, rows):
+    with pytest.raises(AssertionError, match="at least six rows, all different"):
+        testing.check_sink(target_of(places), {"n": int}, rows)
