@@ -343,7 +343,7 @@ class ResultPartition:
 def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
     counts: list[int] = np.bincount(owners, minlength=consumers).tolist()
     if max(counts) < batch.num_rows:
-        batch = batch.take(pa.array(owners.argsort(kind="stable")))
+        batch = batch.take(pa.array(owners.argsort(kind="stable"), pa.int64()))
     parts = []
     start = 0
     for count in counts:
@@ -366,5 +366,5 @@ def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buff
     parts = []
     for consumer in range(consumers):
         rows = np.flatnonzero(owners == consumer)
-        parts.append(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)))
+        parts.append(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64())))
     return parts

@@ -133,7 +133,7 @@ def _create(master: str | None, name: str) -> SparkSession:
     if not is_submitted:
         # "default": options of the user come after it
         settings["spark.driver.defaultJavaOptions"] = log_option(_log_settings())
-    builder = SparkSession.builder.config(map=settings)
+    builder = SparkSession.builder.config(map={**settings})
     on = f" on {master!r}" if master else ""
     try:
         with warnings.catch_warnings():  # what pyspark's own test module says of pandas
