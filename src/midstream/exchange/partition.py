@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from midstream.core.batches import batch_bytes
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.pool import BufferPool, Quota
@@ -278,6 +278,8 @@ class ResultPartition:
                 return self._emit_in_turn
             case Partitioning.KEYED:
                 return self._emit_by_key
+            case _:
+                assert_never(self.edge.partitioning)
 
     def broadcast(self, event: Event) -> None:
         for sub in self.subpartitions:

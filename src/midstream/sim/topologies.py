@@ -347,6 +347,8 @@ def expectation(
                         window_sinks[uid] = windows.pop()
                     else:
                         sinks[uid] = stream
+                case _:  # the others hand on the rows that they get
+                    pass
         outputs.append({None: stream, SIDE: side, BRIEF: brief})
     return Expectation(
         counts,
