@@ -84,7 +84,7 @@ class CollectSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         return _CollectWriter(context)
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         if self._job_id != job_id:
             self._job_id, self._batches = job_id, []
         return _CollectCommitter(self._batches)

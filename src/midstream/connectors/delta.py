@@ -190,7 +190,7 @@ class DeltaSink(Sink):
 
         return QueuedWriter(context, lambda: _FilesPart(self, context, schema, next_name))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> _DeltaCommitter:
         return _DeltaCommitter(self, job_id)
 
     def newest_committed(self, output: Output) -> int:

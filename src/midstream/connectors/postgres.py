@@ -226,7 +226,7 @@ class PostgresSink(Sink):
         numbers = count()
         return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         return _PostgresCommitter(self, job_id)
 
     def newest_committed(self, output: Output) -> int:
