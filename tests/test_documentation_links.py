@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "midstream"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
@@ -61,6 +61,12 @@ def test_a_link_to_nothing_is_found(tmp_path):
 def test_every_decision_has_a_number_of_its_own():
     numbers = [page.name[:3] for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
     assert numbers == [f"{number:03}" for number in range(1, len(numbers) + 1)]
+
+
+def test_every_decision_says_whether_it_stands_and_since_when():
+    status = re.compile(r"# \d{3}: .+\n\n(Accepted|Superseded by \[\d{3}\]\([\w.-]+\)), 20\d\d-\d\d-\d\d\.\n")
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name for page in pages if not status.match(page.read_text(encoding="utf-8"))] == []
 
 
 def test_every_page_is_in_the_readme():

@@ -9,11 +9,11 @@ import pytest
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from midstream.core.errors import ConfigError
+from midstream.core.errors import ClusterError, ConfigError
 from midstream.spark import session as sessions
 from midstream.spark.dataframe import DataFrameSource
-from midstream.spark.session import active_session, get_session
-from midstream.spark.slots import SparkSlots, check_settings
+from midstream.spark.session import active_session, cores_to_take, get_session
+from midstream.spark.slots import SparkSlots, check_driver_host, check_settings
 
 
 def conf(**settings: str) -> SparkConf:
@@ -70,6 +70,71 @@ def test_one_of_them_alone_does_no_harm(left_out: str) -> None:
 @pytest.mark.parametrize("off", ["0", "0s", "", " 0 "])
 def test_no_idle_timeout_kills_nothing(off: str) -> None:
     check_settings(conf(**{**IDLE, "python__worker__idleTimeoutSeconds": off}))
+
+
+def test_a_job_takes_as_many_cores_of_a_standalone_cluster_as_it_needs() -> None:
+    assert cores_to_take(3, "spark://a:7077", conf()) == {"spark.cores.max": "3"}
+    assert cores_to_take(3, "spark://a:7077", conf(task__cpus="2")) == {"spark.cores.max": "6"}
+    assert cores_to_take(3, None, conf(master="spark://a:7077")) == {"spark.cores.max": "3"}
+
+
+@pytest.mark.parametrize("master", ["local[4]", "local-cluster[2,2,1024]", "yarn", "k8s://https://a:6443", None])
+def test_other_masters_are_asked_for_what_they_were(master: str | None) -> None:
+    assert cores_to_take(3, master, conf()) == {}
+
+
+def test_the_users_own_number_of_cores_stands() -> None:
+    assert cores_to_take(3, "spark://a:7077", conf(cores__max="16")) == {}
+
+
+class Standalone:
+    """Stands for a session on a standalone master, without a JVM."""
+
+    def __init__(self, master: str, **settings: str) -> None:
+        self.sparkContext = self
+        self.master = master
+        self._settings = conf(**settings)
+
+    def getConf(self) -> SparkConf:
+        return self._settings
+
+
+def test_more_slots_than_a_standalone_cluster_gives_are_refused_with_the_way_out() -> None:
+    slots = SparkSlots(Standalone("spark://127.0.0.1:7077", cores__max="4", task__cpus="2"))  # type: ignore[arg-type]
+    slots.check(2)
+    with pytest.raises(
+        ClusterError, match=r"needs 3 slots .* has 2; lower the parallelism to 2, .* spark.cores.max=6 "
+    ):
+        slots.check(3)
+
+
+@pytest.mark.parametrize("driver_host", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_driver_that_executors_would_look_for_on_their_own_machines_is_refused(driver_host: str) -> None:
+    session = Standalone("spark://192.0.2.1:7077,192.0.2.2:7077", driver__host=driver_host)
+    with pytest.raises(
+        ClusterError, match=r"look for this program at '.*', which is their own machine; unset SPARK_LOC"
+    ):
+        SparkSlots(session)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("master", "driver_host"),
+    [
+        ("spark://127.0.0.1:7077", "127.0.0.1"),
+        ("spark://[::1]:7077", "localhost"),
+        ("spark://192.0.2.1:7077", "192.0.2.7"),
+        ("spark://192.0.2.1:7077", "no-such-name.invalid"),
+        ("yarn", "127.0.0.1"),
+    ],
+)
+def test_a_driver_that_may_be_found_is_taken(master: str, driver_host: str) -> None:
+    check_driver_host(master, driver_host)
+
+
+def test_an_address_of_ipv6_has_no_brackets() -> None:
+    session = Standalone("spark://[2001:db8::1]:7077", driver__host="[2001:db8::10]")
+    slots = SparkSlots(session)  # type: ignore[arg-type]
+    assert (slots.driver_host, slots.bind_host) == ("2001:db8::10", "2001:db8::10")
 
 
 class Connected:

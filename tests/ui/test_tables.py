@@ -16,6 +16,7 @@ from midstream.protocol.job_status import (
     JobStatus,
     OperatorStatus,
     RecoveryStatus,
+    SubtaskStatus,
     VertexStatus,
     WaitStatus,
 )
@@ -30,6 +31,7 @@ from midstream.ui.tables import (
     jobs_table,
     progress_line,
     recovered_share,
+    uneven,
 )
 
 
@@ -258,6 +260,36 @@ def test_a_bottleneck_is_what_others_wait_for_or_a_source_that_does_all_it_can(s
     assert bottleneck(busy_source) is busy_source.vertices[0]
     idle = [msgspec.structs.replace(vertex, busy=0.6, backpressured=0.0) for vertex in job.vertices]
     assert bottleneck(msgspec.structs.replace(job, vertices=tuple(idle))) is None
+
+
+def skewed(status, parallelism=4):
+    """All rows but a few have one key: subtask 2 of the second vertex does all the work."""
+    busy = [0.98 if subtask == 2 else 0.01 for subtask in range(parallelism)]
+    subtasks = tuple(SubtaskStatus(i, 9_000 if i == 2 else 250, 0, busy[i], 0.0, None) for i in range(parallelism))
+    source, slow = chain(status, 2, slow=1).vertices
+    slow = msgspec.structs.replace(slow, parallelism=parallelism, subtasks=subtasks, busy=sum(busy) / parallelism)
+    source = msgspec.structs.replace(source, backpressured=0.97, busy=0.02)
+    return msgspec.structs.replace(status, vertices=(source, slow), edges=((0, 1, "keyed"),))
+
+
+def test_one_busy_subtask_is_a_bottleneck_and_is_named_with_its_share_of_the_rows(status):
+    job = skewed(status)
+    slow = job.vertices[1]
+    assert bottleneck(job) is slow and uneven(slow) is slow.subtasks[2]
+    shown = render(LiveView(job, Rates()), width=160, height=40)
+    assert "bottleneck in subtask 2" in shown
+    assert "operator 1: subtask 2 is 98% busy, the other 3 are 1% on average; it has taken 92% of the rows" in shown
+
+
+def test_a_task_whose_subtasks_are_alike_has_no_uneven_one(status):
+    job = skewed(status)
+    source, slow = job.vertices
+    even = tuple(msgspec.structs.replace(subtask, busy=0.9) for subtask in slow.subtasks)
+    slow = msgspec.structs.replace(slow, subtasks=even, busy=0.9)
+    job = msgspec.structs.replace(job, vertices=(source, slow))
+    assert bottleneck(job) is slow and uneven(slow) is None
+    shown = render(LiveView(job, Rates()), width=160, height=40)
+    assert "bottleneck" in shown and "subtask" not in shown
 
 
 def test_bars_say_something_without_colour():

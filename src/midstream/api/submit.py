@@ -47,7 +47,7 @@ class Submission:
         with ExitStack() as undo:
             slots = self.slots
             if slots is None:
-                slots = _spark_slots(self.master)
+                slots = _spark_slots(self.master, self.plan.graph.slots)
                 undo.callback(slots.close)
             for vertex in graph.vertices:
                 if vertex.source is not None:
@@ -144,7 +144,7 @@ def _give_own_code(graph: JobGraph, plan: JobPlan) -> None:
                 spec.sink.own = own
 
 
-def _spark_slots(master: str | None) -> SlotProvider:
+def _spark_slots(master: str | None, slots: int) -> SlotProvider:
     try:
         from midstream.spark.session import get_session
         from midstream.spark.slots import SparkSlots
@@ -155,7 +155,7 @@ def _spark_slots(master: str | None) -> SlotProvider:
             f"Spark needs PySpark 4, and {sys.executable} has no module {error.name!r}; "
             "install it (pip install 'pyspark>=4.0'), or run the job with the Python that has it"
         ) from error
-    return SparkSlots(get_session(master))
+    return SparkSlots(get_session(master, slots=slots))
 
 
 def _check_sinks(graph: JobGraph, restoring: bool) -> None:

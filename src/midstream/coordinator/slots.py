@@ -122,10 +122,16 @@ class Slots:
     def _timed_out(self) -> None:
         self._timer = None
         self._open.clear()
-        error = ClusterError(
-            f"the job needs {self.needed} slots, and {len(self.live)} came within {self._timeout_s:g} s: too few cores "
-            f"are free. Lower the parallelism to {max(len(self.live), 1)}, give Spark more cores, or raise slot_timeout"
-        )
+        came = f"{len(self.live)} came within {self._timeout_s:g} s"
+        cure = "give Spark more cores, or raise slot_timeout"
+        if self.live:
+            why = f"too few cores are free. Lower the parallelism to {len(self.live)}, {cure}"
+        else:
+            why = (
+                f"no core is free ({cure}), or executors start and end again because they cannot reach this program: "
+                "their stderr says so, and spark.driver.host is where they look for it"
+            )
+        error = ClusterError(f"the job needs {self.needed} slots, and {came}: {why}")
         self._fail(Failure(str(error), "", error, fatal=not self.job_has_run))
 
     def request_failed(self, request: str, reason: str) -> None:

@@ -13,7 +13,7 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import assert_never
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Vertex
-from midstream.protocol.job_status import JobStatus, OperatorStatus, RecoveryStatus, VertexStatus
+from midstream.protocol.job_status import JobStatus, OperatorStatus, RecoveryStatus, SubtaskStatus, VertexStatus
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
@@ -96,6 +96,15 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         busy=sum(rate.busy for rate in rates) / len(refs),
         backpressured=sum(rate.backpressured for rate in rates) / len(refs),
         recovering=_recovering(rates),
+        subtasks=tuple(map(_subtask_status, rates)),
+    )
+
+
+def _subtask_status(rate: Rate) -> SubtaskStatus:
+    metrics = rate.metrics
+    watermark_us = None if metrics.watermark_us == MIN_WATERMARK_US else metrics.watermark_us
+    return SubtaskStatus(
+        metrics.task.subtask, metrics.rows_in, metrics.rows_out, rate.busy, rate.backpressured, watermark_us
     )
 
 

@@ -24,6 +24,17 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
     recovered_bytes: int
 
 
+class SubtaskStatus(msgspec.Struct, frozen=True):
+    subtask: int
+    rows_in: int
+    rows_out: int
+    """Both since the attempt began."""
+    busy: float
+    """Share of time spent working, 0 to 1."""
+    backpressured: float
+    watermark_us: int | None
+
+
 class VertexStatus(msgspec.Struct, frozen=True):
     id: int
     name: str
@@ -37,6 +48,12 @@ class VertexStatus(msgspec.Struct, frozen=True):
     backpressured: float
     recovering: tuple[RecoveryStatus, ...] = ()
     """While any of its subtasks recovers: all that had something to recover."""
+    subtasks: tuple[SubtaskStatus, ...] = ()
+    """Those that have reported since the attempt began."""
+
+    @property
+    def busiest(self) -> SubtaskStatus | None:
+        return max(self.subtasks, key=lambda subtask: subtask.busy, default=None)
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from midstream.protocol.framing import (
 )
 from midstream.protocol.handshake import Acceptor, Handshake, Refused
 from midstream.runtime.loop import READ, WRITE, EventLoop
+from midstream.runtime.unanswered import Unanswered
 
 PULL_BYTES_MAX: Final = 128 * 2**10
 NOT_SENT_BYTES_MAX: Final = 128 * 2**10
@@ -42,7 +43,7 @@ _KEEPALIVE: Final = [
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
     if hasattr(socket, name)
 ]
-"""A host that is gone is noticed within a minute even by who has nothing to send."""
+"""A host that is gone is noticed within a minute even by a side that has nothing to send; see also `unanswered`."""
 
 
 class State(Enum):
@@ -83,6 +84,7 @@ class Connection:
         """What the peer said in the handshake ended it: it would say so again."""
         self._loop = loop
         self._sock = sock
+        self._unanswered = Unanswered(sock)
         self._opened = opened
         self._failed = failed
         self._frame_bytes_max = frame_bytes_max
@@ -116,6 +118,22 @@ class Connection:
         """The address of our side."""
         host: str = self._sock.getsockname()[0]
         return host
+
+    def check_answers(self, timeout_s: float) -> None:
+        """Give the connection up if the peer's machine has answered nothing that was sent for longer than `timeout_s`."""
+        if self._state is not State.OPEN:
+            return
+        overdue_s = self._unanswered.overdue_s(self._loop.monotonic_s())
+        if overdue_s <= timeout_s:
+            return
+        try:
+            peer: str = self._sock.getpeername()[0]
+        except OSError:  # broken meanwhile, as the loop is about to find
+            return
+        self._give_up(
+            f"what {self.local_host} sent to {peer} has been without an answer for {overdue_s:.0f} s: "
+            "the network between these two machines drops packets"
+        )
 
     def carry(self, end: LinkEnd) -> None:
         """Let frames flow to and from `end`, but not from inside this call."""

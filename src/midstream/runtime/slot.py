@@ -214,7 +214,7 @@ class _SlotProcess:
         self._beat()
 
     def _beat(self) -> None:
-        """Say that we live, and look whether the driver does."""
+        """Report to the driver; look whether the driver and the machines of the other slots can still be reached."""
         if self._ending:
             return
         assert self._welcome is not None and self._channel is not None and self._machine is not None
@@ -223,6 +223,8 @@ class _SlotProcess:
             self._lost(f"it has been silent for {silent_s:.1f} s")
             return
         self._report()
+        assert self._transport is not None
+        self._transport.check_answers(self._welcome.heartbeat_timeout_s)
         self._loop.call_later(self._welcome.heartbeat_interval_s, self._beat)
 
     def _report(self) -> None:

@@ -107,6 +107,12 @@ class TcpTransport:
             )
         return link
 
+    def check_answers(self, timeout_s: float) -> None:
+        """Give up the connections on which nothing that was sent has been answered for longer than `timeout_s`."""
+        for link in list(self._links.values()):
+            if link.connection is not None:
+                link.connection.check_answers(timeout_s)
+
     def close(self) -> None:
         """Close everything; no end is told."""
         self._listener.close()

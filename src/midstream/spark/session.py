@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -33,6 +33,7 @@ from midstream.spark.jvm import interruptible, launch_jvm, log_option
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
 LOOPBACK: Final = "127.0.0.1"
+CORES_MAX: Final = "spark.cores.max"
 MASTER_TIMEOUT_S: Final = 10.0
 STOPPING_WAIT_S: Final = 10.0
 """How long a Spark that stops may take to show whether its JVM ends with it."""
@@ -59,8 +60,12 @@ def is_local_master(master: str) -> bool:
     return LOCAL.fullmatch(master) is not None or LOCAL_CLUSTER.fullmatch(master) is not None
 
 
-def get_session(master: str | None = None, name: str = "midstream") -> SparkSession:
+def get_session(master: str | None = None, name: str = "midstream", slots: int | None = None) -> SparkSession:
     """The active session, or a new one on `master` (default: what spark-submit was given, else `local[*]`).
+
+    `slots`: how many a job needs that the session is made for. On a standalone master the session then takes that many
+    cores (`spark.cores.max`), unless the user's settings say how many: Spark would take all cores of the cluster, and
+    no other job would get any.
 
     Raises ConfigError for a master that is none, or when a session is active on another one,
     ClusterError when Spark cannot start, above all for want of Java.
@@ -79,7 +84,7 @@ def get_session(master: str | None = None, name: str = "midstream") -> SparkSess
                 "stop that one first, or leave the master out"
             )
         return session
-    return _create(master, name)
+    return _create(master, name, slots)
 
 
 def active_session() -> SparkSession | None:
@@ -106,7 +111,7 @@ def is_of_connect(thing: object) -> bool:
     return type(thing).__module__.startswith("pyspark.sql.connect.")
 
 
-def _create(master: str | None, name: str) -> SparkSession:
+def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
     if "SPARK_REMOTE" in os.environ or "SPARK_CONNECT_MODE_ENABLED" in os.environ:
         raise ConfigError(NEEDS_CLASSIC)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has its own master and JVM
@@ -141,6 +146,9 @@ def _create(master: str | None, name: str) -> SparkSession:
             with interruptible():
                 if not is_submitted:
                     launch_jvm(settings)
+                if slots is not None:
+                    SparkContext._ensure_initialized()
+                    builder = builder.config(map=cores_to_take(slots, master, SparkConf()))
                 session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
@@ -150,6 +158,17 @@ def _create(master: str | None, name: str) -> SparkSession:
         raise ClusterError(f"Spark does not start{on}: {first_line(error)}") from error
     atexit.register(_stop_with_the_program, session.sparkContext)
     return session
+
+
+def cores_to_take(slots: int, master: str | None, users: SparkConf) -> dict[str, str]:
+    """The setting that leaves the other cores of a standalone cluster to others, unless the user's settings have one.
+
+    `users`: from spark-defaults.conf, and what spark-submit was given.
+    """
+    master = master or users.get("spark.master", "") or ""
+    if not master.startswith("spark://") or users.contains(CORES_MAX):
+        return {}
+    return {CORES_MAX: str(slots * int(users.get("spark.task.cpus", "1") or "1"))}
 
 
 def _stop_with_the_program(context: SparkContext) -> None:

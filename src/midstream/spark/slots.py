@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import ipaddress
 import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +33,7 @@ from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.slot import run_slot
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
 from midstream.spark.session import (
+    CORES_MAX,
     LOCAL,
     LOCAL_CLUSTER,
     LOOPBACK,
@@ -77,6 +80,27 @@ def _is_on(conf: SparkConf, name: str) -> bool:
     return (conf.get(name, "false") or "").strip().lower() == "true"
 
 
+def check_driver_host(master: str, driver_host: str) -> None:
+    """Raises ClusterError if executors on other machines look for the driver on their own."""
+    if not master.startswith("spark://") or not _is_loopback(driver_host):
+        return
+    masters = [address.rpartition(":")[0].strip("[]") for address in master.removeprefix("spark://").split(",")]
+    if not all(map(_is_loopback, masters)):
+        raise ClusterError(
+            f"executors of {master!r} would look for this program at {driver_host!r}, which is their own machine; unset "
+            "SPARK_LOCAL_IP, or set spark.driver.host to an address of this machine that they can reach"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether each address of it is of this machine alone."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
 class SparkSlots:
     """A SlotProvider on the cores of a Spark session, which it neither changes nor stops.
 
@@ -96,8 +120,10 @@ class SparkSlots:
         if is_local_master(self._master):
             self.bind_host = self.driver_host = LOOPBACK
         else:
-            self.driver_host = conf.get("spark.driver.host") or LOOPBACK
-            self.bind_host = conf.get("spark.driver.bindAddress") or self.driver_host
+            # Spark puts brackets around an address of IPv6
+            self.driver_host = (conf.get("spark.driver.host") or LOOPBACK).strip("[]")
+            self.bind_host = (conf.get("spark.driver.bindAddress") or self.driver_host).strip("[]")
+            check_driver_host(self._master, self.driver_host)
 
     @property
     def slots_max(self) -> int | None:
@@ -105,14 +131,18 @@ class SparkSlots:
         cores = _cores(self._context)
         if cores is None:
             return None
-        return cores // int(self._context.getConf().get("spark.task.cpus") or "1")
+        return cores // self._cores_per_slot
+
+    @property
+    def _cores_per_slot(self) -> int:
+        return int(self._context.getConf().get("spark.task.cpus") or "1")
 
     def check(self, slots: int) -> None:
         slots_max = self.slots_max
         if slots_max is not None and slots > slots_max:
             raise ClusterError(
-                f"the job needs {slots} slots (one core each), Spark on {self._master} has {slots_max}; "
-                f"lower the parallelism to {slots_max}{_more_cores(self._master, slots)}"
+                f"the job needs {slots} slots ({_each(self._cores_per_slot)} each), Spark on {self._master} has {slots_max}; "
+                f"lower the parallelism to {slots_max}{_more_cores(self._master, slots, slots * self._cores_per_slot)}"
             )
 
     def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
@@ -232,14 +262,23 @@ def _cores(context: SparkContext) -> int | None:
         return int(cluster.group(1)) * int(cluster.group(2))
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return None
+    if context.master.startswith("spark://"):
+        cores_max = conf.get(CORES_MAX)
+        return int(cores_max) if cores_max else None
     instances, cores = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
     return int(instances) * int(cores) if instances and cores else None
 
 
-def _more_cores(master: str, slots: int) -> str:
-    """How to get as many."""
+def _each(cores: int) -> str:
+    return "one core" if cores == 1 else f"{cores} cores"
+
+
+def _more_cores(master: str, slots: int, cores: int) -> str:
+    """How to get as many: `slots` slots take `cores` cores."""
     if LOCAL.fullmatch(master):
         return f", or run it with --master 'local[{slots}]'"
     if LOCAL_CLUSTER.fullmatch(master):
         return ", or give local-cluster[workers, cores, MiB] more workers or cores"
+    if master.startswith("spark://"):
+        return f", or start the job with {CORES_MAX}={cores} (in spark-defaults.conf, or in a session of its own)"
     return ", or raise spark.executor.instances or spark.executor.cores"

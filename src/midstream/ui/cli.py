@@ -272,6 +272,54 @@ def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
 
 
 @app.command
+def doctor(
+    job: Path | None = None,
+    /,
+    *,
+    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    master: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    fresh: Annotated[bool, Parameter(negative=())] = False,
+    checkpoint_dir: str | None = None,
+    py_files: str | None = None,
+    slots: str | None = None,
+    json: Json = False,
+) -> Answer:
+    """Look for what would fail later, before a job is started, and say what to change. No job is run.
+
+    Starts a process on each core that the job needs, as a job does, and looks at the versions, clocks and
+    connections of all, and whether each can use the checkpoint directory.
+
+    Parameters
+    ----------
+    job
+        The Python file of a job. Without one, only its surroundings are looked at.
+    parallelism
+        Subtasks per operator; without a job, how many slots to look for.
+    master
+        Spark master URL, as for `midstream run`.
+    from_
+        Where the job would go on from, as for `midstream run`.
+    fresh
+        The job would start over, as for `midstream run`.
+    checkpoint_dir
+        Where checkpoints would go: a directory or a storage URL.
+    py_files
+        As for `midstream run`.
+    slots
+        "process": look at this machine only, without Spark and Java.
+    """
+    from midstream.ui.doctor import run_doctor
+    from midstream.ui.running import Overrides, check_slots
+
+    check_slots(slots)
+    overrides = Overrides(
+        parallelism, master, from_, checkpoint_dir=checkpoint_dir, fresh=fresh, py_files=py_files, slots=slots
+    )
+    return run_doctor(job, overrides, json)
+
+
+@app.command
 def bench(
     name: str,
     /,

@@ -60,7 +60,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
     py_files = [each for each in (overrides.py_files or "").split(",") if each]
-    submission = _load_with_its_own_logging(path, py_files).submission(
+    submission = load_with_its_own_logging(path, py_files).submission(
         parallelism=overrides.parallelism,
         master=overrides.master,
         restore_from=overrides.restore,
@@ -93,7 +93,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
 
 
-def _load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
+def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
     """What the job file sets up of logging holds, as it does when Python runs it; else warnings go to stderr."""
     from midstream.api.loading import load_job
     from midstream.ui.cli import log_to_stderr
@@ -108,10 +108,15 @@ def _load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
             log_to_stderr()
 
 
-def _provider(slots: str | None) -> SlotProvider | None:
-    """None: Spark's. Raises ConfigError for what there is not."""
+def check_slots(slots: str | None) -> None:
+    """Raises ConfigError for a value of --slots that does not exist."""
     if slots not in (None, *SLOTS):
         raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+
+
+def _provider(slots: str | None) -> SlotProvider | None:
+    """None: Spark's. Raises ConfigError for what there is not."""
+    check_slots(slots)
     return ProcessSlots() if slots == "process" else None
 
 

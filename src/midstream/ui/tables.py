@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
+from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, SubtaskStatus, VertexStatus
 from midstream.ui import text
 from midstream.ui.rates import Rates, rows_handled
 
@@ -32,6 +33,8 @@ LINES_MIN = 5
 """Of the operator table: its header, the first and the last operator, and what is left out between them."""
 BUSY, VERY_BUSY, BACKPRESSURED = 0.5, 0.8, 0.3
 """From which shares of time on a task is said to be so."""
+UNEVEN = 0.25
+"""By how much the busiest subtask is busier than the mean, at least, where the work is spread unevenly."""
 SLOW_MS = 2000
 """From so long on it is said that a checkpoint is in progress."""
 ALIGNMENT_MS = 100
@@ -140,7 +143,9 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
         first = operator is vertex.operators[0]
         said = Text(_states(vertex) if first else "", style="yellow")
         if first and vertex is slow:
-            said.append("  bottleneck", style="bold yellow")
+            busiest = uneven(vertex)
+            where = "" if busiest is None else f" in subtask {busiest.subtask}"
+            said.append(f"  bottleneck{where}", style="bold yellow")
         if operator.late_rows:
             said.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
         counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
@@ -195,15 +200,50 @@ def _shown(count: int, slow_at: int | None, lines_max: int) -> list[int]:
 
 
 def bottleneck(status: JobStatus) -> VertexStatus | None:
-    """The task that the others wait for, if there is one: busy, while what feeds it is backpressured or it is the source."""
-    waiting = {v.id for v in status.vertices if v.backpressured >= BACKPRESSURED}
+    """The task that the others wait for, if there is one: busy, while what feeds it is backpressured or it is the source.
+
+    One busy subtask is enough: where rows are spread unevenly over keys, the others have little to do.
+    """
+    waiting = {v.id for v in status.vertices if _most(v, "backpressured") >= BACKPRESSURED}
     held_up = {target for source, target, _ in status.edges if source in waiting}
-    suspects = [
-        vertex
-        for vertex in status.vertices
-        if vertex.busy > vertex.backpressured and vertex.busy >= (BUSY if vertex.id in held_up else VERY_BUSY)
-    ]
-    return max(suspects, key=lambda vertex: vertex.busy, default=None)
+    suspects = [vertex for vertex in status.vertices if _is_busy(vertex, BUSY if vertex.id in held_up else VERY_BUSY)]
+    return max(suspects, key=lambda vertex: _most(vertex, "busy"), default=None)
+
+
+def _is_busy(vertex: VertexStatus, at_least: float) -> bool:
+    measured: Sequence[VertexStatus | SubtaskStatus] = vertex.subtasks or (vertex,)
+    return any(each.busy > each.backpressured and each.busy >= at_least for each in measured)
+
+
+def _most(vertex: VertexStatus, what: Literal["busy", "backpressured"]) -> float:
+    """The largest share among the subtasks; that of the vertex, as long as none of them has reported."""
+    measured: Sequence[VertexStatus | SubtaskStatus] = vertex.subtasks or (vertex,)
+    return max(each.busy if what == "busy" else each.backpressured for each in measured)
+
+
+def uneven(vertex: VertexStatus) -> SubtaskStatus | None:
+    """The subtask that does most of the vertex's work while others have time left, if there is one."""
+    busiest = vertex.busiest
+    if busiest is None or vertex.parallelism == 1 or busiest.busy - vertex.busy < UNEVEN:
+        return None
+    return busiest
+
+
+def _unevenness(status: JobStatus) -> list[Text]:
+    """What slows the bottleneck down, if it is one of its subtasks."""
+    slow = bottleneck(status)
+    busiest = uneven(slow) if slow is not None else None
+    if slow is None or busiest is None:
+        return []
+    others = (slow.busy * slow.parallelism - busiest.busy) / (slow.parallelism - 1)
+    line = (
+        f"{slow.name}: subtask {busiest.subtask} is {share(busiest.busy).strip()} busy, "
+        f"the other {slow.parallelism - 1} are {share(others).strip()} on average"
+    )
+    rows = sum(subtask.rows_in for subtask in slow.subtasks)
+    if rows:
+        line += f"; it has taken {share(busiest.rows_in / rows).strip()} of the rows"
+    return [Text(text.printable(line), style="yellow")]
 
 
 def names_shown(status: JobStatus) -> dict[str, str]:
@@ -286,6 +326,7 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
                 line.append(": ", style="yellow")
                 line.append(text.printable(last.summary), style="red")
         facts.append(line)
+    facts += _unevenness(status)
     facts += [Text(text.printable(wait.sentence), style="yellow") for wait in status.waiting]
     facts += [
         Text(f"warning: {text.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]

@@ -1,0 +1,279 @@
+"""What the executors of a cluster are like, seen from processes on as many cores as a job needs at once.
+
+One Spark job with a task per slot. Each task connects to this program, as slots do, says what it has
+found where it runs, and waits. When all have come, or no more come in time, each is told of the
+others and tries to connect to them, as slots do, and to use the checkpoint storage.
+
+    task → driver   the token, then what it is (JSON, one line)
+    driver → task   the others: [[host, port], …]
+    task → driver   what it could not do (JSON, one line)
+    driver → task   end of the connection: the task may end
+
+The token travels inside the task's serialised function, through Spark's own channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import platform
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from typing import Final, TypeVar
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from midstream.core.errors import MidstreamError
+from midstream.runtime.storage import FileStorage
+from midstream.spark.slots import explain
+
+PACKAGES: Final = ("midstream", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow", "pyspark", "xxhash")
+"""What slots import."""
+LINE_BYTES_MAX: Final = 2**20
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 60.0
+"""How long trying may take: storage may be far away, and many peers be unreachable."""
+CONNECTING_AT_ONCE: Final = 16
+
+T = TypeVar("T")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a process on an executor is."""
+
+    host: str
+    """The address from which it has reached the driver, where other slots connect to it."""
+    port: int
+    name: str
+    """Of its machine."""
+    pid: int
+    python: str
+    packages: dict[str, str | None]
+    """The version of each of `PACKAGES`; None where it is not installed."""
+    clock_s: float
+    """Seconds since the epoch, by its machine's clock, when it was asked to say this."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """What it could not do."""
+
+    unreachable: dict[int, str]
+    """Others to which it could not connect, by their index, with the reason."""
+    storage: str
+    """Why it could not use the checkpoint storage, or ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One that came. `asked_s`, `answered_s`: the driver's clock around `found.clock_s`."""
+
+    found: Found
+    asked_s: float
+    answered_s: float
+    tried: Tried | None
+    """None: it has not answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    slots: tuple[Slot, ...]
+    failure: str
+    """Why some did not come, as far as Spark says; "" if none failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What a task has to know."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+    storage: str | None
+    probe: str
+    """A directory in the storage, with a file `driver` of which the token is the content."""
+
+
+def survey(
+    context: SparkContext,
+    bind_host: str,
+    driver_host: str,
+    slots: int,
+    timeout_s: float,
+    storage: str | None,
+    probe: str,
+    token: str,
+) -> Survey:
+    """Ask `slots` processes at once, of which as many take part as come within `timeout_s`.
+
+    `storage`, `probe`: see `_Ask`. Raises OSError when nothing can listen on `bind_host`.
+    """
+    family = socket.getaddrinfo(bind_host, None, type=socket.SOCK_STREAM)[0][0]
+    group = f"midstream-doctor-{secrets.token_hex(4)}"
+    failures: list[str] = []
+    ended = threading.Event()
+    with socket.create_server((bind_host, 0), family=family, backlog=slots) as server:
+        ask = _Ask(driver_host, server.getsockname()[1], token, storage, probe)
+        running = threading.Thread(
+            target=_run, args=(context, group, slots, ask, failures, ended), name=group, daemon=True
+        )
+        running.start()
+        lines: list[_Line] = []
+        try:
+            _gather(server, lines, slots, timeout_s, token, ended)
+            peers = [[line.found.host, line.found.port] for line in lines]
+            with ThreadPoolExecutor(max(len(lines), 1)) as threads:
+                tried = list(threads.map(lambda line: line.ask(peers), lines))
+        finally:
+            for line in lines:
+                line.close()
+            with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has ended
+                context.cancelJobGroup(group)
+            running.join(CONNECT_TIMEOUT_S)
+    return Survey(
+        tuple(
+            Slot(line.found, line.asked_s, line.answered_s, answer) for line, answer in zip(lines, tried, strict=True)
+        ),
+        failures[0] if failures and len(lines) < slots else "",
+    )
+
+
+def _run(context: SparkContext, group: str, slots: int, ask: _Ask, failures: list[str], ended: threading.Event) -> None:
+    """On a thread of its own, as Spark's job groups are of threads."""
+    try:
+        context.setJobGroup(group, "midstream doctor", interruptOnCancel=True)
+        context.parallelize(range(slots), slots).mapPartitions(partial(_examine, ask)).collect()
+    except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all say why slots did not come
+        failures.append(explain(error))
+    finally:
+        ended.set()
+
+
+class _Line:
+    """The connection of one task that has proved itself."""
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        """Raises OSError or ValueError for one that is none of ours."""
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        self._connection = connection
+        self._stream = connection.makefile("rb")
+        said = self._stream.readline(len(token) + 2)
+        if not hmac.compare_digest(said.rstrip(b"\n"), token.encode()):
+            raise ValueError("the token is wrong")
+        self.asked_s = time.time()
+        connection.sendall(b"\n")
+        self.found = _decoded(self._stream.readline(LINE_BYTES_MAX), Found)
+        self.answered_s = time.time()
+
+    def ask(self, peers: Sequence[Sequence[str | int]]) -> Tried | None:
+        """None: no answer in time, or none that can be read."""
+        try:
+            self._connection.settimeout(ANSWER_TIMEOUT_S)
+            self._connection.sendall(msgspec.json.encode(peers) + b"\n")
+            return _decoded(self._stream.readline(LINE_BYTES_MAX), Tried)
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        self._stream.close()
+        self._connection.close()
+
+
+def _gather(
+    server: socket.socket, lines: list[_Line], slots: int, timeout_s: float, token: str, ended: threading.Event
+) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    server.settimeout(0.2)
+    while len(lines) < slots and time.monotonic() < deadline_s and not ended.is_set():
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            continue
+        try:
+            lines.append(_Line(connection, token))
+        except (OSError, ValueError):  # a stranger, or a task that has ended
+            connection.close()
+
+
+def _decoded(line: bytes, kind: type[T]) -> T:
+    """Raises ValueError for a line that is none of ours."""
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{kind.__name__} cannot be read: {error}") from error
+
+
+# ---- on the executors ----
+
+
+def _examine(ask: _Ask, _nothing: Iterable[int]) -> Iterator[str]:
+    with socket.create_connection((ask.host, ask.port), ANSWER_TIMEOUT_S) as line:
+        stream = line.makefile("rb")
+        host = line.getsockname()[0]
+        with socket.create_server((host, 0), family=line.family) as listener:
+            accepting = threading.Thread(target=_accept, args=(listener,), daemon=True)
+            accepting.start()
+            line.sendall(ask.token.encode() + b"\n")
+            stream.readline(LINE_BYTES_MAX)
+            line.sendall(msgspec.json.encode(_what_is_here(host, listener.getsockname()[1])) + b"\n")
+            line.settimeout(None)
+            told = stream.readline(LINE_BYTES_MAX)
+            if told:
+                peers: list[tuple[str, int]] = _decoded(told, list[tuple[str, int]])
+                with ThreadPoolExecutor(CONNECTING_AT_ONCE) as threads:
+                    reasons = list(threads.map(_connect, peers))
+                unreachable = {index: reason for index, reason in enumerate(reasons) if reason}
+                line.sendall(msgspec.json.encode(Tried(unreachable, _use_storage(ask))) + b"\n")
+                stream.readline(LINE_BYTES_MAX)  # others may still want to connect
+    return iter(())
+
+
+def _accept(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        while True:
+            listener.accept()[0].close()
+
+
+def _what_is_here(host: str, port: int) -> Found:
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return Found(
+        host, port, socket.gethostname(), os.getpid(), platform.python_version(), versions, clock_s=time.time()
+    )
+
+
+def _connect(peer: tuple[str, int]) -> str:
+    try:
+        socket.create_connection(peer, CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _use_storage(ask: _Ask) -> str:
+    """Why it cannot be used from here, or ""."""
+    if ask.storage is None:
+        return ""
+    name = f"{ask.probe}/{secrets.token_hex(8)}"
+    try:
+        storage = FileStorage(ask.storage)
+        if not storage.exists(f"{ask.probe}/driver") or storage.read(f"{ask.probe}/driver") != ask.token.encode():
+            return "what the driver has written there is not to be seen: it is another directory, or not mounted here"
+        storage.write(name, [b"written"])
+        storage.delete(name)
+    except (MidstreamError, OSError) as error:
+        return str(error)
+    return ""

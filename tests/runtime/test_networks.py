@@ -1,0 +1,50 @@
+"""Slots on different machines, whose network fails. Each test has network namespaces of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "network_of_its_own.py"
+TOOLS = ("ip", "bridge", "unshare", "nsenter")
+
+
+def missing() -> str:
+    """Why there can be no network namespaces here, or ""."""
+    tools = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if tools:
+        return f"there is no {', '.join(tools)} here"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", "ip link add br0 type bridge && ip link add port0 type veth peer name port1"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return f"no network namespaces can be made here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+WHY_NOT = missing()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_two_slots_that_cannot_reach_each_other_are_named_and_the_job_goes_on_when_they_can(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, str(SCRIPT), str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert "the connection to slot " in said["failure"]
+    assert "has been without an answer for " in said["failure"]
+    assert "10.77.0.10" in said["failure"] and "10.77.0.11" in said["failure"]
+    assert said["state"] == "finished" and said["numbers"]

@@ -1,0 +1,74 @@
+"""What processes on the executors find, on a real Spark."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.runtime.storage import FileStorage
+from midstream.spark import survey as surveys
+from midstream.spark.survey import PACKAGES, Survey, survey
+from waiting import until_spark_is_idle
+
+pytestmark = pytest.mark.spark
+TOKEN = secrets.token_hex(32)
+
+
+def look(spark: Any, slots: int, timeout_s: float = 60, storage: str | None = None, probe: str = "probe") -> Survey:
+    return survey(spark.sparkContext, "127.0.0.1", "127.0.0.1", slots, timeout_s, storage, probe, TOKEN)
+
+
+def test_every_slot_says_what_it_is_and_reaches_all_others_and_the_storage(spark: Any, tmp_path: Path) -> None:
+    FileStorage(str(tmp_path)).write("probe/driver", [TOKEN.encode()])
+    found = look(spark, 4, storage=str(tmp_path))
+    assert found.failure == "" and len(found.slots) == 4
+    assert len({slot.found.pid for slot in found.slots}) == 4 and os.getpid() not in {s.found.pid for s in found.slots}
+    for slot in found.slots:
+        assert slot.tried is not None and slot.tried.unreachable == {} and slot.tried.storage == ""
+        assert slot.found.packages.keys() == set(PACKAGES) and all(slot.found.packages.values())
+        assert slot.asked_s - 1 <= slot.found.clock_s <= slot.answered_s + 1
+    assert os.listdir(tmp_path / "probe") == ["driver"]
+    until_spark_is_idle(spark)
+
+
+def test_those_that_come_are_looked_at_when_there_are_too_few_cores_and_all_cores_are_free_again(spark: Any) -> None:
+    found = look(spark, 5, timeout_s=8)
+    assert len(found.slots) == 4
+    assert all(slot.tried is not None and not slot.tried.unreachable for slot in found.slots)
+    until_spark_is_idle(spark)
+
+
+def test_a_directory_that_is_another_one_there_is_noticed(spark: Any, tmp_path: Path) -> None:
+    [slot] = look(spark, 1, storage=str(tmp_path / "elsewhere")).slots
+    assert slot.tried is not None and "it is another directory, or not mounted here" in slot.tried.storage
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_driver_that_cannot_be_reached_is_why_none_come(spark: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+    ask = surveys._Ask(address[0], address[1], TOKEN, None, "probe")
+    failures: list[str] = []
+    surveys._run(spark.sparkContext, "midstream-doctor-test", 1, ask, failures, threading.Event())
+    assert len(failures) == 1 and "Connection refused" in failures[0]
+
+
+def test_strangers_do_not_count() -> None:
+    lines: list[surveys._Line] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        strangers = []
+        for said in (b"", b"\n", b"x" * 65 + b"\n", TOKEN.encode() + b"\nnot json\n", TOKEN.encode() + b"\n{}\n"):
+            stranger = socket.create_connection(server.getsockname())
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            strangers.append(stranger)
+        surveys._gather(server, lines, 1, 2.0, TOKEN, threading.Event())
+        for stranger in strangers:
+            stranger.close()
+    assert lines == []
