@@ -148,7 +148,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
                     launch_jvm(settings)
                 if slots is not None:
                     SparkContext._ensure_initialized()
-                    builder = builder.config(map=cores_to_take(slots, master, SparkConf()))
+                    builder = builder.config(map={**cores_to_take(slots, master, SparkConf())})
                 session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error

@@ -262,7 +262,7 @@ def _cores(context: SparkContext) -> int | None:
         return int(cluster.group(1)) * int(cluster.group(2))
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return None
-    if context.master.startswith("spark://"):
+    if master.startswith("spark://"):
         cores_max = conf.get(CORES_MAX)
         return int(cores_max) if cores_max else None
     instances, cores = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
