@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable
 from itertools import count
 
@@ -61,7 +62,7 @@ class MemoryStorage:
     def exists(self, path: str) -> bool:
         return path in self.files or any(file.startswith(f"{path}/") for file in self.files)
 
-    def checkpoints(self) -> list[int]:
+    def checkpoints(self) -> builtins.list[int]:
         return sorted(int(f.split("/")[0][4:]) for f in self.files if f.endswith("/_metadata"))
 
 

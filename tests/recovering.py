@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from in_memory import MemoryStorage
 from midstream.checkpoint.channel_state import Captured, store_channels
+from midstream.core.arrow_types import to_list
 from midstream.core.seams import Done, Failed, Mail, Timer
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge
@@ -25,7 +26,7 @@ def batch(rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
 
 
 def rows_in(found: pa.RecordBatch) -> list[tuple[int, int]]:
-    return list(zip(found.column("key").to_pylist(), found.column("n").to_pylist(), strict=True))
+    return list(zip(to_list(found.column("key")), to_list(found.column("n")), strict=True))
 
 
 class Steps:

@@ -33,7 +33,7 @@ def setup(tmp_path: Path):
         )
         return done.returncode, done.stdout + done.stderr
 
-    run.tree = tree
+    run.tree = tree  # type: ignore[attr-defined]  # functions take attributes
     return run
 
 

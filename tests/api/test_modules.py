@@ -96,7 +96,7 @@ def test_a_job_of_a_usual_project_runs_in_slots_that_know_none_of_its_directorie
     env = load_job(tmp_path / "jobs" / "mods_job.py")
     rows = env._program.graph.nodes[-1].operator
     env.start(slots=ProcessSlots()).wait(60)
-    assert sorted(row["n"] for row in rows.sink.rows()) == [7, 14, 21]
+    assert sorted(row["n"] for row in rows.sink.rows()) == [7, 14, 21]  # type: ignore[union-attr]  # of the operator that it is
 
 
 def test_functions_of_a_module_that_makes_an_environment_travel_by_value(tmp_path: Path) -> None:

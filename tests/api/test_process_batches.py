@@ -144,8 +144,12 @@ def values(sink: CollectSink, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def test_two_streams_are_joined_by_time() -> None:
-    views = [{"user": i % 5, "seen": START + timedelta(milliseconds=137 * i), "page": i} for i in range(300)]
-    clicks = [{"at": START + timedelta(milliseconds=911 * i), "who": i % 6, "x": 0.5} for i in range(45)]
+    views: list[dict[str, Any]] = [
+        {"user": i % 5, "seen": START + timedelta(milliseconds=137 * i), "page": i} for i in range(300)
+    ]
+    clicks: list[dict[str, Any]] = [
+        {"at": START + timedelta(milliseconds=911 * i), "who": i % 6, "x": 0.5} for i in range(45)
+    ]
     env = Environment("nearby", parallelism=2)
     schema = {"user": int, "seen": MS, "page": int}
     left = env.from_collection(views, schema=schema).with_watermarks("seen", WatermarkStrategy.bounded("2 s"))
@@ -167,8 +171,10 @@ def test_two_streams_are_joined_by_time() -> None:
 
 def test_an_interval_join_has_the_event_time_of_the_later_row_and_finds_all_pairs() -> None:
     env = Environment("joined", parallelism=2)
-    orders = [{"user": i % 3, "at": START + timedelta(seconds=7 * i), "price": i} for i in range(40)]
-    clicks = [{"who": i % 4, "seen": START + timedelta(seconds=5 * i)} for i in range(50)]
+    orders: list[dict[str, Any]] = [
+        {"user": i % 3, "at": START + timedelta(seconds=7 * i), "price": i} for i in range(40)
+    ]
+    clicks: list[dict[str, Any]] = [{"who": i % 4, "seen": START + timedelta(seconds=5 * i)} for i in range(50)]
     monotonous = WatermarkStrategy.monotonous()
     left = env.from_collection(orders).with_watermarks("at", monotonous).key_by("user")
     right = env.from_collection(clicks).with_watermarks("seen", monotonous).key_by("who")

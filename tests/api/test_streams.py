@@ -34,6 +34,7 @@ from midstream import (
     sliding,
     tumbling,
 )
+from midstream.core.arrow_types import schema_of
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph, Partitioning
 
@@ -103,7 +104,7 @@ def test_every_exported_name_can_be_imported():
     declared = {line.split(" as ")[-1].strip() for line in text.splitlines() if line.startswith("    from midstream")}
     assert declared == set(midstream.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
-        _ = midstream.nope
+        _ = midstream.nope  # type: ignore[attr-defined]  # what is not there, or private
     assert midstream.__version__.startswith("0.")
     listed = dir(midstream)
     assert {*midstream.__all__, "__version__"} <= set(listed) and len(listed) == len(set(listed))
@@ -116,11 +117,11 @@ def test_the_schema_is_known_after_every_step():
         .with_columns(double=pl.col("v") * 2, name=pl.lit("n"))
         .select("k", "name", pl.col("double").cast(pl.Float64))
     )
-    assert made.schema == pa.schema({"k": pa.large_string(), "name": pa.large_string(), "double": pa.float64()})
+    assert made.schema == schema_of([("k", pa.large_string()), ("name", pa.large_string()), ("double", pa.float64())])
     assert made.map(lambda row: row).schema == made.schema
     assert made.flat_map(lambda row: [], schema={"n": int}).schema == pa.schema({"n": pa.int64()})
-    assert made.map_batches(lambda frame: frame, {"d": pl.Date, "b": bytes}).schema == pa.schema(
-        {"d": pa.date32(), "b": pa.large_binary()}
+    assert made.map_batches(lambda frame: frame, {"d": pl.Date, "b": bytes}).schema == schema_of(
+        [("d", pa.date32()), ("b", pa.large_binary())]
     )
 
 
@@ -209,7 +210,7 @@ def test_setters_name_the_operator_in_front_and_reach_its_messages():
     assert [op.uid for op in graph.vertices[1].operators] == ["positive", "out"]
     assert [v.parallelism for v in graph.vertices] == [2, 1]
     assert "only positive" in environment.explain()
-    assert graph.vertices[1].operators[0].operator._where == "operator 'only positive'"
+    assert graph.vertices[1].operators[0].operator._where == "operator 'only positive'"  # type: ignore[attr-defined]  # what is not there, or private
 
 
 def test_a_union_reads_from_all_its_streams():
@@ -242,9 +243,9 @@ def test_expressions_must_be_expressions_that_work_row_by_row():
     with refused(SchemaError, "a filter must be boolean"):
         stream().filter(pl.col("v"))
     with refused(JobError, "3 is not a function"):
-        stream().filter(3)
+        stream().filter(3)  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "is not a polars expression"):
-        stream().with_columns(y=3)
+        stream().with_columns(y=3)  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "select: name at least one"):
         stream().select()
     with refused(JobError, "row by row"):
@@ -270,14 +271,14 @@ def test_watermarks_need_a_timestamp_column_and_a_strategy():
     with refused(SchemaError, "event-time column 'v' is int64, not a timestamp"):
         stream().with_watermarks("v", WatermarkStrategy.monotonous())
     with refused(JobError, "is not a WatermarkStrategy"):
-        stream().with_watermarks("t", "5 s")
+        stream().with_watermarks("t", "5 s")  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_windows_need_event_time_and_sensible_sizes():
     with refused(JobError, "window: the stream has no event time; call with_watermarks", r"timestamp columns: t"):
         stream().key_by("k").window(tumbling("1 h"))
     with refused(JobError, "'1 h' is not a window"):
-        timed().key_by("k").window("1 h")
+        timed().key_by("k").window("1 h")  # type: ignore[arg-type]  # the mistake under test
     with refused(ConfigError, "allowed_lateness: 'soon' is not a duration"):
         timed().key_by("k").window(tumbling("1 h")).allowed_lateness("soon")
     with pytest.raises(ConfigError, match="'1 fortnight' is not a duration"):
@@ -291,7 +292,7 @@ def test_aggregates_are_checked():
     with refused(JobError, "name at least one aggregate"):
         windows.aggregate()
     with refused(JobError, "n='count' is not an aggregate"):
-        windows.aggregate(n="count")
+        windows.aggregate(n="count")  # type: ignore[arg-type]  # the mistake under test
     with refused(SchemaError, "'w'"):
         windows.aggregate(n=Sum("w"))
     with refused(SchemaError, "k"):
@@ -314,7 +315,7 @@ def test_a_union_needs_equal_schemas_and_event_times():
     with refused(JobError, "two Environments"):
         head.union(stream())
     with refused(JobError, "needs a DataStream, got a list"):
-        head.union([head])
+        head.union([head])  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "at least one other"):
         head.union()
 
@@ -325,26 +326,26 @@ def test_connect_refuses_what_does_not_match():
     with refused(JobError, r"the keys do not match: k \(large_string\) and v \(int64\)"):
         head.key_by("k").connect(head.key_by("v"))
     with refused(JobError, "connects with another keyed stream"):
-        head.key_by("k").connect(head)
+        head.key_by("k").connect(head)  # type: ignore[call-overload]  # the mistake under test
     with refused(JobError, "both sides of connect"):
-        head.connect(head.key_by("k"))
+        head.connect(head.key_by("k"))  # type: ignore[call-overload]  # the mistake under test
     with refused(JobError, r"stream.connect\(small.broadcast\(\)\)"):
         head.broadcast().connect(head)
     with refused(JobError, "is not a CoProcessFunction"):
-        head.connect(head).process(Enrich(), {"k": str})
+        head.connect(head).process(Enrich(), {"k": str})  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_process_functions_are_instances_with_a_schema():
     head = stream()
     keyed = head.key_by("k")
     with refused(JobError, r"Keep is a class; give an instance: Keep\("):
-        keyed.process(Keep, {"k": str})
+        keyed.process(Keep, {"k": str})  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "is not a KeyedProcessFunction"):
-        keyed.process(lambda row: row, {"k": str})
+        keyed.process(lambda row: row, {"k": str})  # type: ignore[arg-type]  # the mistake under test
     with refused(SchemaError, "column 'k': 'text' is not a type"):
         keyed.process(Keep(), {"k": "text"})
     with refused(SchemaError, "is not a schema"):
-        keyed.process(Keep(), [str])
+        keyed.process(Keep(), [str])  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, r"Misspelt has no method process\(\); that is what takes the rows"):
         keyed.process(Misspelt(), {"k": str})
     with refused(JobError, r"state 'seen' of OnTheObject is set on the object.*seen = ValueState\("):
@@ -428,15 +429,15 @@ def test_sources_refuse_what_they_cannot_read():
     with refused(SchemaError, "no rows to infer"):
         env().from_collection([])
     with refused(JobError, "a str is no collection of rows"):
-        env().from_collection("abc")
+        env().from_collection("abc")  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "a table has its own"):
         env().from_collection(pa.table({"v": [1]}), schema={"v": int})
     with refused(JobError, "generate: 3 is not a function"):
-        env().generate(3)
+        env().generate(3)  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "is not a Source"):
-        env().source([1])
+        env().source([1])  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "is not a Sink"):
-        stream().sink(print)
+        stream().sink(print)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_rows_tables_and_frames_are_collections():
@@ -496,7 +497,7 @@ def test_going_on_needs_a_checkpoint_dir_and_slots_exclude_a_master():
     with pytest.raises(JobError, match="no checkpoint_dir, so there is nothing to go on from"):
         environment.start(restore_from="latest")
     with pytest.raises(JobError, match="give master= or slots=, not both"):
-        environment.start(master="local[2]", slots=object())
+        environment.start(master="local[2]", slots=object())  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ConfigError, match="the job: parallelism 0"):
         environment.start(parallelism=0)
     with pytest.raises(ConfigError, match="parallelism 1000 is above max_parallelism 128"):
@@ -505,7 +506,7 @@ def test_going_on_needs_a_checkpoint_dir_and_slots_exclude_a_master():
 
 def test_a_python_without_pyspark_is_one_clear_error(monkeypatch):
     if "midstream.spark" in sys.modules:  # what is imported anew below must not stay in its place
-        monkeypatch.setattr(midstream, "spark", midstream.spark)
+        monkeypatch.setattr(midstream, "spark", midstream.spark)  # type: ignore[attr-defined]  # what is not there, or private
     for module in [name for name in sys.modules if name.startswith("midstream.spark")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pyspark", None)  # as if it were not installed

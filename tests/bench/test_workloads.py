@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from midstream.bench.events import Events
 from midstream.bench.latency import BUCKETS, GROWTH, percentile_ms
 from midstream.bench.measuring import require
 from midstream.bench.summing_sink import SummingSink, column_sum
+from midstream.core.arrow_types import to_list
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.operators.sink import WriterContext
 
@@ -69,10 +71,12 @@ def test_what_scores_come_to_is_what_the_function_makes_of_the_rows():
 def test_payloads_are_as_long_as_they_should_be_and_their_numbers_those_of_the_events():
     texts = strings.Texts(140_000)
     batch = texts(np.arange(texts.count))
-    assert set(pc.binary_length(batch.column("payload")).to_pylist()) == {strings.PAYLOAD_BYTES}
+    assert set(pc.binary_length(cast("pa.LargeStringArray", batch.column("payload"))).to_pylist()) == {
+        strings.PAYLOAD_BYTES
+    }
     largest: dict[tuple[int, str], str] = {}
     for ms, key, payload in zip(
-        milliseconds(batch), batch.column("key").to_pylist(), batch.column("payload").to_pylist(), strict=True
+        milliseconds(batch), to_list(batch.column("key")), to_list(batch.column("payload")), strict=True
     ):
         at = (ms // 10_000, key)
         largest[at] = max(largest.get(at, ""), payload)
@@ -95,7 +99,7 @@ class Rows:
 
 def writer(sink: SummingSink, subtask: int, attempt: int = 0):
     nothing = lambda *_: None  # noqa: E731
-    return sink.writer(WriterContext("s", "sink", subtask, attempt, "job", pa.schema([]), None, nothing))
+    return sink.writer(WriterContext("s", "sink", subtask, attempt, "job", pa.schema([]), None, nothing))  # type: ignore[arg-type]  # a stand-in
 
 
 def rows(count: int) -> pa.RecordBatch:

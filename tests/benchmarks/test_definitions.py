@@ -66,6 +66,7 @@ def test_a_wrong_result_a_missing_one_and_a_missed_rate_are_errors():
 def flink_run():
     path = Path(definitions.__file__).parent / "flink" / "run.py"
     spec = importlib.util.spec_from_file_location("flink_run", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -76,7 +76,7 @@ class World:
                 case _:
                     to = self.data.draw(st.integers(0, consumers - 1))
             batches = parts.setdefault(to, [[]])
-            if batches[-1] and self.data.draw(st.booleans()):
+            if batches[-1] and self.data.draw(st.booleans()):  # type: ignore[arg-type]  # mypy takes the type of the first draw
                 batches.append([])
             batches[-1].append((key, n))
         return parts

@@ -11,6 +11,7 @@ from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, metadata_of, pip
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, settings_of
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
@@ -26,7 +27,7 @@ from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnaps
 from midstream.state.keyed import ListState, MapState, ValueState
 from midstream.state.table import TableState
 
-ROWS = pa.schema([("at", pa.timestamp("us")), ("user", pa.string()), ("n", pa.int64()), ("m", pa.int64())])
+ROWS = schema_of([("at", pa.timestamp("us")), ("user", pa.string()), ("n", pa.int64()), ("m", pa.int64())])
 
 
 class Remembers(KeyedProcessFunction):

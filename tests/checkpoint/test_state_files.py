@@ -21,6 +21,7 @@ from midstream.checkpoint.state_files import (
     store_parts,
     verify_chunks,
 )
+from midstream.core.arrow_types import to_list
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.keys import key_group_range
 from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX
@@ -44,7 +45,7 @@ def store(storage: MemoryStorage, parts: dict[str, StatePart], file: str = FILE)
 
 
 def values(parts: dict[str, StatePart], name: str = "s") -> list[int]:
-    return parts[name].table().column("v").to_pylist() if name in parts else []
+    return to_list(parts[name].table().column("v")) if name in parts else []
 
 
 def test_names_of_state_files_say_who_wrote_them_and_nothing_else_is_one() -> None:
@@ -200,7 +201,7 @@ def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: i
     for j, assigned in enumerate(assign_operator(old, new, graph)):
         parts = read_parts(storage, assigned.parts, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
         found = parts["s"].table() if "s" in parts else table([], [])
-        out.append(list(zip(found.column(KEY_GROUP).to_pylist(), found.column("v").to_pylist(), strict=True)))
+        out.append(list(zip(to_list(found.column(KEY_GROUP)), to_list(found.column("v")), strict=True)))
     return out
 
 

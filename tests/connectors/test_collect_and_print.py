@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +38,7 @@ def test_rows_are_there_once_their_checkpoint_is_committed(job_id):
     assert sink.frame()["n"].to_list() == [1, 2]
 
 
-def collected(column: pa.Array, job_id: str) -> CollectSink:
+def collected(column: pa.Array[Any], job_id: str) -> CollectSink:
     rows = pa.record_batch({"n": pa.array(range(len(column))), "v": column})
     sink, loop = CollectSink(), Loop()
     sink.validate(rows.schema, restoring=False)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from midstream.connectors import files, watched
 from midstream.connectors.files import FileSource
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
 from permissions import unprivileged
@@ -133,7 +134,7 @@ def test_what_is_not_there_or_not_known_is_named(tmp_path, path, says):
 def test_bad_settings_are_named(tmp_path):
     path = parquet_file(tmp_path / "a.parquet", 0, 1)
     with pytest.raises(ConfigError, match="format 'orc' is not one of"):
-        FileSource(path, format="orc")
+        FileSource(path, format="orc")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ConfigError, match="empty list of paths"):
         FileSource([])
     with pytest.raises(ConfigError, match="'' is not a path"):
@@ -248,10 +249,10 @@ def test_a_file_or_directory_that_may_not_be_read_is_named(open_path):
 def test_what_a_file_lacks_is_null_if_it_is_declared_so(tmp_path):
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"b": ["x"], "z": [0], "a": [3]}), tmp_path / "2.parquet")
-    schema = pa.schema([("b", pa.string()), ("a", pa.int64())])
+    schema = schema_of([("b", pa.string()), ("a", pa.int64())])
     rows = [{"b": None, "a": 1}, {"b": None, "a": 2}, {"b": "x", "a": 3}]
     assert read_all(FileSource(tmp_path, schema=schema)) == rows
-    must = pa.schema([pa.field("b", pa.string(), nullable=False), ("a", pa.int64())])
+    must = pa.schema([pa.field("b", pa.string(), nullable=False), *schema_of([("a", pa.int64())])])
     with pytest.raises(SchemaError, match=r"1\.parquet: column 'b' is missing; it has a"):
         read_all(FileSource(tmp_path, schema=must))
     pq.write_table(pa.table({"b": ["y", "y", None], "a": [4, 5, 6]}), tmp_path / "1.parquet", row_group_size=2)
@@ -274,7 +275,9 @@ def test_a_file_that_is_written_again_while_it_is_read_is_refused_before_its_las
     source = FileSource(path)
     (split,) = all_splits(source)
     reader = source.open_split(split)
-    seen = reader.read(1000)[0].num_rows
+    part = reader.read(1000)
+    assert part is not None
+    seen = part[0].num_rows
     os.utime(path, (1, 1))
     with pytest.raises(StorageError, match=r"1\.parquet: has changed since it was found"):
         while (got := reader.read(100_000)) is not None:
@@ -340,7 +343,7 @@ def test_removed_files_are_forgotten_and_the_position_stays_small(tmp_path, monk
         path = parquet_file(tmp_path / f"{round_}.parquet", round_, round_ + 1)
         _, position = found(source, position)
         path.unlink()
-    assert len(position) < 100
+    assert position is not None and len(position) < 100
 
 
 def test_a_file_just_begun_is_left_until_there_is_something_in_it(tmp_path):

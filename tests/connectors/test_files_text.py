@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 
 
@@ -41,7 +42,7 @@ def jsonl_file(path: Path, rows: int) -> Path:
 @pytest.mark.parametrize("make", [csv_file, jsonl_file])
 def test_all_rows_come_in_order_with_inferred_types(make, tmp_path, small_blocks):
     source = FileSource(make(tmp_path / f"a.{make.__name__.split('_', maxsplit=1)[0]}", 100))
-    assert source.schema == pa.schema([("n", pa.int64()), ("who", pa.large_string())])
+    assert source.schema == schema_of([("n", pa.int64()), ("who", pa.large_string())])
     assert source.bounded
     for rows_max in (1, 7, 1000):
         assert read_all(source, rows_max) == [{"n": n, "who": f"w{n % 7}"} for n in range(100)]
@@ -108,7 +109,7 @@ def test_byte_ranges_hold_each_line_once(
     else:
         body = [json.dumps(row, ensure_ascii=False) for row in expected]
     path.write_bytes((ends.join(body) + (ends if last_end else "")).encode())
-    source = FileSource(path, schema=pa.schema([("n", pa.int64()), ("t", pa.string())]))
+    source = FileSource(path, schema=schema_of([("n", pa.int64()), ("t", pa.string())]))
     splits = all_splits(source)
     assert len(splits) >= len(path.read_bytes()) // split_bytes
     assert read_all(source, rows_max=3) == expected
@@ -132,7 +133,7 @@ def test_values_with_line_ends_are_read_when_that_is_asked_for(tmp_path, small_b
 def test_options_of_csv_are_kept(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("1;x;05.01.2013\n-;'a;b';06.01.2013\n")
-    schema = pa.schema([("n", pa.int64()), ("s", pa.string()), ("d", pa.timestamp("us"))])
+    schema = schema_of([("n", pa.int64()), ("s", pa.string()), ("d", pa.timestamp("us"))])
     options = CsvOptions(delimiter=";", quote="'", header=False, null_values=("-",), timestamp_formats=("%d.%m.%Y",))
     assert read_all(FileSource(path, schema=schema, csv=options)) == [
         {"n": 1, "s": "x", "d": datetime(2013, 1, 5)},
@@ -188,7 +189,7 @@ def test_a_bad_line_of_csv_is_named(tmp_path, small_blocks, monkeypatch, at, lin
     rows = path.read_text().splitlines()
     rows[at] = line
     path.write_text("\n".join(rows) + "\n")
-    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64()), ("who", pa.string())])))
+    error = failure(FileSource(path, schema=schema_of([("n", pa.int64()), ("who", pa.string())])))
     assert type(error) is kind
     assert f"{path}, line {at + 1}: " in str(error)
     assert says in str(error)
@@ -209,7 +210,7 @@ def test_a_bad_line_of_json_is_named(tmp_path, small_blocks, at, line, kind, say
     rows = path.read_text().splitlines()
     rows[at] = line
     path.write_text("\n".join(rows) + "\n")
-    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64()), ("who", pa.string())])))
+    error = failure(FileSource(path, schema=schema_of([("n", pa.int64()), ("who", pa.string())])))
     assert type(error) is kind
     assert f"{path}, line {at + 1}: " in str(error)
     assert says in str(error)
@@ -238,7 +239,7 @@ def test_any_line_end_ends_a_line(tmp_path, end):
 def test_spaces_are_values_and_an_empty_line_is_one_of_a_single_column(tmp_path):
     tabs = CsvOptions(delimiter="\t")
     (tmp_path / "a.csv").write_text("a\tb\n" + "\t\n" * 500)
-    two = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    two = schema_of([("a", pa.int64()), ("b", pa.string())])
     assert read_all(FileSource(tmp_path / "a.csv", schema=two, csv=tabs)) == [{"a": None, "b": None}] * 500
     (tmp_path / "b.csv").write_text("a\n1\n\n\n2\n\n")
     assert values(read_all(FileSource(tmp_path / "b.csv")), "a") == [1, None, None, 2, None]
@@ -315,10 +316,10 @@ def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
 def test_what_a_file_or_a_line_lacks_is_null_if_it_is_declared_so(tmp_path):
     (tmp_path / "1.csv").write_text("a,b\n1,2\n")
     (tmp_path / "2.csv").write_text("z,a\n9,3\n")
-    schema = pa.schema([("a", pa.int64()), ("b", pa.float32())])
+    schema = schema_of([("a", pa.int64()), ("b", pa.float32())])
     assert read_all(FileSource(tmp_path, schema=schema)) == [{"a": 1, "b": 2.0}, {"a": 3, "b": None}]
     (tmp_path / "3.csv").write_text("b,a\n5,\n7,8\n")
-    must = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.float32())])
+    must = pa.schema([pa.field("a", pa.int64(), nullable=False), *schema_of([("b", pa.float32())])])
     assert f"{tmp_path}/3.csv, line 2: column 'a' has no value" in str(failure(FileSource(tmp_path, schema=must)))
     (tmp_path / "3.csv").write_text("b\n5\n")
     assert f"{tmp_path}/3.csv: column 'a' is missing; it has b" in str(failure(FileSource(tmp_path, schema=must)))
@@ -414,7 +415,7 @@ def test_a_truncated_archive_is_named(tmp_path):
     path = tmp_path / "a.csv.gz"
     data = gzip.compress(csv_file(tmp_path / "b.csv", 100_000).read_bytes())
     path.write_bytes(data[: len(data) // 2])
-    error = failure(FileSource(path, schema=pa.schema([("n", pa.int64()), ("who", pa.string())])))
+    error = failure(FileSource(path, schema=schema_of([("n", pa.int64()), ("who", pa.string())])))
     assert f"{path}" in str(error)
     assert "cannot be read as csv; half-written, damaged" in str(error)
     (tmp_path / "c.csv.zip").write_bytes(b"PK nonsense")

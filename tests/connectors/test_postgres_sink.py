@@ -19,6 +19,7 @@ from psycopg import sql
 from midstream import Environment
 from midstream.connectors import postgres
 from midstream.connectors.postgres import PostgresSink, StagedRows
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.operators.sink import SinkWriter
 from midstream.runtime.processes import ProcessSlots
@@ -28,7 +29,7 @@ from waiting import until
 
 def ask(database: str, query: str) -> list[Any]:
     with psycopg.connect(database, autocommit=True) as connection:
-        cursor = connection.execute(query)  # type: ignore[arg-type]
+        cursor = connection.execute(query)
         return cursor.fetchall() if cursor.description else []
 
 
@@ -194,7 +195,7 @@ def test_the_commit_of_a_zombie_waits_for_that_of_its_successor_and_finds_nothin
 
 # ---- upserting --------------------------------------------------------------
 
-VISITS = pa.schema([("who", pa.large_string()), ("day", pa.int64()), ("visits", pa.int64())])
+VISITS = schema_of([("who", pa.large_string()), ("day", pa.int64()), ("visits", pa.int64())])
 
 
 def visits(*rows: tuple[str | None, int, int | None]) -> pa.RecordBatch:
@@ -220,7 +221,7 @@ def test_a_row_replaces_the_one_with_the_same_key_and_the_last_one_stays(databas
 def test_the_last_row_of_a_key_stays_although_long_and_short_rows_fill_pages_out_of_order(database):
     rows = pa.RecordBatch.from_pylist(
         [{"k": i % 3, "n": i, "fill": "x" * (3000 if i % 2 else 10)} for i in range(300)],
-        pa.schema([("k", pa.int64()), ("n", pa.int64()), ("fill", pa.large_string())]),
+        schema_of([("k", pa.int64()), ("n", pa.int64()), ("fill", pa.large_string())]),
     )
     sink = new_sink(database, rows.schema, key=["k"])
     sink.committer("job-a").commit(1, written(sink, rows))
@@ -255,7 +256,7 @@ def test_a_key_needs_a_unique_constraint_of_just_these_columns(database):
 def test_values_of_all_types_come_back_as_they_were(database):
     moment = datetime(2024, 2, 29, 23, 59, 59, 123456)
     nasty = 'a,"b"\n\\.\n\r\n\\N\ttab ; é 日本 \x01 NULL'
-    columns = {
+    columns: dict[str, Any] = {
         "flag": pa.array([True, None]),
         "tiny": pa.array([-128, None], pa.int8()),
         "small": pa.array([255, None], pa.uint8()),

@@ -110,7 +110,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def column(kind: pa.DataType, values: list[Any]) -> pa.Array:
+def column(kind: pa.DataType, values: list[Any]) -> pa.Array[Any]:
     if pa.types.is_temporal(kind):  # some of them are none that Python has
         whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
         raw = [v if isinstance(v, int) else pa.array([v], kind).cast(whole)[0].as_py() for v in values]
@@ -148,7 +148,7 @@ def kept_of(database: str, ddl: str) -> list[Any]:
     of_elements = ELEMENTS_OF.get(ddl)
     query = f"SELECT n, v{f'::{of_elements}' if of_elements else ''} FROM t"
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE t (n int8, v {ddl})")  # type: ignore[arg-type]
+        connection.execute(f"CREATE TABLE t (n int8, v {ddl})")
         table = find_table(connection, None, "t")
         assert table is not None
         for kind, values_of_kind in VALUES.items():
@@ -167,7 +167,7 @@ def kept_of(database: str, ddl: str) -> list[Any]:
             sink = PostgresSink(database, "t")
             sink.validate(schema, restoring=False)
             sink.committer("job-a").commit(1, accepted(sink, kind, values, list(range(len(values)))))
-            for number, back in connection.execute(query, binary=ddl.startswith("real")):  # type: ignore[arg-type]
+            for number, back in connection.execute(query, binary=ddl.startswith("real")):
                 assert same(back, reading(kind, ddl, values[number])), (ddl, kind, values[number], back)
                 kept.append(back)
     return kept

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError
 
 BOM = b"\xef\xbb\xbf"
@@ -154,5 +155,5 @@ def test_json_lines_give_the_rows_of_pythons_reader(
     text = end.join(json.dumps(row, ensure_ascii=is_ascii) for row in rows) + (end if last_end else "")
     path = tmp_path / f"a.jsonl{'.' + compress if compress else ''}"
     path.write_bytes(written(text, compress=compress, with_bom=with_bom))
-    source = FileSource(path, schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
+    source = FileSource(path, schema=schema_of([("a", pa.int64()), ("b", pa.string())]))
     read_in_places(source, [{"a": row.get("a"), "b": row.get("b")} for row in rows], rows_max, data)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import psycopg
@@ -17,7 +18,7 @@ from midstream.connectors import delta, postgres
 from midstream.runtime.processes import ProcessSlots
 
 ROWS = 20_000
-COMMITTERS = {"postgres": postgres._PostgresCommitter, "delta": delta._DeltaCommitter}
+COMMITTERS: dict[str, Any] = {"postgres": postgres._PostgresCommitter, "delta": delta._DeltaCommitter}
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def after_commit(kind: str, then: Callable[[int], None]) -> Callable[..., None]:
     commit = COMMITTERS[kind].commit
 
     def committed(self: object, checkpoint_id: int, committables: object) -> None:
-        commit(self, checkpoint_id, committables)  # type: ignore[arg-type]
+        commit(self, checkpoint_id, committables)
         then(checkpoint_id)
 
     return committed
@@ -73,7 +74,7 @@ def main(kind: str, place: str, checkpoints: str) -> None:
         if checkpoint_id >= 3:
             os._exit(9)
 
-    COMMITTERS[kind].commit = after_commit(kind, die)  # type: ignore[method-assign]
+    COMMITTERS[kind].commit = after_commit(kind, die)
     Target(kind, place).job(Path(checkpoints)).execute(slots=ProcessSlots())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_vertices
 
@@ -241,7 +243,7 @@ def test_only_as_many_are_kept_as_configured_and_shared_files_live_as_long_as_re
         n = bench.triggers[-1]
         for ref in ALL:
             base.setdefault(ref, bench.state_file(1, ref))
-        bench.ack(n, *ALL, parts=lambda ref, n=n: (chunk(base[ref]), chunk(bench.state_file(n, ref), "split")))
+        bench.ack(n, *ALL, parts=lambda ref, n=n: (chunk(base[ref]), chunk(bench.state_file(n, ref), "split")))  # type: ignore[misc]  # mypy infers no lambda with defaults
     assert bench.storage.checkpoints() == [3, 4]
     written = {int(file.split("-c")[1].split("-")[0]) for file in bench.storage.files if file.startswith("shared/")}
     assert written == {1, 3, 4}  # 1 is still referenced by the later ones, 2 by nobody
@@ -251,7 +253,7 @@ def test_a_checkpoint_that_refers_to_a_file_already_dropped_is_not_made() -> Non
     bench = Bench(retained_checkpoints=1).run()
     for n in (1, 2):
         bench.ask(m.DoCheckpoint())
-        bench.ack(n, *ALL, parts=lambda ref, n=n: (chunk(bench.state_file(n, ref)),))
+        bench.ack(n, *ALL, parts=lambda ref, n=n: (chunk(bench.state_file(n, ref)),))  # type: ignore[misc]  # mypy infers no lambda with defaults
     assert bench.storage.checkpoints() == [2]
     client = bench.ask(m.DoCheckpoint())
     bench.ack(3, *ALL, parts=lambda ref: (chunk(bench.state_file(1, ref)),), files=lambda ref: ())
@@ -275,7 +277,7 @@ def test_the_checkpoint_that_the_job_would_restart_from_is_not_dropped_for_newer
     first = Bench(retained_checkpoints=3).run()
     for _ in range(3):
         first.checkpoint()
-    again = {"restore": "2", "newer_output": "keep", "job_id": "job2"}
+    again: dict[str, Any] = {"restore": "2", "newer_output": "keep", "job_id": "job2"}
     bench = Bench(retained_checkpoints=1, storage=first.storage, **again).run()
     assert bench.storage.checkpoints() == [2, 3]
     bench.fail(READ0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import xxhash
@@ -412,7 +413,7 @@ def test_in_a_directory_with_newer_checkpoints_it_becomes_the_newest() -> None:
     busy = Bench().run()
     for _ in range(4):
         busy.checkpoint()
-    again = {"restore": SAVED, "elsewhere": {SAVED: saved}, "job_id": "job2"}
+    again: dict[str, Any] = {"restore": SAVED, "elsewhere": {SAVED: saved}, "job_id": "job2"}
     refused = Bench(storage=busy.storage, **again).start()
     assert "checkpoint 1 is older than what has been committed: sink 'write' perhaps" in refused.error
     bench = Bench(storage=busy.storage, newer_output="keep", **again).run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pyarrow as pa
 import pytest
@@ -276,6 +278,7 @@ def test_a_drain_gives_nobody_another_split_and_keeps_the_rest_in_the_checkpoint
     before = len(bench.triggers)
     bench.wait(60)
     assert len(bench.triggers) == before  # until all tasks are at their end, some would be finished and others not
+    assert bench.job.attempt is not None
     bench.end_of_data(*bench.job.attempt.phases)
     held = sources_of(bench, bench.checkpoint(finished=True))
     assert ids(held.pending) == ["a", "b"]
@@ -316,7 +319,7 @@ def test_a_source_that_cannot_be_told_is_warned_about_and_told_again() -> None:
     def refuse(position: bytes | None, unfinished: object = None) -> None:
         raise OSError("broker is away")
 
-    type(source).checkpoint_completed, kept = refuse, type(source).checkpoint_completed  # type: ignore[method-assign]
+    type(source).checkpoint_completed, kept = refuse, type(source).checkpoint_completed  # type: ignore[assignment,method-assign]  # replaced for once
     try:
         source.checkpoint_completed = refuse  # type: ignore[method-assign]
         bench.checkpoint()
@@ -501,8 +504,8 @@ def test_output_that_a_checkpoint_holds_is_not_left_to_what_is_no_sink() -> None
         dropped_state(held, type(graph)(vertices, graph.edges, 16), True)
 
 
-def _renamed(spec: object) -> object:
-    return type(spec)("print", "print", spec.operator, spec.sink)  # type: ignore[attr-defined,call-arg]
+def _renamed(spec: Any) -> Any:
+    return type(spec)("print", "print", spec.operator, spec.sink)
 
 
 def test_a_coordinator_that_was_superseded_publishes_commits_and_deletes_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from typing import Any
 
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
@@ -20,7 +21,7 @@ def sentences(bench: Bench) -> list[str]:
     return [wait.sentence for wait in bench.status.waiting]
 
 
-def hanging(**config: object) -> Bench:
+def hanging(**config: Any) -> Bench:
     """Checkpoint 1 is complete, the metadata of checkpoint 2 does not get written."""
     bench = Bench(checkpoint_interval_s=None, checkpoint_timeout_s=60.0, **config).run()
     bench.checkpoint()

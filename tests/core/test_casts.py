@@ -68,7 +68,7 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         ),
     ],
 )
-def test_what_would_become_another_value_is_refused(column: pa.Array, kind: pa.DataType, message: str) -> None:
+def test_what_would_become_another_value_is_refused(column: pa.Array[Any], kind: pa.DataType, message: str) -> None:
     with pytest.raises(CastRefused, match=message):
         cast_exactly(column, kind)
     batch = pa.RecordBatch.from_arrays([column], ["c"])
@@ -103,7 +103,7 @@ def test_what_would_become_another_value_is_refused(column: pa.Array, kind: pa.D
         (pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())), pa.map_(pa.large_string(), pa.int8())),
     ],
 )
-def test_what_stays_the_same_is_cast(column: pa.Array, kind: pa.DataType) -> None:
+def test_what_stays_the_same_is_cast(column: pa.Array[Any], kind: pa.DataType) -> None:
     for given_column, expected in ((column, to_python(column)), (column[1:], to_python(column)[1:])):
         made = cast_exactly(given_column, kind)
         assert made.type == kind
@@ -116,11 +116,13 @@ def test_below_a_list_that_is_null_there_is_nothing() -> None:
     kind = pa.list_(pa.time32("s"), 2)
     lists = pa.array([None, [0, 1], None, [2, 3]], pa.list_(pa.time32("s")))
     nothing = pa.array([None, None], pa.list_(pa.null()))
-    for column in (lists, lists[1:], lists.cast(pa.large_list(pa.time32("s"))), nothing):
+    columns: list[pa.Array[Any]] = [lists, lists[1:], lists.cast(pa.large_list(pa.time32("s"))), nothing]
+    for column in columns:
         made = cast_exactly(column, kind)
         made.validate(full=True)
         assert made.type == kind
         assert made.to_pylist() == column.to_pylist()
+        assert isinstance(made, pa.FixedSizeListArray)
         assert made.values.null_count == 2 * made.null_count
 
 

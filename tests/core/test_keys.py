@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,7 +26,7 @@ from midstream.core.keys import hash_column, key_group_range, key_groups, subtas
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_hashes_never_change(column: pa.Array, hashes: list[int]) -> None:
+def test_hashes_never_change(column: pa.Array[Any], hashes: list[int]) -> None:
     assert hash_column(column).tolist() == hashes
 
 
@@ -40,7 +42,7 @@ def test_hashes_never_change(column: pa.Array, hashes: list[int]) -> None:
     ],
     ids=lambda columns: " and ".join(str(column.type) for column in columns),
 )
-def test_a_value_has_the_hash_of_its_canonical_form(columns: list[pa.Array]) -> None:
+def test_a_value_has_the_hash_of_its_canonical_form(columns: list[pa.Array[Any]]) -> None:
     first, second = columns
     assert hash_column(first).tolist() == hash_column(second).tolist()
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.core.arrow_types import is_list
 from midstream.core.errors import SchemaError
 from midstream.core.values import ValueMisfit, form_of, to_array, to_python
 
@@ -142,7 +143,7 @@ def fitting(draw: st.DrawFn, kind: pa.DataType) -> Any:
     if types.is_map(kind):
         keys = draw(st.lists(scalars_of(kind.key_type).filter(_is_hashable), max_size=2))
         return {key: draw(fitting(kind.item_type)) for key in keys}
-    if types.is_nested(kind):
+    if is_list(kind):
         size = kind.list_size if types.is_fixed_size_list(kind) else draw(st.integers(0, 3))
         return [draw(fitting(kind.value_type)) for _ in range(size)]
     return draw(scalars_of(kind))

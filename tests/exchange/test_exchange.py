@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.ids import ChannelId
@@ -23,7 +25,7 @@ from midstream.exchange.queue import QueueTime
 from midstream.exchange.wire import FrameKind, header
 from midstream.graph.job_graph import Edge, Partitioning
 
-SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.large_string())])
+SCHEMA = schema_of([("k", pa.int64()), ("text", pa.large_string())])
 
 
 def batch(start: int, rows: int, width: int = 3) -> pa.RecordBatch:
@@ -98,7 +100,7 @@ class TwoSlots:
         self.gate.check()
 
 
-def flatten(elements: list[object]) -> list[object]:
+def flatten(elements: Sequence[object]) -> list[object]:
     """Rows and events, whatever batches they came in."""
     out: list[object] = []
     for element in elements:
@@ -174,7 +176,7 @@ def test_an_element_of_many_times_the_window_gets_through_and_the_overdraft_ends
         world.check()
     assert world.receiving_pool.in_use > 2
     polled = world.gate.poll(1000)
-    assert polled is not None and polled[1].equals(big)
+    assert polled is not None and isinstance(polled[1], pa.RecordBatch) and polled[1].equals(big)
     world.gate.done(0)
     world.check()
     assert world.receiving_pool.in_use <= 2 + 1  # the window again, and at most the credit the rest did not use

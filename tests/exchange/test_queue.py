@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_exchange import SCHEMA, TwoSlots, batch
 
+from midstream.core.arrow_types import to_list
 from midstream.core.elements import (
     CancelCheckpointMarker,
     CheckpointBarrier,
@@ -65,7 +66,7 @@ class Queue(ElementQueue):
 
 
 def numbers(items: list[InFlight]) -> list[int]:
-    return [n for item in items for n in item.batch.column("k").to_pylist()]
+    return [n for item in items for n in to_list(item.batch.column("k"))]
 
 
 def test_barriers_and_the_end_are_told_when_they_arrive() -> None:
@@ -262,7 +263,7 @@ class Overtaking(TwoSlots):
             if polled is None:
                 return found
             if isinstance(polled[1], pa.RecordBatch):
-                found += polled[1].column("k").to_pylist()
+                found += to_list(polled[1].column("k"))
                 self.gate.done(0)
 
     def whole(self) -> None:
@@ -383,7 +384,7 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
                 polled = world.gate.poll(1)
                 if polled is not None:
                     assert isinstance(polled[1], pa.RecordBatch)
-                    read += polled[1].column("k").to_pylist()
+                    read += to_list(polled[1].column("k"))
                     world.gate.done(0)
             case "snapshot":
                 before = list(read)

@@ -8,6 +8,7 @@ import pytest
 from in_memory import NeverRun
 from midstream.connectors.collection import from_rows
 from midstream.connectors.print_sink import PrintSink
+from midstream.core.arrow_types import schema_of
 from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.graph.build import assign_uids, build_job_graph
@@ -15,7 +16,7 @@ from midstream.graph.describe import describe_text
 from midstream.graph.job_graph import JobGraph, Partitioning
 from midstream.graph.logical import Input, LogicalGraph, Node
 
-SCHEMA = pa.schema({"k": pa.large_string(), "v": pa.int64()})
+SCHEMA = schema_of([("k", pa.large_string()), ("v", pa.int64())])
 CONFIG = JobConfig(parallelism=2)
 
 

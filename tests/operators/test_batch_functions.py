@@ -6,7 +6,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import Parts, World, restored
 
+from midstream.core.arrow_types import TimestampType, schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_groups, subtask_of
@@ -24,8 +25,8 @@ from midstream.operators.process import KeyedProcessFunction, process_operator
 from midstream.state.keyed import ValueState
 from midstream.state.table import TableState
 
-IN = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
-OUT = pa.schema([("k", pa.large_string()), ("v", pa.int64()), ("n", pa.int64())])
+IN = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
+OUT = schema_of([("k", pa.large_string()), ("v", pa.int64()), ("n", pa.int64())])
 EPOCH = datetime(1970, 1, 1)
 MAX_PARALLELISM = 8
 HELD_MS = 10
@@ -146,7 +147,7 @@ class Pairs(CoBatchFunction):
         return named.join(self.left.frame, on="k").select("n", "v", "k").to_arrow()
 
 
-RIGHT = pa.schema([("n", pa.int64()), ("other", pa.large_string())])
+RIGHT = schema_of([("n", pa.int64()), ("other", pa.large_string())])
 
 
 def pairs() -> Any:
@@ -234,7 +235,7 @@ def test_no_row_is_late_before_there_is_a_watermark() -> None:
 class Until(KeyedBatchFunction):
     """Hands on its rows when event time has come to them, in whatever unit and zone that is."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    def __init__(self, kind: TimestampType) -> None:
         self._time = pl.col("t").dt.convert_time_zone("UTC") if kind.tz else pl.col("t")
         self._rows = pl.DataFrame()
 
@@ -247,7 +248,9 @@ class Until(KeyedBatchFunction):
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
-def test_times_of_every_unit_and_zone_compare_with_the_watermark_even_the_last(unit: str, zone: str | None) -> None:
+def test_times_of_every_unit_and_zone_compare_with_the_watermark_even_the_last(
+    unit: Literal["ms", "us", "ns"], zone: str | None
+) -> None:
     kind = pa.timestamp(unit, zone)
     schema = IN.set(1, pa.field("t", kind))
     world = World(operator_of(Until(kind), input_schema=schema))

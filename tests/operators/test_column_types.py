@@ -29,12 +29,12 @@ UNHELD = {
     "decimal256": pa.array([Decimal(1), None], pa.decimal256(50, 2)),
     "list of decimal256": pa.array([[Decimal(1)], None], pa.list_(pa.decimal256(50, 2))),
     "decimal of tens": pa.array([Decimal(1500), None], pa.decimal128(10, -2)),
-    "interval": pa.array([pa.MonthDayNano([1, 2, 3]), None], pa.month_day_nano_interval()),
+    "interval": pa.array([pa.MonthDayNano([1, 2, 3]), None], pa.month_day_nano_interval()),  # type: ignore[arg-type,call-arg]  # the stub is wrong
     "sparse union": pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]),
     "dense union": pa.UnionArray.from_dense(
         pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["b"])]
     ),
-    "run-end encoded": pa.RunEndEncodedArray.from_arrays([2], pa.array([3])),
+    "run-end encoded": pa.RunEndEncodedArray.from_arrays([2], pa.array([3])),  # type: ignore[call-overload]  # the stub is wrong
     "a zone of half hours": pa.array([1, None], pa.timestamp("us", "+05:30")),
 }
 HELD = {
@@ -57,7 +57,7 @@ HELD = {
 }
 
 
-def rows_with(column: pa.Array) -> pa.RecordBatch:
+def rows_with(column: pa.Array[Any]) -> pa.RecordBatch:
     """The column `x` beside a key and a time, as a source gives them."""
     rows = pa.record_batch({"x": column, "k": pa.array([1, 2]), "t": pa.array([1, 2], pa.timestamp("ms"))})
     return conform(rows, canonical_schema(rows.schema), "the source")
@@ -144,7 +144,7 @@ def test_a_column_that_is_only_handed_on_stays_as_it_is(operator: str, name: str
     world = World(BESIDE[operator](rows.schema))
     world.process(rows)
     ((_, made),) = world.out.batches
-    assert made.schema == world.operator.schema
+    assert made.schema == world.operator.schema  # type: ignore[attr-defined]  # of the operator that it is
     assert made.column("x").type == rows.column("x").type and made.column("x").equals(rows.column("x"))
 
 
@@ -172,7 +172,7 @@ def test_what_polars_can_hold_comes_out_as_it_went_in(operator: str, name: str) 
         return
     world.advance(MAX_WATERMARK_US)
     out = pa.Table.from_batches([batch for _, batch in world.out.batches])
-    assert out.schema == world.operator.schema
+    assert out.schema == world.operator.schema  # type: ignore[attr-defined]  # of the operator that it is
     if operator not in ("accumulator", "count"):
         assert set(map(str, out.column("x").to_pylist())) == set(map(str, rows.column("x").to_pylist()))
 

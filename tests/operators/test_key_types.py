@@ -13,6 +13,7 @@ import pytest
 from operator_world import World, restored
 
 from key_samples import FOLD_S, is_of_python, key_samples
+from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.batches import canonical_type, conform
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import InvariantError, JobError, SchemaError
@@ -93,7 +94,7 @@ def rows_of(name: str, count: int) -> tuple[pa.RecordBatch, list[str]]:
     indices = np.arange(count) % len(column)
     batch = pa.record_batch(
         {
-            "k": column.take(pa.array(indices)),
+            "k": column.take(pa.array(indices, pa.int64())),
             "i": pa.array(np.arange(count) // len(column) if few else np.arange(count)),
             "t": pa.array(np.zeros(count, np.int64), pa.timestamp("ms")),
             "id": pa.array(np.arange(count)),
@@ -180,11 +181,11 @@ def check_window(window: Window, rows: pa.RecordBatch, keys: Sequence[str], befo
 def test_a_late_row_joins_the_session_of_its_own_key_only(key: pa.DataType | None) -> None:
     """Not that of another which is equal to it as a value of Python."""
     if key is None:  # both are half past one in New York
-        kind = pa.timestamp("us", "America/New_York")
+        kind: pa.DataType = pa.timestamp("us", "America/New_York")
         first, second = FOLD_S * 10**6, (FOLD_S + 3600) * 10**6
     else:
         kind, first, second = key, 1, 2
-    schema = pa.schema([("k", kind), ("t", pa.timestamp("ms")), ("id", pa.int64())])
+    schema = schema_of([("k", kind), ("t", pa.timestamp("ms")), ("id", pa.int64())])
     aggregates = {"n": Count()}
 
     def make() -> Operator:
@@ -314,7 +315,7 @@ def test_functions_of_a_keyed_stream_with_a_broadcast_one(name: str) -> None:
 def test_two_instants_of_one_wall_clock_time_are_two_keys_with_two_timers() -> None:
     kind = pa.timestamp("us", "America/New_York")
     column = pa.array([FOLD_S * 10**6, (FOLD_S + 3600) * 10**6, FOLD_S * 10**6], pa.int64()).cast(kind)
-    first, second, _ = column.to_pylist()
+    first, second, _ = to_list(column)
     assert first == second and first.fold != second.fold, "equal to Python"
     rows = pa.record_batch(
         {"k": column, "t": pa.array([0, 0, 0], pa.timestamp("ms")), "id": pa.array([0, 1, 0])}
@@ -351,7 +352,7 @@ def test_a_key_that_python_cannot_hold_is_refused_naming_its_column(kind: pa.Dat
 @pytest.mark.parametrize("name", NAMES)
 def test_functions_on_batches_and_their_tables(name: str) -> None:
     rows, keys = rows_of(name, FEW)
-    table_schema = pa.schema([*(rows.schema.field(key) for key in keys), ("seen", pa.int64())])
+    table_schema = pa.schema([*(rows.schema.field(key) for key in keys), pa.field("seen", pa.int64())])
 
     class Count(KeyedBatchFunction):
         counts = TableState(table_schema)
@@ -399,7 +400,7 @@ def test_joins_by_time(name: str) -> None:
 
 
 def test_keys_of_other_units_are_not_joined_but_refused() -> None:
-    schemas = [pa.schema([("k", pa.duration(unit)), (f"t{unit}", pa.timestamp("ms"))]) for unit in ("ms", "us")]
+    schemas = [schema_of([("k", pa.duration(unit)), (f"t{unit}", pa.timestamp("ms"))]) for unit in ("ms", "us")]
     ports = [Port(f"process{i + 1}", ("k",), schema.names[1], schema) for i, schema in enumerate(schemas)]
     with pytest.raises(SchemaError, match=r"these are duration\[ms\] and duration\[us\]"):
         interval_join_operator("j", ports, 0, 1)

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_world import Parts, World, deal_out
+from operator_world import World, deal_out
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_group_range, key_groups, subtask_of
@@ -30,8 +31,8 @@ from midstream.operators.process import (
 from midstream.operators.process_operator import ProcessOperator
 from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
 
-IN = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
-OUT = pa.schema([("k", pa.large_string()), ("what", pa.large_string()), ("n", pa.int64())])
+IN = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
+OUT = schema_of([("k", pa.large_string()), ("what", pa.large_string()), ("n", pa.int64())])
 EPOCH = datetime(1970, 1, 1)
 MAX_PARALLELISM = 8
 
@@ -43,7 +44,7 @@ def batch(*rows: tuple[str, int, int | None]) -> pa.RecordBatch:
 
 
 def operator_of(function: KeyedProcessFunction, **options: Any) -> Any:
-    arguments = {"keys": ["k"], "event_time": "t", "input_schema": IN, "schema": OUT} | options
+    arguments: dict[str, Any] = {"keys": ["k"], "event_time": "t", "input_schema": IN, "schema": OUT} | options
     return process_operator("visits", function, **arguments)
 
 
@@ -140,7 +141,7 @@ steps = st.lists(
 def test_states_and_timers_equal_plain_python_through_snapshots_and_rescales(plan: list[tuple[str, Any]]) -> None:
     expected = EverythingInPython()
     worlds = [World(operator_of(Everything()), max_parallelism=MAX_PARALLELISM)]
-    pending: list[tuple[Any, Parts]] = []
+    pending: list[tuple[Any, dict[str, pa.Table]]] = []
     out: list[dict[str, Any]] = []
 
     def rescale(parallelism: int) -> None:
@@ -342,7 +343,7 @@ def test_many_due_timers_fire_in_slices() -> None:
 
 
 def test_times_of_a_stream_with_a_zone_are_aware_and_an_hour_is_an_hour_when_summer_time_begins() -> None:
-    zoned = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("us", "Europe/Berlin")), ("v", pa.int64())])
+    zoned = schema_of([("k", pa.large_string()), ("t", pa.timestamp("us", "Europe/Berlin")), ("v", pa.int64())])
 
     class InAnHour(KeyedProcessFunction):
         def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
@@ -362,7 +363,7 @@ def test_times_of_a_stream_with_a_zone_are_aware_and_an_hour_is_an_hour_when_sum
 
 # ---- two inputs ----
 
-RIGHT = pa.schema([("id", pa.large_string()), ("t", pa.timestamp("us")), ("name", pa.large_string())])
+RIGHT = schema_of([("id", pa.large_string()), ("t", pa.timestamp("us")), ("name", pa.large_string())])
 
 
 class Join(CoProcessFunction):
@@ -560,7 +561,7 @@ def test_a_value_that_was_changed_in_place_is_refused_by_the_checkpoint() -> Non
 
 
 def test_composite_keys_of_all_types_come_back() -> None:
-    schema = pa.schema([("d", pa.date32()), ("b", pa.large_binary()), ("u", pa.uint8()), ("t", pa.timestamp("ms"))])
+    schema = schema_of([("d", pa.date32()), ("b", pa.large_binary()), ("u", pa.uint8()), ("t", pa.timestamp("ms"))])
 
     class Count(KeyedProcessFunction):
         n = ValueState(pa.int64(), default=0)

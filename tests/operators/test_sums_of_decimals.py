@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World, restored
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError
 from midstream.operators.aggregates import Max, Mean, Min, Sum
@@ -20,7 +21,7 @@ LARGEST = 10**38 - 1
 
 
 def operator(scale: int, precision: int = 38, window: Sliding | Session | None = None) -> Any:
-    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.decimal128(precision, scale))])
+    schema = schema_of([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.decimal128(precision, scale))])
     return window_operator(
         "w",
         window=window or tumbling("1 h"),
@@ -31,7 +32,7 @@ def operator(scale: int, precision: int = 38, window: Sliding | Session | None =
     )
 
 
-def decimals(numbers: list[int], scale: int, precision: int = 38) -> pa.Array:
+def decimals(numbers: list[int], scale: int, precision: int = 38) -> pa.Array[Any]:
     return pa.array(numbers, pa.decimal256(76, 0)).cast(pa.decimal128(38, 0)).view(pa.decimal128(precision, scale))
 
 

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pytest
 from operator_world import World, deal_out
 
+from midstream.core.arrow_types import schema_of as arrow_schema
+from midstream.core.arrow_types import to_list
 from midstream.core.batches import canonical_schema, canonical_type
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import ConfigError, JobError, SchemaError
@@ -149,7 +151,7 @@ def test_windows_before_1970_and_with_an_offset_round_down_in_every_unit(unit: s
 
 
 def test_days_are_utc_days_whatever_the_zone_of_the_column() -> None:
-    schema = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("us", "Europe/Berlin")), ("v", pa.int64())])
+    schema = arrow_schema([("k", pa.large_string()), ("t", pa.timestamp("us", "Europe/Berlin")), ("v", pa.int64())])
     world = World(operator_of(tumbling("1 d"), schema))
     times = [datetime(2024, 3, 31, hour, 30, tzinfo=timezone.utc) for hour in (0, 1, 23)]
     world.process(pa.RecordBatch.from_pylist([{"k": "a", "t": t, "v": 1} for t in times], schema=schema))
@@ -424,8 +426,8 @@ def test_a_large_window_fires_in_bounded_pieces_and_a_snapshot_in_between_loses_
     restored.advance(MAX_WATERMARK_US)
     sizes += [batch.num_rows for _, batch in world.out.batches[len(sizes) :]]
     assert max(sizes) < 2 * window_base.PIECE_ROWS
-    first_slice = world.out.batches[0][1].column("k").to_pylist()
-    rest = [key for _, batch in restored.out.batches for key in batch.column("k").to_pylist()]
+    first_slice = to_list(world.out.batches[0][1].column("k"))
+    rest = [key for _, batch in restored.out.batches for key in to_list(batch.column("k"))]
     assert sorted(first_slice + rest) == list(range(keys))
 
 
@@ -504,7 +506,7 @@ def test_state_at_rest_is_a_readable_table() -> None:
     ],
 )  # fmt: skip
 def test_nulls_and_nan_are_what_the_documentation_says(values: list[float | None], expected: dict[str, Any]) -> None:
-    schema = pa.schema([("t", pa.timestamp("ms")), ("v", pa.float64())])
+    schema = arrow_schema([("t", pa.timestamp("ms")), ("v", pa.float64())])
     aggregates = {"sum": Sum("v"), "mean": Mean("v"), "min": Min("v"), "max": Max("v")}
     aggregates |= {"first": First("v"), "last": Last("v"), "n": Count("v")}
     world = World(

@@ -197,7 +197,9 @@ def operator(window: Sliding | Session, lateness: int, schema: pa.Schema = SCHEM
 
 
 def ms(time: Any) -> int:
-    return int(pa.scalar(time, pa.timestamp("ms")).value)
+    value = pa.scalar(time, pa.timestamp("ms")).value
+    assert value is not None
+    return value
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from operator_world import World, restored
 from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import window_base
 from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
 from midstream.operators.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
 
-SCHEMA = pa.schema([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
+SCHEMA = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
 MAX_PARALLELISM = 8
 KEYS = "abcdefg"
 
@@ -144,7 +145,9 @@ def check(window: Sliding | Session, oracle: Oracle, lateness_ms: int, plan: lis
 
 
 def ms(time: Any) -> int:
-    return pa.scalar(time, pa.timestamp("ms")).value
+    value = pa.scalar(time, pa.timestamp("ms")).value
+    assert value is not None
+    return value
 
 
 @settings(max_examples=150, deadline=None)

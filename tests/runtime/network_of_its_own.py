@@ -72,7 +72,7 @@ class OnNodes(processes.ProcessSlots):
 def main(directory: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         nodes = Nodes(stack)
-        processes.subprocess = SimpleNamespace(Popen=nodes.popen, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
+        processes.subprocess = SimpleNamespace(Popen=nodes.popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]  # of its names the module uses two
         numbers = NumbersJob(
             400_000, rows_per_s=20_000, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, checkpoint_dir=str(directory)
         )

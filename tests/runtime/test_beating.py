@@ -10,8 +10,8 @@ from midstream.runtime.beating import _seen
 class Unready:
     """Stands for another object, as lazy imports and request contexts do, and there is none yet."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]  # as such objects do
+    def __class__(self) -> type:
         raise RuntimeError("no context")
 
     def call(self) -> tuple[str, str]:

@@ -337,7 +337,7 @@ class Slots:
         self.of = []
         for slot in range(count):
             loop = loops.new()
-            transport = loops.call(loop, lambda loop=loop: TcpTransport(loop, SECRET, "job", "127.0.0.1", **options))
+            transport = loops.call(loop, lambda loop=loop: TcpTransport(loop, SECRET, "job", "127.0.0.1", **options))  # type: ignore[misc]  # mypy infers no lambda with defaults
             transport.slot = slot
             self.of.append((loop, transport))
 
@@ -367,7 +367,7 @@ def test_slots_reach_each_other_whoever_opens_first(loops: Loops) -> None:
     early = slots.open(1, 2)
     for slot, (end, link), (other, _) in ((0, first, second), (1, second, first), (2, late, early)):
         slots.send(slot, end, link, b"from %d" % slot)
-        until("the frame", lambda other=other: other.received)
+        until("the frame", lambda other=other: other.received)  # type: ignore[misc]  # mypy infers no lambda with defaults
         assert other.received == [bytes((KIND,)) + b"from %d" % slot]
     slots.close()
 

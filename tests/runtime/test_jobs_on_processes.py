@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_after_a_users_exception_the_job_goes_on_from_its_checkpoint(running: li
 
 
 def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Path) -> None:
-    settings = {"rows_per_s": 100_000, "checkpoint_dir": str(tmp_path)}
+    settings: dict[str, Any] = {"rows_per_s": 100_000, "checkpoint_dir": str(tmp_path)}
     first = NumbersJob(300_000, **settings)
     job = start(running, first)
     assert job.checkpoint(30).endswith("chk-1")
@@ -78,10 +79,10 @@ def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Pa
 
 def test_a_stopped_job_has_done_nothing_that_it_does_again(running: list[Job], tmp_path: Path) -> None:
     """Its sources hold still behind the barrier, so that what has effects of its own sees no row twice."""
-    settings = {"checkpoint_dir": str(tmp_path / "checkpoints"), "witness": tmp_path / "seen"}
+    settings: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "checkpoints"), "witness": tmp_path / "seen"}
     for restore in (None, "latest"):
         job = start(running, NumbersJob(50_000_000, **settings), restore)
-        until("a checkpoint", lambda job=job: job.status().checkpoints_completed, 60)
+        until("a checkpoint", lambda job=job: job.status().checkpoints_completed, 60)  # type: ignore[misc]  # mypy infers no lambda with defaults
         job.stop(timeout_s=30)
         assert job.status().state == "stopped"
     seen = np.concatenate([np.fromfile(path, np.int64) for path in tmp_path.glob("seen-*")])

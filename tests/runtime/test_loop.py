@@ -64,7 +64,7 @@ def test_a_timer_that_is_due_does_not_fire_if_the_mail_before_it_cancels_it(loop
         second.cancel()
 
     def start() -> None:
-        nonlocal second
+        nonlocal second  # type: ignore[misc]  # it is bound further down
         loop.call_later(0.0, first)
         second = loop.call_later(0.0, lambda: fired.append("second"))
         loop.call_later(0.05, loop.stop)
@@ -149,16 +149,24 @@ def test_io_that_hangs_does_not_keep_the_process(loop: EventLoop) -> None:
     release.set()
 
 
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+def lack() -> None:
+    raise KeyError("x")
+
+
 def test_what_escapes_a_mail_ends_the_run_or_goes_to_the_fatal_handler() -> None:
     loop = EventLoop("test")
-    loop.post(lambda: 1 // 0)
+    loop.post(fail)
     with pytest.raises(ZeroDivisionError):
         loop.run()
     loop.close()
     caught: list[BaseException] = []
     guarded = EventLoop("test", fatal=caught.append)
-    guarded.post(lambda: 1 // 0)
-    guarded.call_later(0, lambda: {}[0])
+    guarded.post(fail)
+    guarded.call_later(0, lack)
     guarded.call_later(0.01, guarded.stop)
     guarded.run()
     guarded.close()

@@ -98,7 +98,7 @@ def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
     path = job.checkpoint(60)
     for kills in range(1, 5):
         os.kill(job.status().slot_pids[kills % 2], signal.SIGKILL)
-        until("the restart", lambda kills=kills: job.status().restarts == kills and job.status().state == "running")
+        until("the restart", lambda kills=kills: job.status().restarts == kills and job.status().state == "running")  # type: ignore[misc]  # mypy infers no lambda with defaults
         assert job.status().restored_from == path
         restored.append(rows_in_flight(path))
         path = job.checkpoint(60)

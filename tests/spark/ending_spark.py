@@ -35,7 +35,7 @@ def main(master: str, directory: str) -> None:
     get_session(master).stop()
     say_how_it_ended(stopped)
     job = begin(master, f"{directory}/killed")
-    print("ready", get_session(master).sparkContext._gateway.proc.pid, *job.status().slot_pids, flush=True)
+    print("ready", get_session(master).sparkContext._gateway.proc.pid, *job.status().slot_pids, flush=True)  # type: ignore[union-attr]  # there is a gateway
     say_how_it_ended(job)
     try:
         get_session(master)

@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ClusterError, ConfigError, JobError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
 from midstream.spark.dataframe import DataFrameSource, _raised_by_user
@@ -181,7 +182,7 @@ def test_an_empty_frame_has_no_splits(spark, tmp_path):
 
 def test_what_cannot_be_a_source_is_refused(spark, tmp_path):
     with pytest.raises(ConfigError, match="int is not a Spark DataFrame"):
-        DataFrameSource(3)
+        DataFrameSource(3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ConfigError, match=r"read by Spark itself, .* read_files\(…, watch=True\)"):
         DataFrameSource(spark.readStream.format("rate").load())
     with pytest.raises(SchemaError, match="column 'i' has no Arrow form: i is interval; cast it"):
@@ -207,19 +208,19 @@ def test_spark_reads_what_the_file_sink_has_committed(spark, tmp_path, format):
 
         def post(self, mail: Any) -> None: ...
 
-    schema = pa.schema(
+    schema = schema_of(
         [("n", pa.int64()), ("who", pa.large_string()), ("at", pa.timestamp("us")), ("l", pa.large_list(pa.int64()))]
     )
     sink = FileSink(tmp_path / "out", format=format)
-    writer = sink.writer(WriterContext("out", "sink", 0, 0, "job", schema, Inline(), pytest.fail))
+    writer = sink.writer(WriterContext("out", "sink", 0, 0, "job", schema, Inline(), pytest.fail))  # type: ignore[arg-type]  # a stand-in
     at = datetime(2013, 1, 1, 5, 30, 0, 123456)
     writer.write(pa.RecordBatch.from_pylist([{"n": 1, "who": "é", "at": at, "l": [1, 2]}], schema))
-    committables = list(writer.prepare(1)())
+    committables = list(writer.prepare(1)())  # type: ignore[misc]  # there is something to do
     reader = spark.read.schema("n bigint, who string, at timestamp_ntz, l array<bigint>")
     load = reader.parquet if format == "parquet" else reader.json
     sink.committer("job").commit(1, committables)
     writer.write(pa.RecordBatch.from_pylist([{"n": 2}], schema))
-    assert writer.prepare(2)()
+    assert writer.prepare(2)()  # type: ignore[misc]  # there is something to do
     assert [tuple(row) for row in load(str(tmp_path / "out")).collect()] == [(1, "é", at, [1, 2])]
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.spark import datasource_sink
@@ -36,7 +37,7 @@ def own_code_of_the_tests(monkeypatch):
     monkeypatch.setattr(Sink, "own", OwnCode(packages=frozenset({__name__})))
 
 
-SCHEMA = pa.schema([("n", pa.int64()), ("who", pa.large_string())])
+SCHEMA = schema_of([("n", pa.int64()), ("who", pa.large_string())])
 
 
 def rows(*numbers: int) -> pa.RecordBatch:
@@ -93,6 +94,7 @@ class StagedWriter(DataSourceStreamWriter):
 
     def write(self, iterator: Iterator[Row]) -> Message:
         context = TaskContext.get()
+        assert context is not None
         name = f"{context.partitionId()}-{context.attemptNumber()}-{context.taskAttemptId()}"
         listed = []
         for row in iterator:
@@ -102,10 +104,10 @@ class StagedWriter(DataSourceStreamWriter):
         (self.directory / name).write_text(json.dumps(listed))
         return Message(name, len(listed))
 
-    def commit(self, messages: list[Message], batchId: int) -> None:
+    def commit(self, messages: list[Message], batchId: int) -> None:  # type: ignore[override]  # narrower, as users write it
         (self.directory / f"{batchId}.json").write_text(json.dumps([message.file for message in messages]))
 
-    def abort(self, messages: list[Message], batchId: int) -> None:
+    def abort(self, messages: list[Message], batchId: int) -> None:  # type: ignore[override]  # narrower, as users write it
         for message in messages:
             (self.directory / message.file).unlink()
 
@@ -118,7 +120,7 @@ def sink_on(directory: Path) -> DataSourceSink:
 
 def open_writer(sink: DataSourceSink, loop: Posted, subtask: int = 0, attempt: int = 0) -> SinkWriter:
     shipped = pickle.loads(pickle.dumps(sink))
-    return shipped.writer(WriterContext("out", "sink", subtask, attempt, "job-a", SCHEMA, loop, loop.failures.append))
+    return shipped.writer(WriterContext("out", "sink", subtask, attempt, "job-a", SCHEMA, loop, loop.failures.append))  # type: ignore[arg-type]  # a stand-in
 
 
 def prepared(writer: SinkWriter, checkpoint_id: int) -> list[bytes]:
@@ -249,17 +251,17 @@ class Batches(DataSource):
 
 
 class BatchesWriter(DataSourceArrowWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # narrower, as users write it
         total = 0
         for batch in iterator:
-            assert batch.schema == pa.schema([("n", pa.int64()), ("who", pa.string())]), "Spark's own types"
-            total += sum(batch.column("n").to_pylist())
+            assert batch.schema == schema_of([("n", pa.int64()), ("who", pa.string())]), "Spark's own types"
+            total += sum(to_list(batch.column("n")))
         return Message("x", total)
 
-    def commit(self, messages: list[Message]) -> None:
+    def commit(self, messages: list[Message]) -> None:  # type: ignore[override]  # narrower, as users write it
         Batches.seen.append([message.rows for message in messages])
 
-    def abort(self, messages: list[Message]) -> None:
+    def abort(self, messages: list[Message]) -> None:  # type: ignore[override]  # narrower, as users write it
         Batches.seen.append("aborted")
 
 

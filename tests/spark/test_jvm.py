@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import midstream
+from midstream.core.arrow_types import to_list
 from midstream.spark.jvm import Copier, log_option
 
 ODD = "a b %20 #1 'q' é"
@@ -37,7 +38,7 @@ env.from_dataframe(get_session("local[2]").range(100)).write_parquet(here / "sta
 
 
 def rows_in(directory: Path) -> list[int]:
-    return sorted(n for file in directory.glob("*.parquet") for n in pq.read_table(file).column(0).to_pylist())
+    return sorted(n for file in directory.glob("*.parquet") for n in to_list(pq.read_table(file).column(0)))
 
 
 @pytest.mark.spark

@@ -90,12 +90,16 @@ def test_rows_in_flight_survive_a_killed_slot_a_rescale_and_a_restart(
     until("the restart", lambda: job.status().restarts == 1 and job.status().state == "running")
     assert job.status().restored_from == path
     until_more_rows(job, "slow")
-    path = job.rescale(3, 60)
+    moved = job.rescale(3, 60)
+    assert moved is not None
+    path = moved
     assert path is not None and rows_in_flight(path) > 100
     status = job.status()
     assert status.slots == 3 and status.restarts == 1 and before[0] in status.slot_pids
     until_more_rows(job, "slow")
-    path = job.stop(timeout_s=60)
+    stopped = job.stop(timeout_s=60)
+    assert stopped is not None
+    path = stopped
     assert path is not None and rows_in_flight(path) > 100
     seen = first.frame()
     assert 0 < len(seen) < first.rows

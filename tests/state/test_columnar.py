@@ -53,8 +53,8 @@ def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts()
     chunks = freeze([(("__pane", pa.scalar(7)), log.runs)], form, CountingIds())()
     assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
     for chunk in chunks:
-        keys = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
-        assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()
+        key_rows = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
+        assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(key_rows, ("k",), 16).tolist()
         assert set(chunk.table.column("__pane").to_pylist()) == {7}
     restored = PartLog(merge)
     for chunk in chunks:

@@ -31,7 +31,7 @@ class States(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scope = KeyScope(is_set=True)
-        self.value: ValueState[list[int]] = ValueState(default=[]).bound("value", self.scope)
+        self.value: ValueState[list[int]] = ValueState[list[int]](default=[]).bound("value", self.scope)
         self.list: ListState[list[int]] = ListState().bound("list", self.scope)
         self.map: MapState[int, list[int]] = MapState().bound("map", self.scope)
         self.sum: ReducingState[list[int]] = ReducingState(lambda a, b: a + b).bound("sum", self.scope)

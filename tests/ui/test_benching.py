@@ -33,8 +33,9 @@ def test_what_cannot_be_measured_is_refused(arguments, says, capsys):
 
 
 def test_figures_are_shown_under_their_names():
-    screen = Console(file=io.StringIO(), width=100)
+    text = io.StringIO()
+    screen = Console(file=text, width=100)
     screen.print(figures_table({"events_per_s": 3_200_000, "correct": True, "queries": {"q0": {"seconds": 4}}}))
-    shown = screen.file.getvalue()
+    shown = text.getvalue()
     assert "3,200,000" in shown
     assert "queries q0 seconds" in shown

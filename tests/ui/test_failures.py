@@ -38,7 +38,7 @@ def details_of(call) -> str:
 
 def run_the_users_function():
     operator = MapOperator("halve", bad_row, SCHEMA)
-    operator._out = Nowhere()
+    operator._out = Nowhere()  # type: ignore[assignment]  # a stand-in
     operator.process(pa.record_batch({"n": [1, 2, 3]}), 0)
 
 
@@ -65,9 +65,10 @@ def test_a_bug_is_shown_whole():
 
 
 def printed(terminal: bool, call) -> str:
-    console = Console(file=io.StringIO(), width=100, force_terminal=terminal, color_system=None)
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=terminal, color_system=None)
     call(console)
-    return console.file.getvalue()
+    return text.getvalue()
 
 
 def test_the_users_traceback_comes_before_the_message(status):

@@ -60,7 +60,7 @@ def test_without_a_terminal_there_is_a_line_every_few_seconds_and_at_every_chang
     steps = [later(status, second, second * 1000) for second in range(12)]
     screen = console()
     with display(screen, silent=False) as shown:
-        last = follow(ScriptedJob(*steps, ended(status)), shown, Interrupts())
+        last = follow(ScriptedJob(*steps, ended(status)), shown, Interrupts())  # type: ignore[arg-type]  # a stand-in
     assert last.state == "finished"
     lines = printed(screen).splitlines()
     running = [line for line in lines if "flights running" in line]
@@ -72,7 +72,7 @@ def test_without_a_terminal_there_is_a_line_every_few_seconds_and_at_every_chang
 def test_on_a_terminal_the_tables_are_drawn(status):
     screen = console(terminal=True)
     with display(screen, silent=False) as shown:
-        follow(ScriptedJob(status, ended(status)), shown, Interrupts())
+        follow(ScriptedJob(status, ended(status)), shown, Interrupts())  # type: ignore[arg-type]  # a stand-in
     assert "rows/s" in printed(screen)
     assert "finished" in printed(screen)
 
@@ -94,7 +94,7 @@ def test_what_a_job_prints_goes_where_standard_output_goes_and_scrolls_above_the
 def test_for_machines_nothing_is_printed(status):
     screen = console()
     with display(screen, silent=True) as shown:
-        follow(ScriptedJob(status, ended(status)), shown, Interrupts())
+        follow(ScriptedJob(status, ended(status)), shown, Interrupts())  # type: ignore[arg-type]  # a stand-in
     assert printed(screen) == ""
 
 
@@ -108,7 +108,7 @@ def test_what_is_logged_scrolls_by_above_the_tables_and_a_failure_is_not_told_a_
     before = handler.stream
     with display(screen, silent=False) as shown:
         logging.getLogger("midstream").warning("job flights: slot 1 was lost")
-        follow(ScriptedJob(failing, failing, ended(failing)), shown, Interrupts())
+        follow(ScriptedJob(failing, failing, ended(failing)), shown, Interrupts())  # type: ignore[arg-type]  # a stand-in
     assert printed(screen).count("slot 1 was lost") == 1
     assert "last failure 21 s ago" in printed(screen)
     assert handler.stream is before
@@ -120,7 +120,7 @@ def test_the_first_interrupt_stops_the_job_at_a_checkpoint(status):
     interrupts = Interrupts()
     with display(screen, silent=False) as shown, interrupts.installed():
         signal.raise_signal(signal.SIGINT)
-        last = follow(job, shown, interrupts)
+        last = follow(job, shown, interrupts)  # type: ignore[arg-type]  # a stand-in
     assert last.state == "stopped"
     assert job.stops == [False]
     assert interrupts.last_signal == signal.SIGINT
@@ -155,6 +155,6 @@ def test_a_stop_that_fails_is_said_and_ends_the_watch(status):
     job = ScriptedJob(status, msgspec.structs.replace(status, now_ms=status.now_ms + 1), on_stop=refuse)
     job.status = lambda: status  # type: ignore[method-assign]
     with display(screen, silent=False) as shown:
-        last = follow(job, shown, interrupts)
+        last = follow(job, shown, interrupts)  # type: ignore[arg-type]  # a stand-in
     assert last.state == "running"
     assert "could not be stopped cleanly: the checkpoint was not completed" in printed(screen)

@@ -70,7 +70,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
             until("the job to be announced", list_jobs, 120)
             until(
                 "more rows in the sink",
-                lambda before=before: len(list((files / "out" / "visits").glob("*.parquet"))) > before,
+                lambda before=before: len(list((files / "out" / "visits").glob("*.parquet"))) > before,  # type: ignore[misc]  # mypy infers no lambda with defaults
                 120,
             )
             if arguments is again:

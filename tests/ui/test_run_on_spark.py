@@ -15,6 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from midstream.core.arrow_types import to_list
 from waiting import alive, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -72,7 +73,7 @@ def start(tmp_path: Path):
 
 
 def rows_in(directory: Path) -> list[int]:
-    return sorted(n for file in directory.glob("**/*.parquet") for n in pq.read_table(file).column("n").to_pylist())
+    return sorted(n for file in directory.glob("**/*.parquet") for n in to_list(pq.read_table(file).column("n")))
 
 
 def test_a_job_runs_to_its_end_and_is_summed_up(start, tmp_path):

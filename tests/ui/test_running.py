@@ -53,7 +53,7 @@ def run(monkeypatch, capsys):
     def go(job, *arguments, on_start=lambda: None):
         class Environment:
             def submission(self, **overrides):
-                go.overrides = overrides
+                go.overrides = overrides  # type: ignore[attr-defined]  # functions take attributes
                 return self
 
             def start(self):

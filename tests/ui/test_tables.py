@@ -275,7 +275,7 @@ def skewed(status, parallelism=4):
 def test_one_busy_subtask_is_a_bottleneck_and_is_named_with_its_share_of_the_rows(status):
     job = skewed(status)
     slow = job.vertices[1]
-    assert bottleneck(job) is slow and uneven(slow) is slow.subtasks[2]
+    assert uneven(slow) is slow.subtasks[2] and bottleneck(job) is slow
     shown = render(LiveView(job, Rates()), width=160, height=40)
     assert "bottleneck in subtask 2" in shown
     assert "operator 1: subtask 2 is 98% busy, the other 3 are 1% on average; it has taken 92% of the rows" in shown
@@ -287,7 +287,7 @@ def test_a_task_whose_subtasks_are_alike_has_no_uneven_one(status):
     even = tuple(msgspec.structs.replace(subtask, busy=0.9) for subtask in slow.subtasks)
     slow = msgspec.structs.replace(slow, subtasks=even, busy=0.9)
     job = msgspec.structs.replace(job, vertices=(source, slow))
-    assert bottleneck(job) is slow and uneven(slow) is None
+    assert uneven(slow) is None and bottleneck(job) is slow
     shown = render(LiveView(job, Rates()), width=160, height=40)
     assert "bottleneck" in shown and "subtask" not in shown
 

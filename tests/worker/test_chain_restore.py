@@ -43,7 +43,7 @@ class Edges:
 
 def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Edges]:
     edges = Edges()
-    chain = Chain(list(operators), edges)  # type: ignore[arg-type]
+    chain = Chain(list(operators), edges)
     chain.restore(marks)
     while chain.is_firing:
         chain.pump()

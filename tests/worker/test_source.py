@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from midstream.core.arrow_types import to_list
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Mail
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -86,7 +87,9 @@ class NumbersReader(SplitReader):
         if self._next >= self._end:
             return None
         rows = min(rows_max, self._end - self._next, self._source.batch_rows)
-        batch = pa.RecordBatch.from_pydict({"n": range(self._next, self._next + rows)}, schema=self._source.schema)
+        batch = pa.RecordBatch.from_pydict(
+            {"n": list(range(self._next, self._next + rows))}, schema=self._source.schema
+        )
         self._next += rows
         return batch, self._next - self._first
 
@@ -108,7 +111,7 @@ class Reader:
             rows_max=100,
             clock=world,
             executor=world,
-            emit=lambda batch: self.rows.extend(batch.column("n").to_pylist()),
+            emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
             request_split=self._requested,
             wake=lambda: None,
             fail=self.failures.append,
@@ -231,7 +234,7 @@ def test_operators_know_the_split_of_every_batch_and_hear_of_changes_before_its_
 
     def emitted(batch: pa.RecordBatch) -> None:
         assert driver.current in seen[-1][0], "the listener knows it"
-        splits.setdefault(driver.current, []).extend(batch.column("n").to_pylist())
+        splits.setdefault(driver.current, []).extend(to_list(batch.column("n")))
 
     driver._emit = emitted
     driver.on_change(lambda: seen.append((list(driver.open), driver.all_assigned)))

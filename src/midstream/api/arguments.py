@@ -77,7 +77,7 @@ def columns_text(schema: pa.Schema) -> str:
     return ", ".join(schema.names) or "no columns"
 
 
-def require_column(schema: pa.Schema, name: object, where: str, what: str, advice: str) -> pa.Field:
+def require_column(schema: pa.Schema, name: object, where: str, what: str, advice: str) -> pa.Field[Any]:
     """Return the field of that name. Raises SchemaError with the existing columns and what to do."""
     if not isinstance(name, str):
         raise JobError(f"{where}: {name!r} is not a column name. {advice}")

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
@@ -229,8 +229,7 @@ class Environment:
                 "give a list of dicts, an Arrow table or a polars DataFrame"
             )
         columns = None if schema is None else as_schema(schema, "from_collection")
-        rows = cast("Iterable[Mapping[str, Any]]", data)
-        return self._begin("collection", from_rows(rows, columns, splits=splits, rows_per_s=rows_per_s))
+        return self._begin("collection", from_rows(data, columns, splits=splits, rows_per_s=rows_per_s))
 
     @located
     def generate(

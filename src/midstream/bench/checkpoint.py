@@ -18,6 +18,7 @@ from midstream.api.environment import Environment
 from midstream.api.restarts import no_restart
 from midstream.bench.measuring import Slots, start_on
 from midstream.connectors.generator import GeneratorSource
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import InvariantError, JobError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.protocol.job_status import JobStatus
@@ -42,7 +43,7 @@ POLL_S: Final = 0.05
 WRITES: Final = 9
 SEGMENT_BYTES: Final = 2**19
 
-SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.large_binary())])
+SCHEMA = schema_of([("n", pa.int64()), ("text", pa.large_binary())])
 
 
 class ModeFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class Rows:
 
     def __call__(self, i: npt.NDArray[np.int64]) -> pa.RecordBatch:
         length = ROW_BYTES - 8
-        offsets = pa.py_buffer(np.arange(len(i) + 1, dtype=np.int64) * length)
+        offsets = pa.py_buffer((np.arange(len(i) + 1, dtype=np.int64) * length).data)
         text = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(i), [None, offsets, pa.py_buffer(bytes(len(i) * length))]
         )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError
 
 KEYS = 10_000
@@ -35,7 +36,7 @@ class Events:
         self.lanes = lanes
         self.keys = keys
         self.values = tuple("value" if k == 0 else f"value_{k}" for k in range(columns))
-        self.schema = pa.schema(
+        self.schema = schema_of(
             [("ts", pa.timestamp("ms")), ("key", pa.int64()), *((name, pa.float64()) for name in self.values)]
         )
 

@@ -15,6 +15,7 @@ from midstream.bench.measuring import Measured, Slots, measure, require
 from midstream.bench.summing_sink import SummingSink, Vector, column_sum
 from midstream.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM, WARM_UP_PER_SUBTASK
 from midstream.connectors.generator import GeneratorSource
+from midstream.core.arrow_types import schema_of
 from midstream.core.batches import to_polars
 from midstream.operators.aggregates import Count, Max, Sum
 from midstream.operators.watermarks import WatermarkStrategy
@@ -24,7 +25,7 @@ EVENTS = 10_000_000
 PAYLOADS: Final = 65_536
 PAYLOAD_BYTES: Final = 100
 DIGITS: Final = 4
-SCHEMA = pa.schema(
+SCHEMA = schema_of(
     [("ts", pa.timestamp("ms")), ("key", pa.large_string()), ("value", pa.float64()), ("payload", pa.large_string())]
 )
 _NAMES: Final = pa.array([f"user-{key:06d}" for key in range(KEYS)], pa.large_string())
@@ -45,7 +46,11 @@ class Texts(Events):
 
     def __call__(self, i: npt.NDArray[np.int64]) -> pa.RecordBatch:
         columns = super().__call__(i)
-        texts = [_NAMES.take(columns.column("key")), columns.column("value"), _PAYLOADS.take(pa.array(i % PAYLOADS))]
+        texts = [
+            _NAMES.take(columns.column("key")),
+            columns.column("value"),
+            _PAYLOADS.take(pa.array(i % PAYLOADS, pa.int64())),
+        ]
         return pa.RecordBatch.from_arrays([columns.column("ts"), *texts], schema=SCHEMA)
 
     def numbers_sum(self) -> int:

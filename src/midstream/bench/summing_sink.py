@@ -50,7 +50,7 @@ class SummingSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         return _Adding(self._measure, self._length, f"{context.attempt}/{context.subtask}")
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         self._parts = {}
         return _Gathering(self._parts)
 

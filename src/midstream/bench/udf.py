@@ -13,6 +13,7 @@ from midstream.bench.measuring import Measured, Slots, measure, require
 from midstream.bench.summing_sink import summing
 from midstream.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM
 from midstream.connectors.generator import GeneratorSource
+from midstream.core.arrow_types import schema_of
 from midstream.operators.aggregates import Count, Sum
 from midstream.operators.watermarks import WatermarkStrategy
 from midstream.operators.windows import tumbling
@@ -23,7 +24,7 @@ TOLERANCE: Final = 1e-6
 NAMES: Final = 1000
 LENGTHS: Final = (6, 7, 8)
 CHUNK: Final = 1_000_000
-SCHEMA = pa.schema([("ts", pa.timestamp("ms")), ("name", pa.large_string()), ("score", pa.float64())])
+SCHEMA = schema_of([("ts", pa.timestamp("ms")), ("name", pa.large_string()), ("score", pa.float64())])
 
 
 class UdfResult(Measured, frozen=True, kw_only=True):

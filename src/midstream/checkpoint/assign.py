@@ -24,7 +24,7 @@ from midstream.checkpoint.compatible import check_hashes, check_settings, droppe
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
 from midstream.checkpoint.state_files import rule_of
 from midstream.core.elements import MIN_WATERMARK_US
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import ConfigError, StorageError, assert_never
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle
@@ -151,6 +151,8 @@ def _assign_part(
             return [[PartHandle(name, rule.value, everything)]] * parallelism
         case Redistribute.BROADCAST:
             return [[own.get(i, found[0][1])] for i in range(parallelism)]
+        case _:
+            assert_never(rule)
 
 
 # ---- checks of the graph against the checkpoint ----------------------------

@@ -42,7 +42,7 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, assert_never
 
 # ---- events ----------------------------------------------------------------
 
@@ -240,6 +240,8 @@ class BarrierHandler:
                 if self._pending is not None and self._pending.barrier.checkpoint_id == checkpoint_id:
                     self._pending.may_overtake = True
                 return self._go_on()
+            case _:
+                assert_never(event)
 
     def _on_announced(self, channel: int, barrier: CheckpointBarrier, is_clear: bool) -> list[BarrierInstruction]:
         if channel not in self._open:

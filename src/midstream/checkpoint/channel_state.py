@@ -207,7 +207,7 @@ def rows_of(
     kept = np.flatnonzero(is_ours)
     if len(kept) == joined.num_rows:
         return batches
-    rows = joined.take(pa.array(kept))
+    rows = joined.take(pa.array(kept, pa.int64()))
     ends = np.searchsorted(kept, np.cumsum([batch.num_rows for batch in batches]))
     return [rows.slice(start, end - start) for start, end in pairwise([0, *ends.tolist()])]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -132,7 +133,7 @@ def store_parts(
 
 def _encode_table(table: pa.Table) -> memoryview:
     is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which looks at every offset
-    compression = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
+    compression: Literal["lz4"] | None = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -264,7 +265,7 @@ def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
         return Chunk(chunk.id, table)
     if owned.key_groups is None:
         rows = np.arange(owned.index, table.num_rows, owned.stride)
-        return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows)))
+        return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows, pa.int64())))
     groups = table.column(KEY_GROUP).to_numpy()
     keep = (groups >= owned.key_groups.start) & (groups < owned.key_groups.stop)
     if not keep.any():

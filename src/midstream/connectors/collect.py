@@ -84,7 +84,7 @@ class CollectSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         return _CollectWriter(context)
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         if self._job_id != job_id:
             self._job_id, self._batches = job_id, []
         return _CollectCommitter(self._batches)
@@ -94,7 +94,7 @@ class CollectSink(Sink):
         return 0
 
 
-def _in_python(name: str, column: pa.ChunkedArray) -> list[Any]:
+def _in_python(name: str, column: pa.ChunkedArray[Any]) -> list[Any]:
     try:
         return to_python(column)
     except (ValueError, OverflowError) as error:
@@ -109,7 +109,7 @@ def _in_python(name: str, column: pa.ChunkedArray) -> list[Any]:
         raise InvariantError(f"CollectSink: column {name!r} is {column.type}: {error}") from error
 
 
-def _text(column: pa.ChunkedArray, number: int) -> str:
+def _text(column: pa.ChunkedArray[Any], number: int) -> str:
     """A value that has no Python form, as Arrow writes it."""
     try:
         text = str(column.slice(number, 1).cast(pa.string())[0].as_py())

@@ -90,7 +90,7 @@ def from_rows(
     return CollectionSource(pa.table(columns), splits=splits, rows_per_s=rows_per_s)
 
 
-def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
+def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array[Any]:
     try:
         return to_array(values, canonical_type(pa.array(values).type) if kind is None else kind)
     except ValueMisfit as misfit:

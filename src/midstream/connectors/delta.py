@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -190,7 +190,7 @@ class DeltaSink(Sink):
 
         return QueuedWriter(context, lambda: _FilesPart(self, context, schema, next_name))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> _DeltaCommitter:
         return _DeltaCommitter(self, job_id)
 
     def newest_committed(self, output: Output) -> int:
@@ -532,7 +532,7 @@ class _DeltaCommitter(Committer):
                     f"{where}: {info.path} with {file.rows} rows is gone; nothing but a job may delete it before it is "
                     "committed: restore the file, or start from another checkpoint"
                 )
-            written_ms = cast(int, info.mtime_ns or 0) // 1_000_000
+            written_ms = (info.mtime_ns or 0) // 1_000_000
             actions.append(AddAction(file.name, file.size, file.partition, written_ms, True, file.statistics))
         return actions
 

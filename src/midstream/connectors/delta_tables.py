@@ -27,7 +27,7 @@ _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _STATS_TEXT_MAX: Final = 32
 FOLDER_BYTES_MAX: Final = 255
 """Of a name in a path, nearly everywhere."""
-_SIGNED: Final = {
+_SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -57,8 +57,13 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:
         inner = delta_type(kind.value_type)
         return None if inner is None else pa.large_list(inner)
     if types.is_struct(kind):
-        fields = [(field.name, delta_type(field.type)) for field in kind]
-        return None if any(inner is None for _, inner in fields) else pa.struct(fields)
+        fields = []
+        for field in kind:
+            inner = delta_type(field.type)
+            if inner is None:
+                return None
+            fields.append(pa.field(field.name, inner))
+        return pa.struct(fields)
     return kind if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) else None
 
 
@@ -77,7 +82,7 @@ def delta_schema(schema: pa.Schema, where: str) -> pa.Schema:
 
 def schema_of(table: DeltaTable) -> pa.Schema:
     """In canonical types; NOT NULL columns are not nullable."""
-    found = pa.schema(table.schema().to_arrow())
+    found = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
     return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in found])
 
 
@@ -213,13 +218,18 @@ def statistics(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
         column = metadata.schema.column(i)
         if column.max_repetition_level or column.path != column.name:
             continue  # nested
-        found = [group.column(i).statistics for group in groups]
-        if any(each is None for each in found):
+        found = [each for group in groups if (each := group.column(i).statistics) is not None]
+        if len(found) < len(groups):
             continue
-        nulls[column.name] = sum(each.null_count for each in found)
+        null_counts = [each.null_count for each in found if each.null_count is not None]
+        if len(null_counts) < len(groups):
+            continue
+        nulls[column.name] = sum(null_counts)
         bounded = [each for each in found if each.has_min_max]
         if len(bounded) == sum(each.num_values > 0 for each in found) > 0:
-            low, high = min(each.min for each in bounded), max(each.max for each in bounded)
+            lows: list[Any] = [each.min for each in bounded]
+            highs: list[Any] = [each.max for each in bounded]
+            low, high = min(lows), max(highs)
             if _comparable(low) and _comparable(high):
                 least[column.name], most[column.name] = _json_value(low), _json_value(high)
     counted = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from midstream.core.arrow_types import is_struct_array
 from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import JobError, SchemaError
 
@@ -67,13 +68,13 @@ def _has_floats(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind)) or any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _floats_in(column: pa.Array) -> Iterator[pa.Array]:
+def _floats_in(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
     if pa.types.is_floating(column.type):
         yield column
-    elif pa.types.is_struct(column.type):
+    elif is_struct_array(column):
         for part in column.flatten():
             yield from _floats_in(part)
-    elif pa.types.is_nested(column.type):
+    elif isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map is a ListArray too
         yield from _floats_in(column.flatten())
 
 

@@ -137,7 +137,7 @@ class FileSink(Sink):
 
         return QueuedWriter(context, lambda: _FilesPart(self, context, next_pending))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         return _FileCommitter(self, job_id)
 
     def _make_places(self) -> None:

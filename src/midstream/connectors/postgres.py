@@ -54,10 +54,9 @@ from midstream.core.errors import ConfigError, InvariantError, SchemaError, Stor
 from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
-    from typing import LiteralString  # new in Python 3.11
-
     from psycopg import Connection, Copy
     from psycopg.sql import Composable
+    from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
 _COMMITS: Final = "midstream_commits"
 _PATIENCE: Final = {
@@ -227,7 +226,7 @@ class PostgresSink(Sink):
         numbers = count()
         return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         return _PostgresCommitter(self, job_id)
 
     def newest_committed(self, output: Output) -> int:

@@ -7,6 +7,7 @@ the two are told apart. The server reads it into the types of the table, and ref
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from midstream.connectors.postgres_tables import Column
-from midstream.connectors.postgres_types import first_misfit, is_list, is_text
+from midstream.connectors.postgres_types import first_misfit
+from midstream.core.arrow_types import is_list_of_any_length, is_text, join_texts
 from midstream.core.errors import SchemaError
 from midstream.core.values import shown
 
@@ -49,7 +51,7 @@ def encode(batch: pa.RecordBatch, targets: Sequence[Column], before: int, where:
     return encoded
 
 
-def _plain(column: pa.Array, base: str) -> pa.Array:
+def _plain(column: pa.Array[Any], base: str) -> pa.Array[Any]:
     """The column in a type whose CSV is what a column of type `base` reads."""
     kind = column.type
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
@@ -58,7 +60,7 @@ def _plain(column: pa.Array, base: str) -> pa.Array:
     if pa.types.is_duration(kind):
         microseconds = pc.cast(column, pa.duration("us")).cast(pa.int64()).cast(pa.large_string())
         words = (pa.scalar(text, pa.large_string()) for text in ("microseconds", " "))
-        return pc.binary_join_element_wise(microseconds, *words)
+        return join_texts(microseconds, *words)
     if pa.types.is_timestamp(kind):
         # in UTC: the offsets of a zone's early years have seconds, which the text would not have
         return column.cast(pa.timestamp("us", None if kind.tz is None else "UTC"))
@@ -68,13 +70,13 @@ def _plain(column: pa.Array, base: str) -> pa.Array:
         return column.cast(pa.date32())
     if pa.types.is_floating(kind):  # the digits that tell two floats of 32 bits apart name another one of 64
         return column.cast(pa.float32() if base == "float4" else pa.float64())
-    if is_list(kind):
+    if is_list_of_any_length(kind):
         floats = pa.types.is_floating(kind.value_type) and base != "float4"
         return _array_literals(column.cast(pa.large_list(pa.float64())) if floats else column)
     return column
 
 
-def _array_literals(column: pa.Array) -> pa.Array:
+def _array_literals(column: pa.Array[Any]) -> pa.Array[Any]:
     """`{1,NULL,2}`; text in quotes, with what is special to arrays escaped."""
     element = pl.element().cast(pl.String)
     if is_text(column.type.value_type):
@@ -82,10 +84,11 @@ def _array_literals(column: pa.Array) -> pa.Array:
             element = element.str.replace_all(special, "\\" + special, literal=True)
         element = '"' + element + '"'
     joined = _series(column).list.eval(element.fill_null("NULL")).list.join(",")
-    return ("{" + joined + "}").to_arrow()
+    literals: pl.Series = "{" + joined + "}"
+    return literals.to_arrow()
 
 
-def _series(column: pa.Array) -> pl.Series:
+def _series(column: pa.Array[Any]) -> pl.Series:
     series = pl.from_arrow(column)
     assert isinstance(series, pl.Series)
     return series

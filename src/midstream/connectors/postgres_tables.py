@@ -13,10 +13,9 @@ from midstream.connectors.postgres_types import Kept, created_type, why_not
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 
 if TYPE_CHECKING:
-    from typing import LiteralString  # new in Python 3.11
-
     from psycopg import Connection, Error
     from psycopg.sql import Composable, Composed
+    from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
 ROW_NUMBER: Final = "midstream_row"
 """In staged rows that are to be upserted: their order, so that the last one of a key wins."""

@@ -15,6 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.arrow_types import is_list_array, is_list_of_any_length, is_text, text_lengths, years
+
 _INTEGERS: Final = ("int2", "int4", "int8", "numeric")
 _TEXTS: Final = ("text", "varchar", "bpchar", "json", "jsonb", "uuid", "inet", "cidr", "citext")
 _ELEMENTS: Final = ("bool", "int2", "int4", "int8", "numeric", "float4", "float8", "text", "varchar")
@@ -78,14 +80,6 @@ def _is(*kinds: pa.DataType) -> Predicate:
     return lambda kind: kind in kinds
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_string(kind) or pa.types.is_string(kind))
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_list(kind) or pa.types.is_list(kind))
-
-
 _FORMS: Final = (
     _Form(pa.types.is_boolean, "boolean", ("bool",)),
     _Form(_is(pa.int8(), pa.int16(), pa.uint8()), "smallint", _INTEGERS),
@@ -112,7 +106,7 @@ def _form_of(kind: pa.DataType) -> _Form | None:
 
 def created_type(kind: pa.DataType) -> str | None:
     """The type, in SQL, of a column made for `kind`; None if there is none."""
-    if is_list(kind):
+    if is_list_of_any_length(kind):
         form = _form_of(kind.value_type)
         return f"{form.made}[]" if form is not None and form.taken[0] in _ELEMENTS else None
     if pa.types.is_decimal(kind):
@@ -128,7 +122,7 @@ def why_not(kind: pa.DataType, kept: Kept) -> str | None:
     if not _is_read(kind, kept):
         made = created_type(kind)
         return "cast one of them" + (f" ({kind} fits {made})" if made else "")
-    element = kind.value_type if is_list(kind) else kind
+    element = kind.value_type if is_list_of_any_length(kind) else kind
     scale = kept.scale
     if scale is not None and (element.scale if pa.types.is_decimal(element) else 0) > scale:
         return "the table's would round digits away; cast the stream's column, or widen the table's"
@@ -138,7 +132,7 @@ def why_not(kind: pa.DataType, kept: Kept) -> str | None:
 
 
 def _is_read(kind: pa.DataType, kept: Kept) -> bool:
-    if is_list(kind):
+    if is_list_of_any_length(kind):
         form = _form_of(kind.value_type)
         is_readable = form is not None and kept.base in form.taken and kept.base in _ELEMENTS
         return is_readable and kept.dimensions == 1
@@ -148,9 +142,9 @@ def _is_read(kind: pa.DataType, kept: Kept) -> bool:
     return kept.base in form.taken or (kept.is_enum and form.made == "text")
 
 
-def first_misfit(column: pa.Array, kept: Kept) -> tuple[int, object, str] | None:
+def first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] | None:
     """The first row with a value that the server would change, the value, and why."""
-    if is_list(column.type):
+    if is_list_array(column):
         found = _first_misfit(column.flatten(), kept)
         if found is None:
             return None
@@ -159,7 +153,7 @@ def first_misfit(column: pa.Array, kept: Kept) -> tuple[int, object, str] | None
     return _first_misfit(column, kept)
 
 
-def _first_misfit(column: pa.Array, kept: Kept) -> tuple[int, object, str] | None:
+def _first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] | None:
     for is_wrong, why in _checks(column, kept):
         index = pc.index(is_wrong, pa.scalar(True)).as_py()
         if index >= 0:
@@ -168,20 +162,20 @@ def _first_misfit(column: pa.Array, kept: Kept) -> tuple[int, object, str] | Non
     return None
 
 
-def _checks(column: pa.Array, kept: Kept) -> Iterable[tuple[pa.Array, str]]:
+def _checks(column: pa.Array[Any], kept: Kept) -> Iterable[tuple[pa.Array[Any], str]]:
     """For each check: which rows fail it (null counts as no), and why."""
     kind = column.type
     if is_text(kind):
         yield pc.match_substring(column, "\0"), "text in PostgreSQL has no NUL; take it out with replace_all()"
         if kept.length is not None:
-            length = pc.utf8_length(column)
+            length = text_lengths(column)
             if kept.base == "bpchar":
                 yield (
-                    pc.not_equal(length, kept.length),
+                    pc.not_equal(length, pa.scalar(kept.length)),
                     f"it must have exactly {kept.length} characters, or it would be padded with blanks",
                 )
             else:
-                yield pc.greater(length, kept.length), f"value too long for {kept.length} characters"
+                yield pc.greater(length, pa.scalar(kept.length)), f"value too long for {kept.length} characters"
         if kept.base == "cidr":
             is_short = pc.match_substring_regex(column, r"^\s*[0-9]+(\.[0-9]+){0,2}\s*(/|$)")
             yield is_short, "the server would complete it by rules of its own; write all four numbers"
@@ -189,17 +183,20 @@ def _checks(column: pa.Array, kept: Kept) -> Iterable[tuple[pa.Array, str]]:
             repeats = pa.array([text is not None and _repeats_a_key(text) for text in column.to_pylist()], pa.bool_())
             yield repeats, "jsonb keeps one of several equal keys; make the column json, or drop one"
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        year = pc.year(column)
-        beyond = pc.or_(pc.less(year, _FIRST_YEAR), pc.greater(year, _LAST_YEAR))
+        year = years(column)
+        beyond = pc.or_(pc.less(year, pa.scalar(_FIRST_YEAR)), pc.greater(year, pa.scalar(_LAST_YEAR)))
         yield beyond, f"it is beyond the years {_FIRST_YEAR} to {_LAST_YEAR}"
     if kept.second_digits < 6 and (pa.types.is_temporal(kind) and not pa.types.is_date(kind)):
         step = pa.scalar(10 ** (6 - kept.second_digits), pa.int64())
         micros = _microseconds(column)
         rest = pc.subtract(micros, pc.multiply(pc.divide(micros, step), step))
-        yield pc.not_equal(rest, 0), f"{kept.second_digits} digits of a second are kept; round it, or widen the table's"
+        yield (
+            pc.not_equal(rest, pa.scalar(0)),
+            f"{kept.second_digits} digits of a second are kept; round it, or widen the table's",
+        )
 
 
-def _microseconds(column: pa.Array) -> pa.Array:
+def _microseconds(column: pa.Array[Any]) -> pa.Array[Any]:
     kind = column.type
     if pa.types.is_time(kind):
         return column.cast(pa.time64("us")).cast(pa.int64())

@@ -29,6 +29,7 @@ from midstream.connectors.formats import (
 )
 from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
 from midstream.connectors.text_file import TextFile
+from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
 from midstream.core.errors import SchemaError, StorageError
 from midstream.operators.source import SplitReader
@@ -221,7 +222,7 @@ def _csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[
             data = b"".join((data, b"" if data.endswith((b"\r", b"\n")) else b"\n", end.encode()))
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names)
         table = pyarrow.csv.read_csv(
-            pa.BufferReader(data), read_options=read, parse_options=parse, convert_options=convert
+            buffer_reader(data), read_options=read, parse_options=parse, convert_options=convert
         )
         if csv.quote and not ends:
             raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
@@ -247,7 +248,7 @@ def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table
     if _NULL_FIRST.match(data):
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    table = pyarrow.json.read_json(pa.BufferReader(data), read_options=read, parse_options=parse)
+    table = pyarrow.json.read_json(buffer_reader(data), read_options=read, parse_options=parse)
     if _has_empty_row(table) and _NULL_LINE.search(data):
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
     if not data.isascii():
@@ -259,7 +260,7 @@ def _has_empty_row(table: pa.Table) -> bool:
     """Whether a row is null in all columns."""
     if any(column.null_count == 0 for column in table.columns):
         return False
-    empty = pa.chunked_array([[True] * table.num_rows], pa.bool_())
+    empty: pa.Array[Any] | pa.ChunkedArray[Any] = pa.chunked_array([[True] * table.num_rows], pa.bool_())
     for column in table.columns:
         empty = pc.and_(empty, column.is_null())
     return bool(pc.any(empty).as_py())
@@ -305,7 +306,7 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     if end == len(text) and len(edges) % 2:
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
     header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
-    found = pyarrow.csv.read_csv(pa.BufferReader(header), parse_options=_csv_parse(csv, 0)).schema
+    found = pyarrow.csv.read_csv(buffer_reader(header), parse_options=_csv_parse(csv, 0)).schema
     check_columns(found, file.path)
     return found.names, len(head) - len(text) + end
 
@@ -335,7 +336,7 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
         return pa.schema([(name, pa.null()) for name in names])
     read = pyarrow.csv.ReadOptions(block_size=len(rows) + 1, use_threads=False, column_names=names)
     return pyarrow.csv.read_csv(
-        pa.BufferReader(rows),
+        buffer_reader(rows),
         read_options=read,
         parse_options=_csv_parse(csv, len(names)),
         convert_options=_csv_convert(csv, {}, None),
@@ -370,7 +371,7 @@ def _csv_convert(
         null_values=list(csv.null_values),
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
-        timestamp_parsers=[pyarrow.csv.ISO8601, *csv.timestamp_formats],
+        timestamp_parsers=[pyarrow.csv.ISO8601, *csv.timestamp_formats],  # type: ignore[list-item]  # its stub knows formats alone
     )
 
 

@@ -6,7 +6,7 @@ import io
 import zipfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.fs
@@ -51,14 +51,18 @@ class TextFile:
         if compression != "zip":
             return stack.enter_context(self.filesystem.open_input_stream(self.path, compression=compression))
         archive = stack.enter_context(
-            zipfile.ZipFile(io.BufferedReader(stack.enter_context(self.filesystem.open_input_file(self.path))))
+            zipfile.ZipFile(
+                io.BufferedReader(cast("io.RawIOBase", stack.enter_context(self.filesystem.open_input_file(self.path))))
+            )
         )
         members = [name for name in archive.namelist() if not name.endswith("/")]
         if len(members) != 1:
             raise ConfigError(
                 f"{self.path}: a zip archive of {len(members)} files; only archives of one file can be read"
             )
-        return stack.enter_context(pa.PythonFile(stack.enter_context(archive.open(members[0])), mode="r"))
+        return stack.enter_context(
+            pa.PythonFile(cast("io.IOBase", stack.enter_context(archive.open(members[0]))), mode="r")
+        )
 
 
 def _skip(stream: Any, count: int) -> None:

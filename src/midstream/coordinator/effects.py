@@ -205,5 +205,5 @@ def brief(event: CoordinatorEvent) -> str:
             return f"slot {slot} says {type(message).__name__}({', '.join(map(str, parts))})"
         case IoDone(token, outcome):
             return f"{token} failed: {outcome.error!r:.200}" if isinstance(outcome, Failed) else f"{token} done"
-        case _:
+        case _:  # the others are short
             return repr(event)

@@ -40,7 +40,7 @@ from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
 from midstream.coordinator.waiting import Waiting
-from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
+from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError, assert_never
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
@@ -164,6 +164,8 @@ class Coordinator:
                     self._fail_attempt(failure)
             case ev.IoDone(token, outcome):
                 self._effects.io_done(token, outcome)
+            case _:
+                assert_never(event)
 
     def _start(self) -> None:
         if self.phase is not Phase.CREATED:
@@ -282,8 +284,9 @@ class Coordinator:
             case m.CheckpointAck():
                 self.slots.acknowledged(message.metrics, self._effects.now_ms)
                 self.checkpoints.acknowledge(slot, message, attempt)
-            case m.Cancelled() if cancelling:
-                attempt.awaited.discard(slot)
+            case m.Cancelled():
+                if cancelling:  # else the job has come to its end meanwhile
+                    attempt.awaited.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # what is left of them, above all that others have gone before
             case m.TaskFailed(_, ref, summary, details, fatal, symptom, same):
@@ -312,6 +315,8 @@ class Coordinator:
             case m.RequestSplit(_, ref):
                 attempt.check_owner(slot, ref)
                 self._sources.request(ref)
+            case _:
+                assert_never(message)
 
     # ---- going on ----
 
@@ -330,8 +335,10 @@ class Coordinator:
                 return self._try_gather()
             case Phase.ENDING:
                 return self._try_conclude()
-            case _:
+            case Phase.CREATED | Phase.OPENING | Phase.ENDED:
                 return False
+            case _:
+                assert_never(self.phase)
 
     def _try_deploy(self) -> bool:
         if not self.checkpoints.settled:
@@ -411,15 +418,14 @@ class Coordinator:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
-        match self.rescaling.stage:
-            case Stage.GATHERING if self.slots.complete:
-                self.rescaling.gathered()
-                return True
-            case Stage.STORED:
-                self.rescaling.switching()
-                self._sources.pause()
-                self._cancel_attempt("the job is being rescaled")
-                return True
+        if self.rescaling.stage is Stage.GATHERING and self.slots.complete:
+            self.rescaling.gathered()
+            return True
+        if self.rescaling.stage is Stage.STORED:
+            self.rescaling.switching()
+            self._sources.pause()
+            self._cancel_attempt("the job is being rescaled")
+            return True
         self._trigger_when_due()
         return False
 
@@ -505,6 +511,8 @@ class Coordinator:
                 if self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None):
                     self._stop_sources()
                 self._stop_asked()
+            case _:
+                assert_never(request)
 
     def _stop_asked(self) -> None:
         if self.requests.stop is not None and self.rescaling.stage is not Stage.SWITCHING:

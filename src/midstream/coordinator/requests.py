@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from midstream.coordinator.effects import Effects
+from midstream.core.errors import assert_never
 from midstream.protocol.messages import DoCheckpoint, DoStop, Reply
 
 NO_STORAGE = "job has no checkpoint_dir: pass checkpoint_dir=…"
@@ -63,6 +64,8 @@ class Requests:
             case DoStop():
                 how = "after draining" if self.stop.drain else "with a checkpoint"
                 self.refuse([client], f"the job is stopping already, {how}")
+            case _:
+                assert_never(request)
         return False
 
     def stop_with_savepoint(self, client: int) -> Stop:

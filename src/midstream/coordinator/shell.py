@@ -38,7 +38,7 @@ from midstream.coordinator.events import (
     TimePassed,
     TimerFired,
 )
-from midstream.core.errors import ClusterError, InvariantError
+from midstream.core.errors import ClusterError, InvariantError, assert_never
 from midstream.core.seams import Clock, Done, Executor, Failed, Timer
 from midstream.protocol.job_status import JobStatus
 from midstream.protocol.messages import ClientRequest, FromSlot, Register, Reply, ToSlot
@@ -196,7 +196,7 @@ class Shell:
             case JobEnded():
                 self.conclude(instruction)
             case _:
-                raise InvariantError(f"the shell does not know the instruction {instruction!r}")
+                assert_never(instruction)
 
     def _timer_fired(self, token: str) -> None:
         del self._timers[token]

@@ -10,6 +10,7 @@ from midstream.coordinator.phase import Phase
 from midstream.coordinator.rescaling import Stage
 from midstream.coordinator.slots import Rate
 from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.errors import assert_never
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Vertex
 from midstream.protocol.job_status import JobStatus, OperatorStatus, RecoveryStatus, SubtaskStatus, VertexStatus
@@ -70,6 +71,8 @@ def _state(job: Coordinator) -> str:
         case Phase.ENDED:
             assert job.outcome is not None
             return job.outcome[0]
+        case _:
+            assert_never(job.phase)
 
 
 def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:

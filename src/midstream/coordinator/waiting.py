@@ -26,7 +26,7 @@ from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure
 from midstream.coordinator.phase import Phase
 from midstream.core.config import JobConfig
-from midstream.core.errors import ClusterError
+from midstream.core.errors import ClusterError, assert_never
 from midstream.protocol.job_status import WaitStatus
 
 if TYPE_CHECKING:
@@ -131,6 +131,12 @@ class Waiting:
             case Phase.CANCELLING if attempt is not None:
                 what = f"{_slots(attempt.awaited)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
+            case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
+                pass  # nothing is missing
+            case Phase.CREATED | Phase.OPENING | Phase.RUNNING | Phase.ENDING | Phase.ENDED:
+                pass  # what they wait for is no matter of the phase
+            case _:
+                assert_never(job.phase)
 
     def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
         checkpoints = job.checkpoints

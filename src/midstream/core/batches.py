@@ -15,7 +15,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.lib import concat_batches
 
+from midstream.core.arrow_types import is_list_of_any_length, is_text
 from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError
 
@@ -24,11 +26,11 @@ SMALL_BYTES: Final = 4096
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+    if is_text(kind):
         return pa.large_string()
     if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return pa.large_binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list_of_any_length(kind):
         return pa.large_list(canonical_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, canonical_type(f.type)) for f in kind])
@@ -81,7 +83,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
 
 def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
     if any(pa.types.is_fixed_size_list(field.type) and rows.column(field.name).null_count for field in rows.schema):
-        rows = rows.take(pa.array(np.arange(rows.num_rows)))  # polars fails on a slice of such a column
+        rows = rows.take(pa.array(np.arange(rows.num_rows), pa.int64()))  # polars fails on a slice of such a column
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)
     return frame
@@ -159,7 +161,7 @@ def single_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0]
 
 
-def first_null(column: pa.Array) -> int | None:
+def first_null(column: pa.Array[Any]) -> int | None:
     """The first row without a value; None where all have one."""
     return int(pc.index(pc.is_null(column), pa.scalar(True)).as_py()) if column.null_count else None
 
@@ -172,7 +174,7 @@ def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch of all rows, in order. All must have the same schema."""
     if len(batches) == 1:
         return batches[0]
-    return pa.concat_batches(batches)
+    return concat_batches(batches)
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:

@@ -9,12 +9,29 @@ rounded, cut, or taken for another kind; the fields of a struct must be the same
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.arrow_types import (
+    DecimalType,
+    ListArray,
+    ListType,
+    MapArray,
+    MapType,
+    fixed_size_lists,
+    is_bytes,
+    is_list,
+    is_list_array,
+    is_map_array,
+    is_struct_array,
+    is_text,
+    list_lengths,
+    maps,
+    nulls,
+)
 from midstream.core.values import ValueMisfit, to_array
 
 
@@ -22,24 +39,24 @@ class CastRefused(Exception):
     """Says which part of the column does not fit, and why."""
 
 
-def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_exactly(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     """`column` as `kind`, with equal values. Raises CastRefused."""
     return _cast(column, kind, "")
 
 
-def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
     given = column.type
     if given == kind:
         return column
-    if pa.types.is_dictionary(given):
+    if isinstance(column, pa.DictionaryArray):
         return _cast(column.dictionary_decode(), kind, path)
     if pa.types.is_null(given):
-        return pa.nulls(len(column), kind)
-    if pa.types.is_struct(given) and pa.types.is_struct(kind):
+        return nulls(len(column), kind)
+    if is_struct_array(column) and pa.types.is_struct(kind):
         return _cast_struct(column, kind, path)
-    if pa.types.is_map(given) and pa.types.is_map(kind):
+    if is_map_array(column) and pa.types.is_map(kind):
         return _cast_map(column, kind, path)
-    if _is_list(given) and _is_list(kind):
+    if is_list_array(column) and is_list(kind):
         return _cast_list(column, kind, path)
     families = [family for family in _FAMILIES if family(given)]
     if not any(family(kind) for family in families) and not (pa.types.is_integer(given) and _takes_integers(kind)):
@@ -66,7 +83,7 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     return made
 
 
-def _cast_struct(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _cast_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array[Any]:
     given = column.type
     had, wanted = [field.name for field in given], [field.name for field in kind]
     for name in wanted:
@@ -82,7 +99,7 @@ def _cast_struct(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=_mask(column))
 
 
-def _cast_list(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_fixed_size_list(kind):
         # their items also lie where a list is null, so they are cut to those that count
         between = column.cast(pa.large_list(column.type.value_type))
@@ -91,39 +108,39 @@ def _cast_list(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
             made = _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
         except pa.ArrowException as error:
             raise CastRefused(_refusal(column.type, kind, path, str(error))) from error
-        return _without_garbage(made) if pa.types.is_fixed_size_list(kind) and made.null_count else made
-    items = _cast(column.flatten(), kind.value_type, f"{path}[]")
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        return _without_garbage(made) if isinstance(made, pa.FixedSizeListArray) and made.null_count else made
+    values = _cast(column.flatten(), kind.value_type, f"{path}[]")
+    lengths = list_lengths(column).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
-    is_large = pa.types.is_large_list(kind)
-    listed = pa.LargeListArray if is_large else pa.ListArray
-    width = pa.int64() if is_large else pa.int32()
-    return listed.from_arrays(pa.array(offsets, width), items, type=kind, mask=_mask(column))
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values, type=kind, mask=_mask(column))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind, mask=_mask(column))
 
 
-def _without_garbage(lists: pa.FixedSizeListArray) -> pa.FixedSizeListArray:
+def _without_garbage(lists: pa.FixedSizeListArray[Any, Any]) -> pa.Array[Any]:
     """The same with nulls below its nulls, where pyarrow's cast leaves whatever was in memory."""
     is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
     places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-    return pa.FixedSizeListArray.from_arrays(lists.flatten().take(places), type=lists.type, mask=lists.is_null())
+    return fixed_size_lists(lists.flatten().take(places), lists.type, lists.is_null())
 
 
-def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:
     lists = column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
-    keys, items = lists.flatten().flatten()
-    offsets = np.concatenate(
-        [[0], pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).cumsum()]
-    )
-    return pa.MapArray.from_arrays(
+    assert is_list_array(lists)
+    entries = lists.flatten()
+    assert is_struct_array(entries)
+    keys, items = entries.flatten()
+    offsets = np.concatenate([[0], list_lengths(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()])
+    return maps(
         pa.array(offsets, pa.int32()),
         _cast(keys, kind.key_type, f"{path}[keys]"),
         _cast(items, kind.item_type, f"{path}[values]"),
-        type=kind,
-        mask=_mask(column),
+        kind,
+        _mask(column),
     )
 
 
-def _must_be_one_by_one(given: pa.DataType, kind: pa.DataType) -> bool:
+def _must_be_one_by_one(given: DecimalType, kind: DecimalType) -> bool:
     """Whether pyarrow cannot compare these decimals (a negative scale), or makes other values of them.
 
     It does where the point moves further than the largest power of ten that it knows.
@@ -132,18 +149,18 @@ def _must_be_one_by_one(given: pa.DataType, kind: pa.DataType) -> bool:
     return bool(given.scale < 0 or abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
 
 
-def _cast_one_by_one(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+def _cast_one_by_one(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
     try:
         return to_array(column.to_pylist(), kind)
     except ValueMisfit as misfit:
         raise CastRefused(_refusal(column.type, kind, path, str(misfit))) from misfit
 
 
-def _mask(column: pa.Array) -> pa.Array | None:
+def _mask(column: pa.Array[Any]) -> pa.BooleanArray | None:
     return column.is_null() if column.null_count else None
 
 
-def _changed(column: pa.Array, made: pa.Array) -> object | None:
+def _changed(column: pa.Array[Any], made: pa.Array[Any]) -> object | None:
     """The first value that is another one in `made`, which holds floats or decimals: pyarrow rounds and cuts."""
     back = made.cast(column.type, safe=False)
     is_same = pc.equal(back, column)
@@ -151,26 +168,6 @@ def _changed(column: pa.Array, made: pa.Array) -> object | None:
         is_same = pc.or_(is_same, pc.is_nan(column))
     at = pc.index(is_same, pa.scalar(False)).as_py()
     return None if at < 0 else column[at].as_py()
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _takes_integers(kind: pa.DataType) -> bool:
@@ -181,8 +178,8 @@ _FAMILIES: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_integer,
     pa.types.is_floating,
     pa.types.is_decimal,
-    _is_text,
-    _is_bytes,
+    is_text,
+    is_bytes,
     pa.types.is_date,
     pa.types.is_time,
     pa.types.is_duration,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class MidstreamError(Exception):
     """Base of everything midstream raises on purpose."""
@@ -34,3 +36,11 @@ class ClusterError(MidstreamError):
 
 class InvariantError(MidstreamError):
     """midstream broke one of its own rules. Always a bug in midstream: please report it."""
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Stands where no value can arrive: mypy refuses the call while a case is left over. `typing` has one from 3.11 on.
+
+    Raises InvariantError, in a running program, for the value that arrived nevertheless.
+    """
+    raise InvariantError(f"no case handles {value!r}, a {type(value).__name__}")

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.arrow_types import DecimalType, TimestampType, TimeType
 from midstream.core.errors import SchemaError
 
 _FIRST_S: Final = -62_135_596_800
@@ -80,7 +81,7 @@ class Form:
         """
         return value if value is None or type(value) is self.plain else self._kept(value)
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array[Any]:
         """A column of `values`. Raises ValueMisfit for the first one that does not fit."""
         try:
             column = self._at_once(values)
@@ -99,7 +100,7 @@ class Form:
                     raise ValueMisfit(values[index], self.kind, str(misfit), index) from misfit
             raise ValueMisfit(values, self.kind, str(error)) from error
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         """The column, where pyarrow can be trusted with all of these; None or an error of pyarrow's where not."""
         return None
 
@@ -124,7 +125,7 @@ class NullForm(Form):
 class BoolForm(Form):
     plain = bool
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, bool) else None
 
     def _kept(self, value: Any) -> Any:
@@ -140,7 +141,7 @@ class IntForm(Form):
         self._low = -(1 << bits - 1) if signed else 0
         self._high = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, int) else None
 
     def keep(self, value: Any) -> Any:
@@ -164,7 +165,7 @@ class IntForm(Form):
 class FloatForm(Form):
     plain = float
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, float) or _classes(values) <= {float, int} else None
 
     def _kept(self, value: Any) -> Any:
@@ -187,10 +188,10 @@ class NarrowFloatForm(Form):
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
-        self._dtype = kind.to_pandas_dtype()
+        self._dtype: type[np.floating[Any]] = np.float16 if pa.types.is_float16(kind) else np.float32
         self._wide = FloatForm(pa.float64())
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {float, int}:
             return None
         wide = pa.array(values, pa.float64())
@@ -214,11 +215,13 @@ class NarrowFloatForm(Form):
 class DecimalForm(Form):
     """pyarrow is given only what has no digits behind those of the type: of others it makes 0 when they are far behind."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: DecimalType
+
+    def __init__(self, kind: DecimalType) -> None:
         super().__init__(kind)
         self._last = Decimal((0, (1,), -kind.scale))
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {Decimal, int}:
             return None
         last = -self.kind.scale
@@ -243,7 +246,7 @@ class DecimalForm(Form):
 
 
 class TextForm(Form):
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, str) else None
 
     def keep(self, value: Any) -> Any:
@@ -272,7 +275,7 @@ class BytesForm(Form):
         if self._width is None:
             self.plain = bytes
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, bytes) else None
 
     def _kept(self, value: Any) -> Any:
@@ -289,7 +292,7 @@ class BytesForm(Form):
 class DateForm(Form):
     plain = date
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _classes(values) <= {date} else None
 
     def _kept(self, value: Any) -> Any:
@@ -300,11 +303,13 @@ class DateForm(Form):
 
 
 class TimeForm(Form):
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: TimeType
+
+    def __init__(self, kind: TimeType) -> None:
         super().__init__(kind)
         self._step_us = _STEP_US[kind.unit]
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if _classes(values) <= {time} and _zones(values) <= {None}:
             return pa.array(values, pa.time64("us")).cast(self.kind)
         return None
@@ -320,12 +325,14 @@ class TimeForm(Form):
 
 
 class DurationForm(Form):
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: pa.DurationType[Any]
+
+    def __init__(self, kind: pa.DurationType[Any]) -> None:
         super().__init__(kind)
         self._per_us = {"ns": 1000, "us": 1}.get(kind.unit, 0)  # all there are fit into coarser ones
         self._step_us = _STEP_US[kind.unit]
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return (
             pa.array(values, pa.duration("us")).cast(self.kind)
             if _classes(values) <= {timedelta} and self.kind.unit != "ns"
@@ -347,7 +354,9 @@ class DurationForm(Form):
 class TimestampForm(Form):
     """Without a zone: naive datetimes. With one: aware ones, which are converted to it."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: TimestampType
+
+    def __init__(self, kind: TimestampType) -> None:
         super().__init__(kind)
         self._step_us = _STEP_US[kind.unit]
         self._micros = pa.timestamp("us", kind.tz)
@@ -358,11 +367,11 @@ class TimestampForm(Form):
         self._is_fixed = self._zone is None or is_fixed(self._zone)
         self._has_plain = self._is_fixed and kind.unit == "us"
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array | None:
+    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if _classes(values) <= {datetime} and self._is_fixed and self.kind.unit != "ns":
             zones = _zones(values)
             if zones <= {None} if self._zone is None else None not in zones and all(map(is_fixed, zones)):
-                column = pa.array(values, self._micros)
+                column: pa.Array[Any] = pa.array(values, self._micros)
                 if self._zone is None or fits_datetime(column, margin_s=86_400):  # in whichever zone
                     return column.cast(self.kind)
         return None
@@ -407,10 +416,10 @@ class TimestampForm(Form):
         return kept
 
 
-def zone_of(kind: pa.DataType) -> Any:
+def zone_of(kind: TimestampType) -> Any:
     """The tzinfo that the values of a timestamp with a zone have."""
-    value = pa.scalar(0, kind if kind.unit != "ns" else pa.timestamp("us", kind.tz)).as_py()
-    return value.tzinfo
+    in_us: pa.DataType = kind if kind.unit != "ns" else pa.timestamp("us", kind.tz)
+    return pa.scalar(0, in_us).as_py().tzinfo
 
 
 def is_fixed(zone: Any) -> bool:
@@ -444,7 +453,7 @@ def _no_nanoseconds(form: Form, value: Any, name: str) -> None:
         raise form.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")
 
 
-def _too_fine(form: Form, value: object) -> ValueMisfit:
+def _too_fine(form: TimeForm | DurationForm | TimestampForm, value: object) -> ValueMisfit:
     return form.misfit(value, f"it is finer than {form.kind.unit}; round it, or declare microseconds")
 
 
@@ -455,7 +464,7 @@ def is_nan(value: object) -> bool:
     return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 
-def fits_datetime(column: pa.Array | pa.ChunkedArray, margin_s: int = 0) -> bool:
+def fits_datetime(column: pa.Array[Any] | pa.ChunkedArray[Any], margin_s: int = 0) -> bool:
     """Whether all times lie in the years 1 to 9999; numpy turns others into integers."""
     if isinstance(column, pa.ChunkedArray):
         return False

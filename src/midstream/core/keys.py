@@ -10,13 +10,14 @@ polars' types too, in whatever width it comes, and times of day in whatever unit
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from midstream.core.arrow_types import to_list
 from midstream.core.batches import first_null
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.row_text import row_text
@@ -84,7 +85,7 @@ def _mix(x: UInt64s) -> UInt64s:
     return x
 
 
-def hash_column(column: pa.Array) -> UInt64s:
+def hash_column(column: pa.Array[Any]) -> UInt64s:
     """A stable 64-bit hash per row. Raises JobError on a null key, SchemaError on a type that cannot be one."""
     kind = column.type
     is_integer = pa.types.is_integer(kind)
@@ -111,7 +112,7 @@ def hash_column(column: pa.Array) -> UInt64s:
         return _mix(whole.to_numpy(zero_copy_only=True).astype(np.int64).view(np.uint64) * np.uint64(factor) + _COMBINE)
     encoded = column.cast(pa.large_binary()).dictionary_encode()  # the hash takes bytes only
     digest = xxhash.xxh3_64_intdigest
-    uniques = np.fromiter((digest(v) for v in encoded.dictionary.to_pylist()), np.uint64, count=len(encoded.dictionary))
+    uniques = np.fromiter((digest(v) for v in to_list(encoded.dictionary)), np.uint64, count=len(encoded.dictionary))
     rows: UInt64s = uniques[encoded.indices.to_numpy(zero_copy_only=True)]
     return rows
 
@@ -144,7 +145,8 @@ def key_groups(batch: pa.RecordBatch, keys: tuple[str, ...], max_parallelism: in
 
 def subtask_of(groups: npt.NDArray[np.int32], parallelism: int, max_parallelism: int) -> npt.NDArray[np.int32]:
     """The subtask that owns each key group."""
-    return groups * np.int32(parallelism) // np.int32(max_parallelism)
+    owners: npt.NDArray[np.int32] = groups * np.int32(parallelism) // np.int32(max_parallelism)
+    return owners
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:

@@ -3,7 +3,7 @@ text can be printed."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ def row_text(batch: pa.RecordBatch, row: int) -> str:
     return f"{{{', '.join(shown)}}}"
 
 
-def _value(column: pa.Array) -> str:
+def _value(column: pa.Array[Any]) -> str:
     try:
         text = repr(to_python(column)[0])
     except Exception:  # noqa: BLE001 - a value that Python cannot represent may be what the error is about

@@ -73,7 +73,7 @@ def _arrow_type(name: str, kind: Any, where: str) -> pa.DataType:
         if kind in (pl.Object, pl.Unknown):
             raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form")
         try:
-            return frame_schema(pl.DataFrame(schema={name: kind})).field(0).type
+            return frame_schema(pl.DataFrame(schema={name: kind})).types[0]
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form: {error}") from error
     known = ", ".join(python.__name__ for python in _PYTHON_TYPES)

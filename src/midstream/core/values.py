@@ -17,6 +17,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from midstream.core.arrow_types import (
+    ListType,
+    MapType,
+    TimestampType,
+    fixed_size_lists,
+    is_bytes,
+    is_list,
+    is_text,
+    map_of,
+    maps,
+)
 from midstream.core.errors import SchemaError
 from midstream.core.forms import (
     ARROW_ERRORS,
@@ -60,7 +71,9 @@ __all__ = [
 class _List(Form):
     """Lists only: a tuple or an array would come back as a list."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: ListType
+
+    def __init__(self, kind: ListType) -> None:
         super().__init__(kind)
         self._item = form_of(kind.value_type)
         self._size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
@@ -85,7 +98,7 @@ class _List(Form):
         if self._size not in (None, len(value)):
             raise self.misfit(value, f"it has {len(value)} values instead of {self._size}")
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array[Any]:
         lengths = np.zeros(len(values) + 1, np.int64)
         missing = np.zeros(len(values), bool)
         items: list[Any] = []
@@ -112,7 +125,9 @@ class _List(Form):
 class _Struct(Form):
     """A dict with just the fields."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: pa.StructType
+
+    def __init__(self, kind: pa.StructType) -> None:
         super().__init__(kind)
         self._fields = {field.name: form_of(field.type) for field in kind}
         if len(self._fields) != kind.num_fields:
@@ -139,7 +154,7 @@ class _Struct(Form):
             reason = f"there is no field {extra[0]!r}" if extra else f"field {lacks[0]!r} is missing (None is a value)"
             raise ValueMisfit(value, self.kind, reason, index)
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array[Any]:
         for index, value in enumerate(values):
             if value is not None:
                 if not isinstance(value, dict):
@@ -160,7 +175,9 @@ class _Struct(Form):
 class _Map(Form):
     """A dict; in the order of its keys."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    kind: MapType
+
+    def __init__(self, kind: MapType) -> None:
         super().__init__(kind)
         if pa.types.is_nested(kind.key_type):
             raise SchemaError(f"{kind}: the keys of a dict cannot be {kind.key_type}")
@@ -190,7 +207,7 @@ class _Map(Form):
             value.update(made)
         return value
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
+    def array(self, values: Sequence[Any]) -> pa.Array[Any]:
         lengths = np.zeros(len(values) + 1, np.int64)
         missing = np.zeros(len(values), bool)
         keys: list[Any] = []
@@ -211,9 +228,7 @@ class _Map(Form):
         offsets = lengths.cumsum()
         made_keys = _inner(self._key, keys, offsets, lambda at: f"[{shown(keys[at])}]")
         made = _inner(self._item, items, offsets, lambda at: f"[{shown(keys[at])}]")
-        return pa.MapArray.from_arrays(
-            pa.array(offsets, pa.int32()), made_keys, made, type=self.kind, mask=_mask(missing)
-        )
+        return maps(pa.array(offsets, pa.int32()), made_keys, made, self.kind, _mask(missing))
 
 
 @lru_cache(maxsize=1024)
@@ -236,34 +251,24 @@ _FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[Form]], ...]] = (
     (pa.types.is_boolean, BoolForm),
     (pa.types.is_integer, IntForm),
     (pa.types.is_decimal, DecimalForm),
-    (
-        lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
-        TextForm,
-    ),
-    (
-        lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind),
-        BytesForm,
-    ),
-    (pa.types.is_fixed_size_binary, BytesForm),
+    (is_text, TextForm),
+    (is_bytes, BytesForm),
     (pa.types.is_date, DateForm),
     (pa.types.is_time, TimeForm),
     (pa.types.is_duration, DurationForm),
     (pa.types.is_timestamp, TimestampForm),
-    (
-        lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind),
-        _List,
-    ),
+    (is_list, _List),
     (pa.types.is_struct, _Struct),
     (pa.types.is_map, _Map),
 )
 
 
-def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
     """`values` as a column of `kind`: `to_python` gives what equals them. Raises ValueMisfit, SchemaError."""
     return form_of(kind).array(values)
 
 
-def to_python(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
     """The column as Python values, in the form of its type.
 
     Raises ValueError for what no Python value can hold: nanoseconds, years outside 1 to 9999, and a map with a key twice.
@@ -300,7 +305,7 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(
+        return map_of(
             kind.key_field.with_type(_in_microseconds(kind.key_type)),
             kind.item_field.with_type(_in_microseconds(kind.item_type)),
         )
@@ -309,11 +314,11 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)), kind.list_size)
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)), int(kind.list_size))
     return kind
 
 
-def is_fixed_zone(kind: pa.DataType) -> bool:
+def is_fixed_zone(kind: TimestampType) -> bool:
     """Whether each time of the clock is there once in the zone of a timestamp type, or it has none."""
     return kind.tz is None or is_fixed(zone_of(kind))
 
@@ -328,7 +333,7 @@ def _not_a_dict(value: object) -> str:
     return f"{kind_of(value)} is not a dict; write dict(x)"
 
 
-def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]) -> pa.Array:
+def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]) -> pa.Array[Any]:
     """The column of what lies inside of lists or maps; a misfit is named by the one it lies in, and by its `path`."""
     try:
         return form.array(items)
@@ -338,15 +343,15 @@ def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Ca
 
 
 def _listed(
-    kind: pa.DataType, offsets: np.ndarray[Any, Any], items: pa.Array, missing: np.ndarray[Any, Any]
-) -> pa.Array:
+    kind: ListType, offsets: np.ndarray[Any, Any], items: pa.Array[Any], missing: np.ndarray[Any, Any]
+) -> pa.Array[Any]:
     mask = _mask(missing)
     if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=mask)
-    is_large = pa.types.is_large_list(kind)
-    listed = pa.LargeListArray if is_large else pa.ListArray
-    return listed.from_arrays(pa.array(offsets, pa.int64() if is_large else pa.int32()), items, type=kind, mask=mask)
+        return fixed_size_lists(items, kind, mask)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, type=kind, mask=mask)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=kind, mask=mask)
 
 
-def _mask(missing: np.ndarray[Any, Any]) -> pa.Array | None:
+def _mask(missing: np.ndarray[Any, Any]) -> pa.BooleanArray | None:
     return pa.array(missing) if missing.any() else None

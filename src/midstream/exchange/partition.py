@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from midstream.core.batches import batch_bytes
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.pool import BufferPool, Quota
@@ -278,6 +278,8 @@ class ResultPartition:
                 return self._emit_in_turn
             case Partitioning.KEYED:
                 return self._emit_by_key
+            case _:
+                assert_never(self.edge.partitioning)
 
     def broadcast(self, event: Event) -> None:
         for sub in self.subpartitions:
@@ -343,7 +345,7 @@ class ResultPartition:
 def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
     counts: list[int] = np.bincount(owners, minlength=consumers).tolist()
     if max(counts) < batch.num_rows:
-        batch = batch.take(pa.array(owners.argsort(kind="stable")))
+        batch = batch.take(pa.array(owners.argsort(kind="stable"), pa.int64()))
     parts = []
     start = 0
     for count in counts:
@@ -366,5 +368,5 @@ def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buff
     parts = []
     for consumer in range(consumers):
         rows = np.flatnonzero(owners == consumer)
-        parts.append(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)))
+        parts.append(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64())))
     return parts

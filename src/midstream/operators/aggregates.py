@@ -313,7 +313,7 @@ def _float(number: pl.Expr) -> pl.Expr:
 
 
 def _numeric_kind(schema: pa.Schema, column: str, what: str, *, durations: bool) -> pa.DataType:
-    kind = schema.field(column).type
+    kind: pa.DataType = schema.field(column).type
     numeric = (
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)

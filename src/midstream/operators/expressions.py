@@ -80,7 +80,7 @@ def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
     made = infer_schema(schema, [expr], where, keep=False)
     if len(made) != 1:
         raise SchemaError(f"{where}: the expression gives {len(made)} columns, one is needed: {expr}")
-    return made.field(0).type
+    return made.types[0]
 
 
 def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
@@ -134,6 +134,7 @@ def _is_row_by_row(expr: pl.Expr, schema: pa.Schema, where: str) -> bool:
 def _probe(name: str, kind: pl.DataType) -> pl.Series:
     """Values of which each differs from its neighbours, the smallest, the sum and so on."""
     try:
-        return pl.Series(name, [2, None, 0, 2]).cast(kind, strict=False)
+        probe: pl.Series = pl.Series(name, [2, None, 0, 2]).cast(kind, strict=False)
+        return probe
     except pl.exceptions.PolarsError:
         return pl.Series(name, [None] * 4, kind)

@@ -121,7 +121,7 @@ class FunctionOperator(Operator):
         return user_error(self._where, what, error, at)
 
 
-def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field, ...]:
+def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field[Any], ...]:
     """The key columns, which have the same types on every port that has some; named as on the first."""
     keyed = [port for port in ports if port.keys]
     for port in keyed:

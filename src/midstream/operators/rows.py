@@ -204,11 +204,11 @@ def to_batch(
 
 def _column(
     values: Sequence[Any],
-    field: pa.Field,
+    field: pa.Field[Any],
     where: str,
     origin: Sequence[Origin] | None,
     given: pa.RecordBatch | None,
-) -> pa.Array:
+) -> pa.Array[Any]:
     try:
         return to_array(values, field.type)
     except ValueMisfit as misfit:
@@ -257,7 +257,7 @@ def at_row(error: JobError, row: int | None) -> JobError:
     return error
 
 
-def fields_text(fields: Iterable[pa.Field]) -> str:
+def fields_text(fields: Iterable[pa.Field[Any]]) -> str:
     """Names and types."""
     return ", ".join(f"{field.name} {field.type}" for field in fields)
 

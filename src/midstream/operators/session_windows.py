@@ -102,7 +102,9 @@ class SessionWindowOperator(WindowOperator):
     def _not_late(self, frame: pl.DataFrame, watermark: int) -> npt.NDArray[np.bool_]:
         """Which rows to keep: those that are not late, and late ones whose session is not, row by row in order."""
         expired = watermark - self._lateness + 1
-        keep = frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
+        keep: npt.NDArray[np.bool_] = (
+            frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
+        )
         by = self._reduction.by
         keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
         merged = self._merge_keys(keys)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from midstream.core.arrow_types import to_list
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot
 from midstream.sim.rows import Outside
 from midstream.state.parts import StatePart
@@ -31,7 +32,7 @@ class Around(Operator):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._outside.work(batch.num_rows)
         if self._outside.poison:
-            self._outside.check_poison(batch.column("id").to_pylist())
+            self._outside.check_poison(to_list(batch.column("id")))
         self._inner.process(batch, port)
 
     def advance_watermark(self, watermark_us: int) -> bool:

@@ -91,7 +91,7 @@ class CheckedShell(Shell):
                     self._claims[token] = self._event.client
             case JobEnded():
                 self._observer.about_to_end(instruction)
-            case _:
+            case _:  # the others name nothing that is used once
                 pass
         super()._execute(instruction)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from midstream.core.arrow_types import to_list
 from midstream.operators.base import OperatorContext
 from midstream.operators.function_operator import two_ports
 from midstream.operators.process import CoProcessFunction, ProcessContext
@@ -119,7 +120,7 @@ def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:
     due: dict[str, set[tuple[Any, int]]] = {EVENT_TIMERS: set(), CLOCK_TIMERS: set()}
     if WAITING_PART in tables:
         table = tables[WAITING_PART]
-        names = map(pickle.loads, table.column("namespace").to_pylist())
+        names = map(pickle.loads, to_list(table.column("namespace")))
         for key, name in zip(stored_keys(table.column("key")), names, strict=True):
             if kind != "clocks":
                 due[EVENT_TIMERS if kind == "timer" else CLOCK_TIMERS].add((key, instant_us(name)))
@@ -127,7 +128,7 @@ def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:
                 due[EVENT_TIMERS if name[0] == _BY_EVENT else CLOCK_TIMERS].add((key, instant_us(name[1])))
     if DEADLINE_PART in tables:
         table = tables[DEADLINE_PART]
-        at_us = table.column("value").cast(pa.int64()).to_pylist()
+        at_us = to_list(table.column("value").cast(pa.int64()))
         due[CLOCK_TIMERS].update(zip(stored_keys(table.column("key")), at_us, strict=True))
     for part, expected in due.items():
         pending = []

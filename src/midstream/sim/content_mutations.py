@@ -18,7 +18,7 @@ from midstream.worker import recovery
 from midstream.worker.inputs import TaskInput
 
 
-def _with_last(batch: Batch, change: Callable[[pa.Array], pa.Array]) -> Batch:
+def _with_last(batch: Batch, change: Callable[[pa.Array[Any]], pa.Array[Any]]) -> Batch:
     """With the last column changed: the only one that nothing in the engine reads."""
     return pa.RecordBatch.from_arrays([*batch.columns[:-1], change(batch.columns[-1])], schema=batch.schema)
 

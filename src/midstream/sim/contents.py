@@ -111,7 +111,7 @@ class Contents:
             if wrong.any():
                 return f"another {name} than they should in rows {some(ids[wrong])}: {some(found[name][wrong])}"
         text = rows.column("text")
-        expected = self.rows.column("text").take(pa.array(places))
+        expected = self.rows.column("text").take(pa.array(places, pa.int64()))
         if not text.equals(expected):
             wrong = np.array([a != b for a, b in zip(text.to_pylist(), expected.to_pylist(), strict=True)])
             return f"another text than they should in rows {some(ids[wrong])}"

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from midstream.checkpoint.metadata import OperatorState
+from midstream.core.arrow_types import to_list
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.rows import SOURCE_IDS, SimSource, time_ms
 from midstream.sim.shapes import Shape
@@ -63,7 +64,7 @@ class EventTimes:
 
     def _waiting(self, subtask: OperatorSnapshot) -> Iterator[int]:
         for table in self._tables(subtask, f"map:{WAITING}"):
-            for value in table.column("value").to_pylist():
+            for value in to_list(table.column("value")):
                 yield from (row["id"] for row in pickle.loads(value))
 
 

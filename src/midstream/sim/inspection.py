@@ -14,6 +14,7 @@ import pyarrow as pa
 from midstream.checkpoint.channel_state import read_segment, rows_of
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
 from midstream.checkpoint.state_files import read_parts
+from midstream.core.arrow_types import to_list
 from midstream.core.batches import concat, empty_batch
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_group_range
@@ -47,7 +48,7 @@ class Found:
 
     def ids_held(self) -> dict[str, Counter[int]]:
         return {
-            uid: Counter(row for rows in batches for row in rows.column("id").to_pylist())
+            uid: Counter(row for rows in batches for row in to_list(rows.column("id")))
             for uid, batches in self.held.items()
         }
 
@@ -100,7 +101,7 @@ class Inspection:
         found: dict[tuple[int, int], Counter[int]] = {}
         for edge, rows in in_flight.items():
             index, entry = self._edges[edge]
-            found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
+            found.setdefault((index, entry.port), Counter()).update(to_list(rows.column("id")))
         return found
 
     def rows_held(self, storage: Storage, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
@@ -110,7 +111,7 @@ class Inspection:
             for table in tables_of(storage, subtask, f"map:{WAITING}"):
                 rows = []
                 keys = stored_keys(table.column("key"))
-                for key, value in zip(keys, table.column("value").to_pylist(), strict=True):
+                for key, value in zip(keys, to_list(table.column("value")), strict=True):
                     waiting = pickle.loads(value)
                     if any(
                         form.stored_key(row["id"], row["key" if form is PLAIN else "was"]) != key for row in waiting

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from midstream.core.arrow_types import to_list
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.function_operator import Port
 from midstream.operators.interval_join import interval_join_operator
@@ -48,7 +49,7 @@ class Join(Around):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._outside.work(batch.num_rows)
         if self._outside.poison:
-            self._outside.check_poison(batch.column("id").to_pylist())
+            self._outside.check_poison(to_list(batch.column("id")))
         second = pa.RecordBatch.from_arrays(batch.columns, schema=self._second) if port else batch
         self._inner.process(second, port)
 
@@ -74,9 +75,9 @@ class Couple(Operator):
 
     def _look_at(self, batch: pa.RecordBatch, end: str, key: str) -> None:
         """Whether the rows whose columns end in `end` are what they were. `key`: the column of their keys of before."""
-        ids = batch.column("id" + end).to_pylist()
+        ids = to_list(batch.column("id" + end))
         due_us = np.array([time_ms(row) * 1000 for row in ids])
-        expected = self._form.arrays(ids, batch.column(key).to_pylist())
+        expected = self._form.arrays(ids, to_list(batch.column(key)))
         if (batch.column("ts" + end).view(pa.int64()).to_numpy() != due_us).any():
             self._outside.world.bug(f"joined rows have other times than they had: {ids}")
         if batch.column("text" + end).null_count:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from midstream.core.arrow_types import is_struct_array, schema_of, to_list
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.sim.rows import SCHEMA, Outside
 
@@ -38,15 +39,15 @@ class Form:
 
     @property
     def schema(self) -> pa.Schema:
-        others = [field for field in SCHEMA if field.name not in ("id", "key")]
-        return pa.schema([*self.key_columns, ("id", pa.int64()), ("was", pa.int64()), *others])
+        others = [(field.name, field.type) for field in SCHEMA if field.name not in ("id", "key")]
+        return schema_of([*self.key_columns, ("id", pa.int64()), ("was", pa.int64()), *others])
 
     def stored_key(self, row: int, key: int) -> Any:
         """Of a row, as `stored_keys` tells it."""
         values = self.key(row, key)
         return values[0] if len(values) == 1 else values
 
-    def arrays(self, ids: Sequence[int], keys: Sequence[int]) -> list[pa.Array]:
+    def arrays(self, ids: Sequence[int], keys: Sequence[int]) -> list[pa.Array[Any]]:
         rows = [self.key(row, key) for row, key in zip(ids, keys, strict=True)]
         return [pa.array([row[i] for row in rows], kind) for i, (_, kind) in enumerate(self.key_columns)]
 
@@ -85,15 +86,15 @@ def _named(name: str) -> Form:
     return FORMS.get(name, PLAIN)
 
 
-def stored_keys(column: pa.ChunkedArray) -> list[Any]:
+def stored_keys(column: pa.ChunkedArray[Any]) -> list[Any]:
     """The keys in a table of state: times as integers (as datetimes some would be equal), several columns as tuples."""
     array = column.combine_chunks()
-    if pa.types.is_struct(array.type):
+    if is_struct_array(array):
         return list(zip(*(_plain_values(array.field(i)) for i in range(array.type.num_fields)), strict=True))
     return _plain_values(array)
 
 
-def _plain_values(array: pa.Array) -> list[Any]:
+def _plain_values(array: pa.Array[Any]) -> list[Any]:
     values: list[Any] = (array.cast(pa.int64()) if pa.types.is_temporal(array.type) else array).to_pylist()
     return values
 
@@ -117,7 +118,7 @@ class Rekey(_Reform):
     """Rows of SCHEMA in another form."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        keys = self._form.arrays(batch.column("id").to_pylist(), batch.column("key").to_pylist())
+        keys = self._form.arrays(to_list(batch.column("id")), to_list(batch.column("key")))
         others = [batch.column(name) for name in SCHEMA.names if name not in ("id", "key")]
         columns = [*keys, batch.column("id"), batch.column("key"), *others]
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self._form.schema))
@@ -138,7 +139,7 @@ def as_plain(batch: pa.RecordBatch, form: Form) -> pa.RecordBatch | None:
     """Rows of a form as they were; None when their keys are not those that they have in that form."""
     if form is PLAIN:
         return batch
-    expected = form.arrays(batch.column("id").to_pylist(), batch.column("was").to_pylist())
+    expected = form.arrays(to_list(batch.column("id")), to_list(batch.column("was")))
     if any(not batch.column(name).equals(keys) for name, keys in zip(form.keys, expected, strict=True)):
         return None
     columns = [batch.column("was" if name == "key" else name) for name in SCHEMA.names]

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from midstream.core.arrow_types import is_list_array, to_list
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.sliding_windows import PANE
@@ -74,7 +75,7 @@ class Window(Around):
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         """As `Output`, for what the operator emits."""
         if tag == LATE:
-            self._late.update(batch.column("id").to_pylist())
+            self._late.update(to_list(batch.column("id")))
         self._out.emit(batch, tag)
 
     def watermark(self, watermark_us: int) -> None:
@@ -85,7 +86,7 @@ class Window(Around):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if PROGRESS in parts:
-            marks = parts[PROGRESS].table().column("watermark").to_pylist()
+            marks = to_list(parts[PROGRESS].table().column("watermark"))
             self._begun_us = max(marks, default=MIN_WATERMARK_US)
             if len(marks) == len(self._context.key_groups):  # else some belonged to a subtask without a watermark
                 self._reached_us = min(marks)
@@ -94,7 +95,7 @@ class Window(Around):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._late.clear()
         super().process(batch, port)
-        for row, n in Counter(batch.column("id").to_pylist()).items():
+        for row, n in Counter(to_list(batch.column("id"))).items():
             is_late, over_us = self._late[row] == n, self._over_us(time_ms(row))
             if is_late and over_us > self._begun_us:
                 self._bug(
@@ -132,7 +133,7 @@ class Window(Around):
         if self._kind == "session":
             ends_us = table.column(END).to_numpy()
         else:
-            panes = table.column(PANE).cast(pa.int64()).to_pylist()
+            panes = to_list(table.column(PANE).cast(pa.int64()))
             ends_us = np.array([_last_end_ms(self._kind, pane // 1000) * 1000 for pane in panes])
         over = ends_us - 1 + self._allowed_us <= forgotten_us
         if over.any():
@@ -157,6 +158,7 @@ class Stack(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         ids = batch.column("ids")
+        assert is_list_array(ids)
         sizes = ids.value_lengths().to_numpy()
         rows = ids.flatten()
         start_us = batch.column("window_start").view(pa.int64()).to_numpy()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from midstream.core.arrow_types import to_list
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
 from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
@@ -69,7 +70,7 @@ class _LedgerWriter(SinkWriter):
         if not batch.num_rows:
             return
         if self.sink.outside.poison:
-            self.sink.outside.check_poison(batch.column("id").to_pylist())
+            self.sink.outside.check_poison(to_list(batch.column("id")))
         self.rows.append(batch)
         self.busy_rows += batch.num_rows
 
@@ -102,7 +103,7 @@ class _LedgerWriter(SinkWriter):
             if name in outside.staged:
                 outside.world.bug(f"{name} is staged twice")
             rows = concat(batches)
-            ids = tuple(rows.column("id").to_pylist())
+            ids = tuple(to_list(rows.column("id")))
             outside.staged[name] = Staged(context.uid, rows, ids, context.job_id, checkpoint_id)
             return [name.encode()]
 

@@ -234,7 +234,7 @@ def coordinator_event(event: ev.CoordinatorEvent) -> str:
             return f"timer {timer_kind(token).value}"
         case ev.IoDone(token, outcome):
             return f"{io_kind(token).value} {'failed' if isinstance(outcome, Failed) else 'done'}"
-        case _:
+        case _:  # what happens in the others is all in their name
             return type(event).__name__
 
 

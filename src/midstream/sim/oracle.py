@@ -18,6 +18,7 @@ import msgspec
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, decode_metadata
 from midstream.checkpoint.state_files import verify_chunks
 from midstream.checkpoint.store import is_superseded, list_checkpoints
+from midstream.core.arrow_types import to_list
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
@@ -249,7 +250,7 @@ class Oracle:
             if operator.uid == uid:
                 for subtask in operator.subtasks:
                     for table in tables_of(self.storage, subtask, "splits"):
-                        open_splits += [_decode_split(encoded) for encoded in table.column("split").to_pylist()]
+                        open_splits += [_decode_split(encoded) for encoded in to_list(table.column("split"))]
         seen: set[str] = set()
         for split in open_splits:
             if split.id in seen:
@@ -289,7 +290,7 @@ class Oracle:
         for index in operator.running:
             subtask = operator.subtasks[index]
             found = {
-                row for table in tables_of(self.storage, subtask, "broadcast") for row in table.column("id").to_pylist()
+                row for table in tables_of(self.storage, subtask, "broadcast") for row in to_list(table.column("id"))
             }
             if found != expected:
                 yield (
@@ -302,9 +303,9 @@ class Oracle:
         count = 0
         for subtask in operator.subtasks:
             for table in tables_of(self.storage, subtask, LIST):
-                ids.update(table.column("id").to_pylist())
+                ids.update(to_list(table.column("id")))
             for table in tables_of(self.storage, subtask, UNION):
-                count += sum(table.column("count").to_pylist())
+                count += sum(to_list(table.column("count")))
         if ids != expected:
             yield (
                 f"{where}: the list of {operator.uid} lacks {some(sorted(expected - ids))}, "

@@ -63,7 +63,7 @@ class Reasons:
                 self._bug(f"a slot cannot be deployed, without a reason: {message.summary}\n{message.details}")
             case m.CheckpointDecline(counts=True) if SIM not in message.reason:
                 self._bug(f"a declined checkpoint counts as a failure: {message.reason}")
-            case _:
+            case _:  # of the others none says that something failed
                 pass
 
     def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:

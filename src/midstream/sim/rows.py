@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
@@ -32,7 +33,7 @@ N_BITS: Final = 20
 """No operator counts further than these hold."""
 _TIMESTAMP: Final = pa.timestamp("us")
 _TEXT: Final = pa.large_string()
-SCHEMA: Final = pa.schema(
+SCHEMA: Final = schema_of(
     [
         ("id", pa.int64()),
         ("key", pa.int64()),
@@ -316,10 +317,10 @@ class Pass(Operator):
         self._out.emit(batch.filter(pa.array(aside)), self._side)
 
 
-_KEY_STATE: Final = pa.schema(
+_KEY_STATE: Final = schema_of(
     [(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64())]
 )
-_ORDER_STATE: Final = pa.schema(
+_ORDER_STATE: Final = schema_of(
     [(KEY_GROUP, pa.int32()), ("key", pa.int64()), ("origin", pa.int64()), ("next", pa.int64())]
 )
 _N: Final = SCHEMA.get_field_index("n")
@@ -376,7 +377,7 @@ class Count(Operator):
             for row in parts["order"].table().to_pylist():
                 self._next[row["key"], row["origin"]] = row["next"]
         if "broadcast" in parts:
-            self._broadcast.update(parts["broadcast"].table().column("id").to_pylist())
+            self._broadcast.update(to_list(parts["broadcast"].table().column("id")))
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         each = batch.column("id").to_numpy()

@@ -157,7 +157,7 @@ class Savepoints:
                 disk.failing_names["_metadata"] = 1
             case 3:
                 disk.failing_writes.update(range(2, WRITES_MAX))
-            case _:
+            case _:  # one of the first writes
                 disk.failing_writes.add(2 + victim // 7 % 4)
 
     def _take_away(self, disk: Disk, away_us: int) -> None:

@@ -239,7 +239,7 @@ def rest_of_a_list_is_lost() -> Replacements:
     def select(table: pa.Table, chunk: Any, owned: Any) -> Chunk | None:
         if owned.stride > 1:
             rows = np.arange(owned.index, table.num_rows // owned.stride * owned.stride, owned.stride)
-            return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows)))
+            return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows, pa.int64())))
         return original(table, chunk, owned)
 
     original = state_files._select

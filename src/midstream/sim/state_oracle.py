@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from midstream.checkpoint.metadata import OperatorState
+from midstream.core.arrow_types import to_list
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim import clocks, states
 from midstream.sim.joins import LEFT, RIGHT, Joined, wrong_pairs, wrong_sides
@@ -147,7 +148,7 @@ class StateOracle:
     def _ids(self, operator: OperatorState, part: str) -> Iterator[int]:
         for subtask in operator.subtasks:
             for table in self._tables(subtask, part):
-                yield from table.column("id" if part == LEFT else "id2").to_pylist()
+                yield from to_list(table.column("id" if part == LEFT else "id2"))
 
     def _by_part(self, subtask: OperatorSnapshot, parts: Sequence[str]) -> dict[str, pa.Table]:
         found = {}

@@ -299,7 +299,7 @@ def entries(part: str, table: pa.Table) -> Iterator[tuple[Any, Any, Any]]:
     return zip(keys, names, _values(table.column("value"), TYPES.get(part), part), strict=True)
 
 
-def _values(column: pa.ChunkedArray, kind: pa.DataType | None, part: str) -> list[Any]:
+def _values(column: pa.ChunkedArray[Any], kind: pa.DataType | None, part: str) -> list[Any]:
     stored: list[Any] = column.to_pylist()
     if column.type != (kind or pa.large_binary()):
         raise TypeError(f"{part} is stored as {column.type}")

@@ -8,6 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from midstream.core.arrow_types import to_list
 from midstream.core.errors import StorageError
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.source import Split
@@ -40,12 +41,12 @@ class Tally(Operator):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if LIST in parts:
-            self._ids = parts[LIST].table().column("id").to_pylist()
+            self._ids = to_list(parts[LIST].table().column("id"))
         if UNION in parts and self._context.subtask == 0:
-            self._count = sum(parts[UNION].table().column("count").to_pylist())
+            self._count = sum(to_list(parts[UNION].table().column("count")))
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        ids = batch.column("id").to_pylist()
+        ids = to_list(batch.column("id"))
         self._outside.work(batch.num_rows)
         if self._outside.poison:
             self._outside.check_poison(ids)

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from midstream.core.arrow_types import is_list_array
 from midstream.operators.aggregates import Aggregate, Columns
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
@@ -142,6 +143,7 @@ class Pack(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         ids = batch.column("ids")
+        assert is_list_array(ids)
         counts = ids.value_lengths().to_numpy()
         rows = ids.flatten()
         start_us, end_us = (batch.column(f"window_{name}").view(pa.int64()).to_numpy() for name in ("start", "end"))

@@ -136,7 +136,8 @@ def _with_states(node: Node, random: Random) -> Node:
             return replace(node, chain=("tags",))
         case (kind, "pack") if drawn < 0.15:
             return replace(node, chain=(f"late_{kind}", "stack"))
-    return node
+        case _:  # the others have no state that could be another
+            return node
 
 
 def _without_doubled_broadcast(shape: Shape) -> Shape:
@@ -347,6 +348,8 @@ def expectation(
                         window_sinks[uid] = windows.pop()
                     else:
                         sinks[uid] = stream
+                case _:  # the others hand on the rows that they get
+                    pass
         outputs.append({None: stream, SIDE: side, BRIEF: brief})
     return Expectation(
         counts,

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from midstream.core.arrow_types import is_list_array
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.operators.window_base import END, START
 from midstream.sim.contents import Bools, Contents, column, some
@@ -82,6 +83,7 @@ def held_in(table: pa.Table, contents: Contents) -> tuple[Spans, str]:
     """A part of a window operator's state; of fixed windows, of which it has panes, these have no end here."""
     batch = table.combine_chunks().to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
     listed = batch.column(_IDS)
+    assert is_list_array(listed)
     counts, ids = listed.value_lengths().to_numpy(), listed.flatten().to_numpy()
     has_panes = batch.schema.get_field_index(_PANE) >= 0
     starts = batch.column(_PANE).view(pa.int64()) if has_panes else batch.column(START)

@@ -111,7 +111,7 @@ class DataSourceSink(Sink):
             raise InvariantError(f"{self._where}: was shipped before it was validated")
         return _DataSourceWriter(context, self._pickled_writer, self._struct, _Messages(self.own, self._where))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, job_id: str) -> Committer:
         if self._writer is None:
             raise InvariantError(f"{self._where}: commits on the driver, where it has not been validated")
         return _DataSourceCommitter(self._writer, self._streams, _Messages(self.own, self._where))

@@ -138,7 +138,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
     if not is_submitted:
         # "default": options of the user come after it
         settings["spark.driver.defaultJavaOptions"] = log_option(_log_settings())
-    builder = SparkSession.builder.config(map=settings)
+    builder = SparkSession.builder.config(map={**settings})
     on = f" on {master!r}" if master else ""
     try:
         with warnings.catch_warnings():  # what pyspark's own test module says of pandas
@@ -148,7 +148,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
                     launch_jvm(settings)
                 if slots is not None:
                     SparkContext._ensure_initialized()
-                    builder = builder.config(map=cores_to_take(slots, master, SparkConf()))
+                    builder = builder.config(map={**cores_to_take(slots, master, SparkConf())})
                 session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error

@@ -110,7 +110,7 @@ class SparkSlots:
 
     def __init__(self, session: SparkSession) -> None:
         self._context: SparkContext = session.sparkContext
-        self._master: str = self._context.master
+        self._master: str = self._context.master or ""
         self._jobs: dict[str, _SlotJob] = {}
         self.gone = ""
         conf = self._context.getConf()
@@ -251,17 +251,18 @@ def explain(error: BaseException) -> str:
 
 def _cores(context: SparkContext) -> int | None:
     conf = context.getConf()
-    local = LOCAL.fullmatch(context.master)
+    master = context.master or ""
+    local = LOCAL.fullmatch(master)
     if local is not None:
         # Spark's own count of the machine's cores is the JVM's, which may differ from Python's
         threads = local.group(1) or "1"
         return context.defaultParallelism if threads == "*" else int(threads)
-    cluster = LOCAL_CLUSTER.fullmatch(context.master)
+    cluster = LOCAL_CLUSTER.fullmatch(master)
     if cluster is not None:
         return int(cluster.group(1)) * int(cluster.group(2))
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return None
-    if context.master.startswith("spark://"):
+    if master.startswith("spark://"):
         cores_max = conf.get(CORES_MAX)
         return int(cores_max) if cores_max else None
     instances, cores = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from pyspark import TaskContext
 
@@ -55,6 +55,6 @@ def _install(change: int) -> None:
         _users += change
         present = TaskContext._taskContext
         if _users and not isinstance(present, _PerThread):
-            TaskContext._taskContext = _PerThread(present)
+            TaskContext._taskContext = cast("TaskContext", _PerThread(present))
         elif not _users and isinstance(present, _PerThread):
             TaskContext._taskContext = present.of_process

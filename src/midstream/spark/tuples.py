@@ -64,7 +64,7 @@ def _as_tuple(row: Any, names: list[str], number: int, where: str) -> tuple[Any,
     return tuple(row)
 
 
-def _column(values: Sequence[Any], field: StructField, kind: pa.DataType, before: int, where: str) -> pa.Array:
+def _column(values: Sequence[Any], field: StructField, kind: pa.DataType, before: int, where: str) -> pa.Array[Any]:
     """`values` are those of rows `before` and on."""
     plain: Sequence[Any] = values
     if not (field.nullable and _is_plain(field.dataType)):

@@ -7,12 +7,14 @@ A large frame keeps the id under which a checkpoint first stored it, so that it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.core.arrow_types import repeat
 from midstream.core.batches import from_polars
 from midstream.core.keys import key_groups
 from midstream.core.seams import Ids
@@ -27,7 +29,7 @@ OWN_CHUNK_ROWS = 8_192
 
 Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
-Extra = tuple[str, pa.Scalar]
+Extra: TypeAlias = "tuple[str, pa.Scalar[Any]]"
 """Name and value of a column that is the same for all rows of a log."""
 Ordered = tuple[pl.DataFrame, Int32s]
 """Rows by key group, and the key group of each."""
@@ -124,7 +126,7 @@ class StateForm:
     def table(self, run: Run, extra: Extra | None) -> pa.Table:
         table = pa.Table.from_batches([from_polars(run.frame, self.schema, "state")])
         if extra is not None:
-            table = table.add_column(0, extra[0], pa.repeat(extra[1], run.frame.height))
+            table = table.add_column(0, extra[0], repeat(extra[1], run.frame.height))
         return table.add_column(0, KEY_GROUP, pa.array(self.groups_of(run)))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from midstream.core.arrow_types import TimestampType, is_struct_array, to_list
 from midstream.core.errors import JobError, StorageError
 from midstream.core.keys import key_groups
-from midstream.core.values import ValueMisfit, to_array, to_python
+from midstream.core.values import ValueMisfit, to_array, to_python, zone_of
 from midstream.state.keyed import ListState, MapState, State, StateRow
 from midstream.state.parts import KEY_GROUP
 from midstream.state.pickles import OwnCode, Pickles
@@ -39,14 +40,14 @@ class KeyForm:
     Each is equal to another just when the values in the stream are; `shown` is what a function gets to see of it.
     """
 
-    def __init__(self, fields: Sequence[pa.Field], max_parallelism: int, where: str = "") -> None:
+    def __init__(self, fields: Sequence[pa.Field[Any]], max_parallelism: int, where: str = "") -> None:
         self._where = f"{where}: " if where else ""
         self._fields = tuple(fields)
         self._shown = [_Zone(field.type) if is_instant(field.type) else _as_it_is for field in fields]
         self._is_shown_as_it_is = all(shown is _as_it_is for shown in self._shown)
         self._max_parallelism = max_parallelism
 
-    def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array]:
+    def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array[Any]]:
         """`__key_group` and `key` for these keys."""
         if not self._fields:
             return {}
@@ -75,9 +76,9 @@ class KeyForm:
                 "key by the same types, or give the operator a new uid to start without state"
             )
         key = column.combine_chunks()
-        return self.of([key] if len(names) == 1 else [key.field(i) for i in range(len(names))])
+        return self.of([key.field(i) for i in range(len(names))] if len(names) > 1 and is_struct_array(key) else [key])
 
-    def of(self, columns: Sequence[pa.Array]) -> list[Any]:
+    def of(self, columns: Sequence[pa.Array[Any]]) -> list[Any]:
         """The keys of rows with these key columns. Raises JobError for a value that Python cannot hold."""
         values = []
         for field, column in zip(self._fields, columns, strict=True):
@@ -106,8 +107,8 @@ class KeyForm:
 class _Zone:
     """From integers to the datetimes that rows have, of a timestamp type with a zone."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self._zone = pa.scalar(0, kind).as_py().tzinfo
+    def __init__(self, kind: TimestampType) -> None:
+        self._zone = zone_of(kind)
         self._us = {"ms": 1000, "us": 1}[kind.unit]
 
     def __call__(self, value: int) -> datetime:
@@ -151,10 +152,10 @@ def timers_table(timers: Sequence[TimerRow], form: KeyForm) -> pa.Table:
 
 
 def timer_rows(table: pa.Table, form: KeyForm) -> Iterable[TimerRow]:
-    return zip(table.column("time_us").to_pylist(), form.keys(table), strict=True)
+    return zip(to_list(table.column("time_us")), form.keys(table), strict=True)
 
 
-def _encode(values: list[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> pa.Array:
+def _encode(values: list[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> pa.Array[Any]:
     if kind is None:
         return pa.array([pickles.dumps(value, what) for value in values], pa.large_binary())
     try:
@@ -163,10 +164,10 @@ def _encode(values: list[Any], kind: pa.DataType | None, pickles: Pickles, what:
         raise JobError(f"{what}: {misfit}") from misfit
 
 
-def _decode(column: pa.ChunkedArray, kind: pa.DataType | None, pickles: Pickles, what: str) -> list[Any]:
+def _decode(column: pa.ChunkedArray[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> list[Any]:
     expected = pa.large_binary() if kind is None else kind
     if column.type != expected:
         raise StorageError(f"{what}: stored as {column.type}, declared as {kind or 'pickled'} now")
     if kind is not None:
         return to_python(column)
-    return [pickles.loads(value, what) for value in column.to_pylist()]
+    return [pickles.loads(value, what) for value in to_list(column)]

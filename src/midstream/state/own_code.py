@@ -26,13 +26,13 @@ def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str
     raises.
     """
     recorder = _Recorder(io.BytesIO())
-    recorder.dump(shipped)
+    recorder.dump(shipped)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
     return OwnCode(tuple(recorder.named_classes()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
 
 
-class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
+class _Recorder(cloudpickle.CloudPickler):
     def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer)
+        super().__init__(buffer)  # type: ignore[no-untyped-call]  # as above
         self.classes: dict[int, type] = {}
         self.packages: set[str] = set()
         self._variables: dict[int, Mapping[str, Any]] = {}
@@ -51,7 +51,7 @@ class _Recorder(cloudpickle.CloudPickler):  # type: ignore[misc]
                 yield each
 
     def reducer_override(self, item: Any) -> Any:
-        reduced = super().reducer_override(item)
+        reduced = super().reducer_override(item)  # type: ignore[no-untyped-call]  # as above
         if isinstance(item, FunctionType) and reduced is not NotImplemented:
             self._variables[id(item.__globals__)] = item.__globals__
         if isinstance(item, type) and reduced is not NotImplemented:

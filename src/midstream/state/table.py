@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -108,7 +108,7 @@ class TableState(DeclaredState):
     def type_text(self) -> str:
         return ", ".join(f"{field.name} {field.type}" for field in self.schema)
 
-    def check_keys(self, name: str, keys: Sequence[pa.Field], where: str) -> None:
+    def check_keys(self, name: str, keys: Sequence[pa.Field[Any]], where: str) -> None:
         """Raises SchemaError when the columns `keys` are not among those of the table."""
         for key in keys:
             index = self.schema.get_field_index(key.name)

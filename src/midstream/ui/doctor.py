@@ -204,7 +204,7 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
         context = session.sparkContext
         checks.ok("Spark", f"{context.version} on {context.master}")
         conf = context.getConf()
-        _look_at_settings(checks, conf, context.master)
+        _look_at_settings(checks, conf, context.master or "")
         provider = SparkSlots(session)
         with checks.of("cores"):
             provider.check(slots)

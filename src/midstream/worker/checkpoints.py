@@ -38,7 +38,7 @@ from midstream.checkpoint.barriers import (
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
-from midstream.core.errors import StorageError
+from midstream.core.errors import StorageError, assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
 from midstream.exchange.gate import Arrival, InputGate, first_channels
@@ -215,6 +215,8 @@ class TaskCheckpoints:
                         partition.broadcast(CancelCheckpointMarker(checkpoint_id))
                     self.drop(checkpoint_id)
                     self._snapshots.decline(checkpoint_id, reason, counts=False)
+                case _:
+                    assert_never(instruction)
         awaited = self._handler.awaited
         self.awaited_gates = tuple(sorted({self._place(channel)[0] for channel in awaited})) if awaited else ()
         pending = self._handler.pending

@@ -22,7 +22,7 @@ from midstream.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import TaskId
 from midstream.core.seams import Clock
 from midstream.exchange.gate import RECOVERED, InputGate, first_channels
@@ -163,6 +163,8 @@ class TaskInput:
                 if not self._ended_data[channel]:
                     raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
                 self._handle(ChannelEnded(channel))
+            case _:
+                assert_never(element)
 
     def _process_slice(self, reader: _Reader, batch: pa.RecordBatch) -> None:
         """About as many rows of the batch as fit the budget, judged by those of that gate before them; all slices alike."""

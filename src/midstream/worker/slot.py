@@ -24,7 +24,7 @@ from midstream.checkpoint.extents import inline_bytes_max
 from midstream.checkpoint.state_files import known_chunks, read_parts
 from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import ClusterError, InvariantError
+from midstream.core.errors import ClusterError, InvariantError, assert_never
 from midstream.core.ids import ChannelId, TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Transport
@@ -147,7 +147,7 @@ class SlotMachine:
             case m.Cancel(attempt):
                 self._cancel(attempt)
                 return
-            case _:
+            case _:  # the others are for one attempt
                 pass
         if message.attempt != self.attempt or self.state is SlotState.IDLE:
             return
@@ -177,6 +177,8 @@ class SlotMachine:
             case m.StopSources():
                 for task in self.tasks.values():
                     task.stop_source()
+            case _:
+                assert_never(message)
 
     def close(self) -> None:
         """End everything that runs here. The pool is whole afterwards."""

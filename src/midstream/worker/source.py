@@ -17,6 +17,7 @@ from enum import Enum, auto
 import msgspec
 import pyarrow as pa
 
+from midstream.core.arrow_types import to_list
 from midstream.core.seams import Clock, Done, Executor, Failed, Timer
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
@@ -43,7 +44,7 @@ _decoder = msgspec.msgpack.Decoder(Split)
 
 def splits_of(part: StatePart) -> list[Split]:
     """What is in the part SPLITS."""
-    return [_decoder.decode(encoded) for encoded in part.table().column("split").to_pylist()]
+    return [_decoder.decode(encoded) for encoded in to_list(part.table().column("split"))]
 
 
 class Progress(Enum):

@@ -7,13 +7,14 @@ the bids go to one auction in a hundred, three quarters come from one person in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.core.arrow_types import join_texts
 from midstream.core.errors import ConfigError
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -50,12 +51,14 @@ class Column(NamedTuple):
     """Values, or, with `texts`, positions in them."""
 
     values: Int64s
-    texts: pa.Array | None = None
+    texts: pa.Array[Any] | None = None
 
 
 Columns: TypeAlias = Mapping[str, Callable[[], Column]]
 
-_TEXT, _NUMBER, _TIME = pa.large_string(), pa.int64(), pa.timestamp("ms")
+_TEXT: Final[pa.DataType] = pa.large_string()
+_NUMBER: Final[pa.DataType] = pa.int64()
+_TIME: Final[pa.DataType] = pa.timestamp("ms")
 SCHEMA: Final = pa.schema(
     {
         "kind": pa.int8(),
@@ -127,7 +130,7 @@ def persons(n: Int64s) -> Columns:
         "name": lambda: Column(draw(n, 0, len(_FIRST_NAMES)) * len(_LAST_NAMES) + draw(n, 1, len(_LAST_NAMES)), NAMES),
         "city": lambda: Column(draw(n, 2, len(CITIES)), CITIES),
         "state": lambda: Column(draw(n, 3, len(STATES)), STATES),
-        "email": lambda: _each(pc.binary_join_element_wise("user", _decimal(number), "@example.com", "")),
+        "email": lambda: _each(join_texts("user", _decimal(number), "@example.com", "")),
         "credit_card": lambda: _each(
             pc.utf8_lpad(_decimal(draw(n, 4, 10**8) * 10**8 + draw(n, 5, 10**8)), width=16, padding="0")
         ),
@@ -139,7 +142,7 @@ def auctions(n: Int64s) -> Columns:
     number, newest = last_auction(n), n // EPOCH
     return {
         "auction": lambda: Column(FIRST_ID + number),
-        "item": lambda: _each(pc.binary_join_element_wise("item-", _decimal(number), "")),
+        "item": lambda: _each(join_texts("item-", _decimal(number), "")),
         "seller": lambda: Column(
             FIRST_ID + np.where(draw(n, 0, 4) > 0, newest // HOT * HOT, _recent(n, 1, newest, ACTIVE_PERSONS))
         ),
@@ -174,11 +177,11 @@ def bids(n: Int64s) -> Columns:
 COLUMNS: Final = {PERSON: persons, AUCTION: auctions, BID: bids}
 
 
-def _decimal(number: Int64s) -> pa.Array:
+def _decimal(number: Int64s) -> pa.Array[Any]:
     return pa.array(number).cast(pa.string())
 
 
-def _each(texts: pa.Array) -> Column:
+def _each(texts: pa.Array[Any]) -> Column:
     return Column(np.arange(len(texts)), texts.cast(pa.large_string()))
 
 
@@ -212,11 +215,11 @@ class Events:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _spread(column: Column, rows: Int64s, valid: pa.Buffer, kind: pa.DataType, length: int) -> pa.Array:
+def _spread(column: Column, rows: Int64s, valid: pa.Buffer, kind: pa.DataType, length: int) -> pa.Array[Any]:
     """The column in `rows` of `length`, null elsewhere."""
     values = np.zeros(length, np.int64)
     values[rows] = column.values
-    buffers = [valid, pa.py_buffer(values)]
+    buffers: list[pa.Buffer | None] = [valid, pa.py_buffer(values.data)]
     if column.texts is None:
         return pa.Array.from_buffers(kind, length, buffers)
     return column.texts.take(pa.Array.from_buffers(pa.int64(), length, buffers))

@@ -1,0 +1,121 @@
+"""The families of Arrow types, as predicates that the type checker follows, and what pyarrow's stubs do not know.
+
+A function takes `pa.DataType` where every type will do, and one of the families named here where it reads what
+only that family has: `unit`, `tz`, `value_type`, `scale`. A predicate leads from the one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from pyarrow import lib
+    from typing_extensions import TypeIs
+
+ListType: TypeAlias = "pa.ListType[Any] | pa.LargeListType[Any] | pa.FixedSizeListType[Any, Any]"
+MapType: TypeAlias = "pa.MapType[Any, Any, Any]"
+TimestampType: TypeAlias = "pa.TimestampType[Any, Any]"
+TimeType: TypeAlias = "pa.Time32Type[Any] | pa.Time64Type[Any]"
+DecimalType: TypeAlias = "pa.Decimal32Type[Any, Any] | pa.Decimal64Type[Any, Any] | pa.Decimal128Type[Any, Any] | pa.Decimal256Type[Any, Any]"
+ListArray: TypeAlias = "pa.ListArray[Any] | pa.LargeListArray[Any] | pa.FixedSizeListArray[Any, Any]"
+MapArray: TypeAlias = "pa.MapArray[Any, Any]"
+TextType: TypeAlias = "lib.StringType | lib.LargeStringType | lib.StringViewType"
+BytesType: TypeAlias = "lib.BinaryType | lib.LargeBinaryType | lib.BinaryViewType | pa.FixedSizeBinaryType"
+
+
+def is_text(kind: pa.DataType) -> TypeIs[TextType]:
+    """Whether values of this type are `str`."""
+    types = pa.types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def is_bytes(kind: pa.DataType) -> TypeIs[BytesType]:
+    """Whether values of this type are `bytes`, of any length or of one."""
+    types = pa.types
+    return (
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def is_list_of_any_length(kind: pa.DataType) -> TypeIs[pa.ListType[Any] | pa.LargeListType[Any]]:
+    """Whether values of this type are `list`, and the type leaves their length open."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def is_list(kind: pa.DataType) -> TypeIs[ListType]:
+    """Whether values of this type are `list`; views of lists are not counted, which pyarrow can hardly compute with."""
+    return is_list_of_any_length(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def is_list_array(column: pa.Array[Any]) -> TypeIs[ListArray]:
+    """Whether the column holds lists. To pyarrow's classes a map is a list too; here it is not."""
+    return is_list(column.type)
+
+
+def is_map_array(column: pa.Array[Any]) -> TypeIs[MapArray]:
+    """Whether the column holds maps."""
+    return pa.types.is_map(column.type)
+
+
+def is_struct_array(column: pa.Array[Any]) -> TypeIs[pa.StructArray]:
+    """Whether the column holds structs."""
+    return pa.types.is_struct(column.type)
+
+
+schema_of = cast("Callable[[Sequence[tuple[str, pa.DataType]]], pa.Schema]", pa.schema)
+"""`pa.schema` of names and types. Its stub takes them too, but the checker finds no common type of the pairs."""
+
+nulls = cast("Callable[[int, pa.DataType], pa.Array[Any]]", pa.nulls)
+"""`pa.nulls` for a type that is only known when the program runs; its stub lists types one by one."""
+
+repeat = cast("Callable[[pa.Scalar[Any], int], pa.Array[Any]]", pa.repeat)
+"""`pa.repeat` of a scalar whose type is only known when the program runs."""
+
+join_texts = cast("Callable[..., pa.Array[Any]]", pc.binary_join_element_wise)
+"""`pc.binary_join_element_wise` of columns and single texts, the last between the others; its stub takes only columns or only texts."""
+
+map_of = cast("Callable[[pa.Field[Any], pa.Field[Any]], pa.DataType]", pa.map_)
+"""`pa.map_` of two fields; its stub knows types alone."""
+
+text_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.utf8_length)
+"""`pc.utf8_length` of any texts, in characters; its stub wants to know which."""
+
+years = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.year)
+"""`pc.year`, whose stub knows no dates and no times with a zone."""
+
+list_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.list_value_length)
+"""`pc.list_value_length`, whose stub knows no `ListArray`; null where the list is null."""
+
+
+def fixed_size_lists(
+    values: pa.Array[Any], kind: pa.FixedSizeListType[Any, Any], mask: pa.BooleanArray | None
+) -> pa.Array[Any]:
+    """A column of `kind`, made of the items of its lists one after another. `mask` says which lists are null."""
+    made: pa.Array[Any] = pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)  # type: ignore[call-overload]  # its stub has no `type`
+    return made
+
+
+def maps(
+    offsets: pa.Array[Any], keys: pa.Array[Any], items: pa.Array[Any], kind: MapType, mask: pa.BooleanArray | None
+) -> pa.Array[Any]:
+    """A column of `kind`. Map `i` has the keys and items from `offsets[i]` on; `mask` says which maps are null."""
+    made: pa.Array[Any] = pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)  # type: ignore[call-overload]  # its stub has no `type` there
+    return made
+
+
+buffer_reader = cast("Callable[[bytes | memoryview | pa.Buffer], IO[bytes]]", pa.BufferReader)
+"""`pa.BufferReader` as the file that pyarrow's readers of CSV and JSON take; their stubs know only Python's."""
+
+
+def to_list(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
+    """The values of a column that holds no null; for the checker, any value of `to_pylist()` may be None."""
+    assert not column.null_count, f"{column.null_count} nulls in a column that has none"
+    values: list[Any] = column.to_pylist()
+    return values
