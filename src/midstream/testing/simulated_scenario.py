@@ -1,0 +1,211 @@
+"""What a seed draws for a user's job, and what each of its sides does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from random import Random
+from typing import Final
+
+from midstream.sim.scenario import IN_FLIGHT, RECOVERING, Fault
+from midstream.sim.world import Tempo
+
+ALL_ROWS: Final = 1 << 20
+"""More than any recorded source has."""
+
+FAULTS: Final = (
+    "kill_slot",
+    "kill_slot",
+    "kill_slot_twice",
+    "stop_slot",
+    "cut_link",
+    "cut_control",
+    "kill_driver",
+    "stop_driver",
+    "publish_fails",
+    "crash_at_publish",
+    "write_fails",
+    "user_error",
+    "user_error",
+    "read_fails",
+    "commit_fails",
+    "open_fails",
+    "stop",
+    "checkpoint",
+    "slow_storage",
+    "cancel",
+    "rescale",
+    "savepoint",
+    "stop_savepoint",
+    IN_FLIGHT,
+    RECOVERING,
+)
+"""What may befall a job, the usual things more often."""
+ASKING_TO_RESCALE: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
+"""They may ask a job for another parallelism."""
+KILLS: Final = ("kill_slot", "user_error", "kill_slot_twice", "kill_driver")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What decides in which order rows of different inputs, splits and subtasks come to an operator."""
+
+    seed: int = 0
+    tempo: Tempo = Tempo()
+    rates: tuple[float | None, ...] = ()
+    """Of each source, in the order of the program: rows per second; none or None: as fast as it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Into what batches rows are cut."""
+
+    batch_rows: int = ALL_ROWS
+    """At most so many rows are read at once."""
+    are_random: bool = False
+    """Each batch has from one row to so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What befalls the job, and how checkpoints are taken meanwhile."""
+
+    faults: tuple[Fault, ...] = ()
+    interval_s: float = 0.002
+    aligned_timeout_s: float | None = None
+    pool_buffers: int = 1024
+    buffer_bytes: int = 32768
+    sink_rows: int = 0
+    """Above 0: a sink takes so many rows, then rests."""
+    small_chunks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """At how many subtasks the job begins, and goes on after it has stopped or its driver died."""
+
+    first: int = 1
+    then: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """What functions see that is none of the job's business."""
+
+    clock_s: float = 0.0
+    """How much later than in the reference run the clock begins."""
+    random: int = 0
+    hash: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobScenario:
+    """The reference run has this as it is; a seed draws each of its sides."""
+
+    seed: int = -1
+    order: Order = field(default_factory=Order)
+    cuts: Cuts = field(default_factory=Cuts)
+    failures: Failures = field(default_factory=Failures)
+    width: Width = field(default_factory=Width)
+    outer: Outer = field(default_factory=Outer)
+    steps_max: int = 200_000
+
+    def describe(self) -> str:
+        """In one line, for people: only what differs from the reference run."""
+        said = []
+        if self.width != Width():
+            then = "" if self.width.then == self.width.first else f", {self.width.then} after a restart"
+            said.append(f"parallelism {self.width.first}{then}")
+        if self.cuts != Cuts():
+            said.append(f"batches of {'1 to ' * (self.cuts.are_random and self.cuts.batch_rows > 1)}{self.cuts.batch_rows} rows")
+        if self.order.rates and any(self.order.rates):
+            rates = ", ".join("unlimited" if r is None else f"{r:g}" for r in self.order.rates)
+            said.append(f"sources at {rates} rows/s")
+        elif self.order != Order():
+            said.append("other delays between tasks")
+        if self.failures.faults:
+            said.append("with " + ", then ".join(f"{fault.kind} at step {fault.step}" for fault in self.failures.faults))
+        if self.failures.aligned_timeout_s is not None:
+            said.append("unaligned checkpoints")
+        if self.failures.pool_buffers < 1024:
+            said.append("tight buffers")
+        if self.outer.clock_s:
+            said.append("another time of day")
+        if self.outer.random:
+            said.append("other random numbers")
+        if self.outer.hash:
+            said.append("another hash() of strings")
+        return "; ".join(said) or "the reference run again"
+
+
+REFERENCE: Final = JobScenario()
+SIDES: Final = ("outer", "order", "cuts", "width", "failures")
+
+
+def draw(seed: int, sources: int, parallelisms: Sequence[int], may_rescale: bool) -> JobScenario:
+    """The scenario of a seed, for a job with so many sources."""
+    random = Random(f"job scenario {seed}")
+    return JobScenario(
+        seed=seed,
+        order=draw_order(random, sources),
+        cuts=draw_cuts(random),
+        failures=draw_failures(random, may_rescale),
+        width=Width(random.choice(parallelisms), random.choice(parallelisms)),
+        outer=Outer(random.uniform(1, 1e7), 1 + random.randrange(1 << 30), 1 + random.randrange(1 << 30)),
+    )
+
+
+def draw_order(random: Random, sources: int) -> Order:
+    rates: tuple[float | None, ...] = ()
+    if random.random() < 0.4:
+        rates = tuple(random.choice((None, None, 2_000.0, 20_000.0)) for _ in range(sources))
+    tempo = Tempo(
+        mail_us=random.choice((5, 40, 400)),
+        control_us=random.choice((50, 400, 2000)),
+        data_us=random.choice((20, 200, 3000)),
+        io_us=random.choice((100, 500, 2000)),
+    )
+    return Order(1 + random.randrange(1 << 30), tempo, rates)
+
+
+def draw_cuts(random: Random) -> Cuts:
+    return Cuts(random.choice((1, 3, 10, 10, 50, 50, 1000)), random.random() < 0.6)
+
+
+def draw_failures(random: Random, may_rescale: bool) -> Failures:
+    faults: tuple[Fault, ...] = ()
+    if random.random() < 0.9:
+        horizon = random.choice((150, 300, 800))
+        kinds = [kind for kind in FAULTS if may_rescale or kind not in ASKING_TO_RESCALE]
+        drawn = [
+            Fault(random.randrange(20, horizon), random.choice(kinds), random.randrange(1 << 20))
+            for _ in range(random.choice((1, 1, 2, 3)))
+        ]
+        if random.random() < 0.5:
+            drawn.append(Fault(random.randrange(60, horizon), random.choice(KILLS), random.randrange(1 << 20)))
+        faults = tuple(sorted(drawn, key=lambda fault: fault.step))
+    return Failures(
+        faults,
+        interval_s=random.choice((0.001, 0.003, 0.01)),
+        aligned_timeout_s=random.choice((None, 0.0, 0.001)),
+        pool_buffers=random.choice((0, 16, 1024)),
+        buffer_bytes=random.choice((4096, 32768)),
+        sink_rows=random.choice((0, 0, 0, 10)),
+        small_chunks=random.random() < 0.1,
+    )
+
+
+def only(scenario: JobScenario, *sides: str) -> JobScenario:
+    """The reference run with these sides of `scenario`."""
+    return replace(REFERENCE, seed=scenario.seed, **{side: getattr(scenario, side) for side in sides})
+
+
+def without(scenario: JobScenario, side: str) -> JobScenario:
+    """The same with this side as in the reference run."""
+    return replace(scenario, **{side: getattr(REFERENCE, side)})
+
+
+def size(scenario: JobScenario) -> tuple[int, int]:
+    """How many sides differ from the reference run, and how many faults there are: what shrinking makes smaller."""
+    differing = sum(getattr(scenario, entry.name) != getattr(REFERENCE, entry.name) for entry in fields(scenario))
+    return differing, len(scenario.failures.faults)
