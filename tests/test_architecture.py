@@ -31,6 +31,7 @@ ROOMS = (
     "api",
     "sim",
     "bench",
+    "testing",
     "ui",
 )
 """Low to high: a room imports only rooms before it."""

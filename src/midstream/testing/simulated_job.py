@@ -210,7 +210,9 @@ def simulated_job(
     sources = {uids[node.id]: node for node in logical.nodes if node.source is not None}
     unknown = sorted(given.keys() - sources.keys())
     if unknown:
-        raise JobError(f"rows are given for {unknown[0]!r}; the sources of this job are {', '.join(map(repr, sources))}")
+        raise JobError(
+            f"rows are given for {unknown[0]!r}; the sources of this job are {', '.join(map(repr, sources))}"
+        )
     with by_value(own_modules(logical)):
         own = own_code(logical, own_names, config.trusted_packages)
     graph = LogicalGraph([_simulated(node, uids[node.id]) for node in logical.nodes])
@@ -347,11 +349,15 @@ class Unpickler(pickle.Unpickler):
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:
     """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own."""
     found: dict[str, ModuleType] = {}
-    for item in user_code(logical):
-        module = sys.modules.get(item.__module__ or "")
-        if module is not None:
-            found[module.__name__] = module
-    return [module for name, module in found.items() if name not in ("__main__", "builtins")]
+    while True:
+        before = len(found)
+        with by_value(found.values()):
+            for item in user_code(logical):
+                module = sys.modules.get(item.__module__ or "")
+                if module is not None and module.__name__ not in ("__main__", "builtins"):
+                    found[module.__name__] = module
+        if len(found) == before:
+            return list(found.values())
 
 
 def user_code(item: object) -> list[FunctionType | type]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -105,10 +105,14 @@ class RecordedSource(SimSource):
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         found = super().discover(position, context)
-        splits = tuple(
-            Split(split.id, split.payload, follows=follows)
-            for split, follows in zip(found.splits, self._follows, strict=True)
-        ) if found.splits else ()
+        splits = (
+            tuple(
+                Split(split.id, split.payload, follows=follows)
+                for split, follows in zip(found.splits, self._follows, strict=True)
+            )
+            if found.splits
+            else ()
+        )
         return Discovery(splits, found.position, found.exhausted)
 
     def open_split(self, split: Split) -> SplitReader:

@@ -13,6 +13,8 @@ from midstream.sim.world import Tempo
 ALL_ROWS: Final = 1 << 20
 """More than any recorded source has."""
 
+BATCHES: Final = (2, 3, 5, 8, 12, 25)
+"""Into about how many batches the rows of a source are cut."""
 FAULTS: Final = (
     "kill_slot",
     "kill_slot",
@@ -51,7 +53,7 @@ class Order:
     """What decides in which order rows of different inputs, splits and subtasks come to an operator."""
 
     seed: int = 0
-    tempo: Tempo = Tempo()
+    tempo: Tempo = field(default_factory=Tempo)
     rates: tuple[float | None, ...] = ()
     """Of each source, in the order of the program: rows per second; none or None: as fast as it goes."""
 
@@ -117,14 +119,18 @@ class JobScenario:
             then = "" if self.width.then == self.width.first else f", {self.width.then} after a restart"
             said.append(f"parallelism {self.width.first}{then}")
         if self.cuts != Cuts():
-            said.append(f"batches of {'1 to ' * (self.cuts.are_random and self.cuts.batch_rows > 1)}{self.cuts.batch_rows} rows")
+            said.append(
+                f"batches of {'1 to ' * (self.cuts.are_random and self.cuts.batch_rows > 1)}{self.cuts.batch_rows} rows"
+            )
         if self.order.rates and any(self.order.rates):
             rates = ", ".join("unlimited" if r is None else f"{r:g}" for r in self.order.rates)
             said.append(f"sources at {rates} rows/s")
         elif self.order != Order():
             said.append("other delays between tasks")
         if self.failures.faults:
-            said.append("with " + ", then ".join(f"{fault.kind} at step {fault.step}" for fault in self.failures.faults))
+            said.append(
+                "with " + ", then ".join(f"{fault.kind} at step {fault.step}" for fault in self.failures.faults)
+            )
         if self.failures.aligned_timeout_s is not None:
             said.append("unaligned checkpoints")
         if self.failures.pool_buffers < 1024:
@@ -142,13 +148,13 @@ REFERENCE: Final = JobScenario()
 SIDES: Final = ("outer", "order", "cuts", "width", "failures")
 
 
-def draw(seed: int, sources: int, parallelisms: Sequence[int], may_rescale: bool) -> JobScenario:
-    """The scenario of a seed, for a job with so many sources."""
+def draw(seed: int, rows: Sequence[int], parallelisms: Sequence[int], may_rescale: bool) -> JobScenario:
+    """The scenario of a seed, for a job whose sources have so many rows each."""
     random = Random(f"job scenario {seed}")
     return JobScenario(
         seed=seed,
-        order=draw_order(random, sources),
-        cuts=draw_cuts(random),
+        order=draw_order(random, len(rows)),
+        cuts=draw_cuts(random, max(rows)),
         failures=draw_failures(random, may_rescale),
         width=Width(random.choice(parallelisms), random.choice(parallelisms)),
         outer=Outer(random.uniform(1, 1e7), 1 + random.randrange(1 << 30), 1 + random.randrange(1 << 30)),
@@ -168,8 +174,12 @@ def draw_order(random: Random, sources: int) -> Order:
     return Order(1 + random.randrange(1 << 30), tempo, rates)
 
 
-def draw_cuts(random: Random) -> Cuts:
-    return Cuts(random.choice((1, 3, 10, 10, 50, 50, 1000)), random.random() < 0.6)
+def draw_cuts(random: Random, rows: int) -> Cuts:
+    """Time goes into batches, so there are some dozens of them at most, and mostly few."""
+    batches = random.choice(BATCHES)
+    if random.random() < 0.6:
+        return Cuts(max(1, 2 * rows // batches), are_random=True)
+    return Cuts(max(1, rows // batches))
 
 
 def draw_failures(random: Random, may_rescale: bool) -> Failures:
