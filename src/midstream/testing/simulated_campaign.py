@@ -50,6 +50,9 @@ class Report:
     """Of these, how many had not come to their end; nothing is said about them."""
     rows: int = 0
     seconds: float = 0.0
+    """Of the runs."""
+    total_s: float = 0.0
+    """With all that was done to find out why one fails."""
     seed: int | None = None
     """The one that failed; None: it was the reference run itself, or all is well."""
     kind: str = ""
@@ -138,11 +141,12 @@ class Campaign:
             self._explain(report, None, Small(self.job, reference, REFERENCE, again))
         else:
             self._run(report, reference, seeds, clues)
-        report.seconds = time.monotonic() - began_s
+        report.total_s = time.monotonic() - began_s
         return report
 
     def _run(self, report: Report, reference: Ran, seeds: Sequence[int], clues: Sequence[Clue]) -> None:
-        end_s = None if self.seconds is None else time.monotonic() + self.seconds
+        began_s = time.monotonic()
+        end_s = None if self.seconds is None else began_s + self.seconds
         if self.jobs > 1 and len(seeds) > 1:
             failing = self._in_processes(report, reference, seeds, end_s)
         else:
@@ -151,6 +155,7 @@ class Campaign:
                 failing = self._in_processes(report, reference, [], end_s)
             if failing is None:
                 failing = self._here(report, reference, seeds, end_s)
+        report.seconds = time.monotonic() - began_s
         if failing is None:
             return
         if failing.seed == PROBE:
@@ -158,7 +163,8 @@ class Campaign:
             report.found = failing.lines
             report.schedule = "the reference run again, in another process"
             sets = [clue for clue in clues if clue.habit in (Habit.SET, Habit.HASH)]
-            report.diagnosis = Diagnosis(Cause.SET, clues=sets)
+            cause = Cause.HASH if all(clue.habit is Habit.HASH for clue in sets) and sets else Cause.SET
+            report.diagnosis = Diagnosis(cause, clues=sets)
             return
         scenario = self.scenario(failing.seed)
         verdict = judge(self.job, reference, run_job(self.job, scenario), self.contracts)

@@ -16,10 +16,17 @@ from midstream.testing.simulated_code import UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulated_job import TAP, Place, SimulatedJob, place_of
 from midstream.testing.simulated_output import Contract, differences
 from midstream.testing.simulated_run import Ran, run_job
-from midstream.testing.simulated_scenario import REFERENCE, JobScenario, Outer, draw, only
+from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
 
 TRIES: Final = {"clock": 2, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
 """How many runs each experiment has at most."""
+
+SIDE_WORDS: Final = {
+    "cuts": "where batches are cut",
+    "order": "the speed of inputs and tasks",
+    "width": "the parallelism",
+    "failures": "what befalls the job",
+}
 
 
 class Cause(Enum):
@@ -98,8 +105,7 @@ class Diagnosis:
         if self.suspect is not None:
             lines.append(f"First seen behind: {self.suspect}")
         lines += [f"Look at: {clue}" for clue in self.clues[:5]]
-        lines += [f"Tried: {text}" for text in self.experiments]
-        return lines
+        return [*lines, *self.experiments]
 
 
 @dataclass(slots=True)
@@ -120,6 +126,10 @@ class _Lab:
         self.reference = run_job(self.job, REFERENCE)
         self.seen: dict[str, _Seen] = {}
         self.experiments: list[str] = []
+        self.same: list[str] = []
+        most = max(recorded.rows for recorded in job.inputs.values())
+        self.cuts = Cuts(max(1, most // 6))
+        """A few batches, so that there is something between them."""
 
     def differs(self, ran: Ran) -> bool:
         if ran.error or ran.engine_bugs:
@@ -135,17 +145,23 @@ class _Lab:
             if self.differs(ran):
                 self.seen[name] = _Seen(scenario, ran)
                 self.experiments.append(
-                    f"only {what} changed: the output differs (run {number}: {scenario.describe()})"
+                    f"Experiment: when only {what} changes, the output differs (in run {number}: {scenario.describe()})"
                 )
                 return True
-        self.experiments.append(f"only {what} changed: the output stays the same in {TRIES.get(name, 1)} runs")
+        self.same.append(what)
         return False
+
+    def told(self) -> list[str]:
+        """What was tried, and what came of it."""
+        same = [f"Experiment: the output stays the same when only one of these changes: {', '.join(self.same)}"]
+        return [*(same if self.same else ()), *self.experiments]
 
     def sided(self, *sides: str) -> Iterator[JobScenario]:
         rows = [recorded.rows for recorded in self.job.inputs.values()]
         tries = max(TRIES[side] for side in sides)
         for seed in range(tries):
-            yield only(draw(seed, rows, self.parallelisms, not self.job.has_own_parallelism), *sides)
+            scenario = only(draw(seed, rows, self.parallelisms, not self.job.has_own_parallelism), *sides)
+            yield replace(scenario, cuts=self.cuts) if sides in (("width",), ("failures",)) else scenario
 
     def first_differing(self, seen: _Seen) -> Node | None:
         """The first operator in the order of the program whose rows differ."""
@@ -185,12 +201,7 @@ def diagnose(
         say(f"looking for the reason: only {what}")
         if lab.vary(name, what, (replace(REFERENCE, outer=make(n)) for n in range(1, TRIES[name] + 1))):
             return _made(lab, lab.seen[name], cause, habits)
-    for name, what in (
-        ("cuts", "where batches are cut"),
-        ("order", "the speed of inputs and tasks"),
-        ("width", "the parallelism"),
-        ("failures", "what befalls the job"),
-    ):
+    for name, what in SIDE_WORDS.items():
         say(f"looking for the reason: only {what}")
         lab.vary(name, what, lab.sided(name))
         if name == "order" and lab.seen:
@@ -202,7 +213,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
     seen = lab.seen
     if not seen:
         for sides in (("order", "cuts"), ("width", "cuts"), ("width", "order", "cuts")):
-            if lab.vary("order", f"{' and '.join(sides)}", lab.sided(*sides)):
+            if lab.vary("order", " and ".join(SIDE_WORDS[side] for side in sides), lab.sided(*sides)):
                 break
     if not seen:
         ran = run_job(lab.job, failing)
@@ -210,7 +221,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
             seen["all"] = _Seen(failing, ran)
             cause = Cause.FAILURES if failing.failures.faults else Cause.COMBINED
             return _state_or(lab, seen["all"], cause)
-        return Diagnosis(Cause.COMBINED, experiments=lab.experiments)
+        return Diagnosis(Cause.COMBINED, experiments=lab.told())
     calm = seen.get("cuts") or seen.get("order")
     if calm is not None:
         return _of_order(lab, calm)
@@ -228,10 +239,10 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
     node = lab.first_differing(seen)
     clues = _clues(lab, node, UNDECLARED)
     if clues:
-        return Diagnosis(Cause.STATE, _place(node), clues, lab.experiments)
+        return Diagnosis(Cause.STATE, _place(node), clues, lab.told())
     if other is Cause.ORDER and node is not None and _meets(lab, node):
         other = Cause.INPUTS
-    return Diagnosis(other, _place(node), _clues(lab, node, tuple(Habit)), lab.experiments)
+    return Diagnosis(other, _place(node), _clues(lab, node, tuple(Habit)), lab.told())
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
@@ -242,18 +253,18 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     node = lab.first_differing(seen)
     undeclared = _clues(lab, node, UNDECLARED)
     if node is None:
-        return Diagnosis(Cause.ORDER, None, [], lab.experiments)
+        return Diagnosis(Cause.ORDER, None, [], lab.told())
     takes_batches = node.kind in ("map_batches", "process_batches")
     if len(node.inputs) > 1 and not takes_batches:
-        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.experiments)
+        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
     if undeclared and not takes_batches:
-        return Diagnosis(Cause.STATE, place_of(node), undeclared, lab.experiments)
+        return Diagnosis(Cause.STATE, place_of(node), undeclared, lab.told())
     if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
-        return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.experiments)
+        return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.told())
     if _meets(lab, node):
-        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.experiments)
+        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
     cause = Cause.CUTS if "cuts" in lab.seen else Cause.ORDER
-    return Diagnosis(cause, place_of(node), undeclared, lab.experiments)
+    return Diagnosis(cause, place_of(node), undeclared, lab.told())
 
 
 def _is_cut(lab: _Lab) -> bool:
@@ -270,7 +281,7 @@ def _meets(lab: _Lab, node: Node) -> bool:
 
 
 def _at(lab: _Lab, node: Node, cause: Cause) -> Diagnosis:
-    return Diagnosis(cause, place_of(node), [], lab.experiments)
+    return Diagnosis(cause, place_of(node), [], lab.told())
 
 
 def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Diagnosis:
@@ -286,7 +297,7 @@ def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Di
             cause = Cause.RANDOM
         elif kinds & set(UNDECLARED):
             cause = Cause.STATE
-    return Diagnosis(cause, _place(node), clues, lab.experiments)
+    return Diagnosis(cause, _place(node), clues, lab.told())
 
 
 def _clues(lab: _Lab, node: Node | None, habits: tuple[Habit, ...]) -> list[Clue]:

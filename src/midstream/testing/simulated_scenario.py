@@ -45,6 +45,32 @@ FAULTS: Final = (
 """What may befall a job, the usual things more often."""
 ASKING_TO_RESCALE: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
 """They may ask a job for another parallelism."""
+WORDS: Final = {
+    "kill_slot": "a slot dies",
+    "kill_slot_twice": "two slots die, one after the other",
+    "stop_slot": "a slot hangs",
+    "cut_link": "a connection between two slots breaks",
+    "cut_control": "the connection between the driver and a slot breaks",
+    "kill_driver": "the driver dies",
+    "stop_driver": "the driver hangs and is replaced",
+    "publish_fails": "a checkpoint cannot be written",
+    "crash_at_publish": "the driver or a slot dies while a checkpoint is completed",
+    "write_fails": "state cannot be written",
+    "user_error": "a row cannot be read, once or twice",
+    "read_fails": "the source cannot be read once",
+    "commit_fails": "a sink does not answer",
+    "open_fails": "a sink cannot be opened, and a slot dies",
+    "stop": "the job is stopped and started again",
+    "checkpoint": "a checkpoint is asked for",
+    "slow_storage": "the storage is slow",
+    "cancel": "the job is cancelled and started again",
+    "rescale": "the job is rescaled",
+    "savepoint": "a savepoint is asked for",
+    "stop_savepoint": "the job is stopped with a savepoint and goes on from it",
+    IN_FLIGHT: "the job fails, is stopped or rescaled once rows in flight are in a checkpoint",
+    RECOVERING: "the job fails, is stopped or rescaled while it recovers",
+}
+"""What each of them is, for people."""
 KILLS: Final = ("kill_slot", "user_error", "kill_slot_twice", "kill_driver")
 
 

@@ -14,6 +14,8 @@ from midstream.testing.simulated_scenario import REFERENCE, SIDES, Cuts, JobScen
 from midstream.testing.simulated_surroundings import Effect
 
 SHRINK_TRIES_MAX: Final = 60
+PLAINEST: Final = "kill_slot"
+"""The fault that everybody understands."""
 SHRINK_S: Final = 15.0
 """Processor time."""
 
@@ -31,12 +33,18 @@ class Verdict:
     def lines(self) -> list[str]:
         lines = [line for difference in self.differences for line in difference.lines()]
         if self.error:
-            lines += self.error.splitlines()
+            lines += _short(self.error)
         for effect, before, after in self.effects:
             lines.append(f"{effect.place}: a function {effect.what}: {after} times instead of {before}")
         return lines
 
 
+def _short(error: str) -> list[str]:
+    """What the function raised and where: not how the engine passed it on."""
+    return error.partition("\nThe above exception was the direct cause")[0].splitlines()[:LINES_MAX]
+
+
+LINES_MAX: Final = 30
 DIFFERS: Final = "differs"
 FAILS: Final = "fails"
 ENGINE: Final = "engine"
@@ -109,9 +117,17 @@ def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
     for side in SIDES:
         if getattr(scenario, side) != getattr(REFERENCE, side):
             yield without(scenario, side)
+    outer = scenario.outer
+    for smaller in (replace(outer, clock_s=0.0), replace(outer, random=0), replace(outer, hash=0)):
+        if smaller != outer:
+            yield replace(scenario, outer=smaller)
     faults = scenario.failures.faults
     for index in range(len(faults)):
         yield replace(scenario, failures=replace(scenario.failures, faults=faults[:index] + faults[index + 1 :]))
+    for index, fault in enumerate(faults):
+        if fault.kind != PLAINEST:
+            plainer = (*faults[:index], replace(fault, kind=PLAINEST), *faults[index + 1 :])
+            yield replace(scenario, failures=replace(scenario.failures, faults=plainer))
     plain = replace(REFERENCE.failures, faults=faults, interval_s=scenario.failures.interval_s)
     if scenario.failures != plain:
         yield replace(scenario, failures=plain)
