@@ -154,9 +154,7 @@ class JobScenario:
         elif self.order != Order():
             said.append("other delays between tasks")
         if self.failures.faults:
-            said.append(
-                "with " + ", then ".join(f"{fault.kind} at step {fault.step}" for fault in self.failures.faults)
-            )
+            said.append(", then ".join(f"{WORDS[fault.kind]} (at step {fault.step})" for fault in self.failures.faults))
         if self.failures.aligned_timeout_s is not None:
             said.append("unaligned checkpoints")
         if self.failures.pool_buffers < 1024:
