@@ -22,6 +22,7 @@ from midstream.core.installed import is_installed
 from midstream.graph.build import assign_uids, build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import Input, LogicalGraph, Node
+from midstream.operators.reduction import Reduction
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -105,6 +106,8 @@ class SimulatedJob:
     """By uid of the source."""
     is_tapped: bool = False
     _pickled: dict[int, bytes] = field(default_factory=dict)
+    _constants: list[object] = field(default_factory=list)
+    """What the graph holds that never changes and takes long to make anew."""
 
     @property
     def sinks(self) -> dict[str, Place]:
@@ -143,13 +146,18 @@ class SimulatedJob:
         if data is None:
             buffer = io.BytesIO()
             with by_value(own_modules(self.logical)):
-                _Pickler(buffer).dump(self.graph(parallelism))
+                _Pickler(buffer, self._constants).dump(self.graph(parallelism))
             data = self._pickled[parallelism] = buffer.getvalue()
         return data
 
+    def unpickled(self, data: bytes, sink: Sink, kind: type[Unpickler]) -> JobGraph:
+        """What `pickled` has given, with the sink of a run in it."""
+        graph: JobGraph = kind(data, sink, self._constants).load()
+        return graph
+
     def with_inputs(self, inputs: Mapping[str, Recorded]) -> SimulatedJob:
         """The same job over other rows."""
-        return SimulatedJob(self.logical, self.config, inputs, self.is_tapped, self._pickled)
+        return SimulatedJob(self.logical, self.config, inputs, self.is_tapped, self._pickled, self._constants)
 
     def tapped(self) -> SimulatedJob:
         """The same with a book at the output of every operator, and at the late rows of every window."""
@@ -312,38 +320,39 @@ def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> pa.Table:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Schemas and placeholders are names, which each run has things of its own for."""
+    """Sinks, schemas and reductions are names, which each run has things of its own for, or shares with all others."""
 
-    def __init__(self, buffer: io.BytesIO) -> None:
+    def __init__(self, buffer: io.BytesIO, constants: list[object]) -> None:
         super().__init__(buffer)
+        self._constants = constants
+        self._numbers = {id(item): number for number, item in enumerate(constants)}
 
     def persistent_id(self, item: Any) -> object:
         if isinstance(item, Book):
             return "sink"
-        if type(item) is pa.Schema:
-            return item.serialize().to_pybytes()
+        if type(item) is pa.Schema or (type(item) is Reduction and not _has_code(item)):
+            if id(item) not in self._numbers:
+                self._numbers[id(item)] = len(self._constants)
+                self._constants.append(item)
+            return self._numbers[id(item)]
         return None
 
-    def reducer_override(self, item: Any) -> Any:
-        return super().reducer_override(item)
+
+def _has_code(reduction: Reduction) -> bool:
+    """Whether it calls functions of the user's."""
+    return bool(user_code(reduction))
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads the graph of `SimulatedJob.pickled`, with the sink of a run in it."""
+    """Reads the graph of `SimulatedJob.pickled`."""
 
-    _schemas: Final[dict[bytes, pa.Schema]] = {}
-
-    def __init__(self, data: bytes, sink: Sink) -> None:
+    def __init__(self, data: bytes, sink: Sink, constants: Sequence[object]) -> None:
         super().__init__(io.BytesIO(data))
         self._sink = sink
+        self._constants = constants
 
     def persistent_load(self, name: Any) -> Any:
-        if name == "sink":
-            return self._sink
-        schema = self._schemas.get(name)
-        if schema is None:
-            schema = self._schemas[name] = pa.ipc.read_schema(pa.py_buffer(name))
-        return schema
+        return self._sink if name == "sink" else self._constants[name]
 
 
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:

@@ -230,6 +230,7 @@ class _BookWriter(SinkWriter):
 class _JobCluster(Cluster):
     """Ships the job's graph, and does not take a failure of a user's function for the engine's."""
 
+    job: SimulatedJob
     sink: BookSink
     sources: Mapping[str, RecordedSource]
 
@@ -239,8 +240,7 @@ class _JobCluster(Cluster):
         return driver
 
     def unpickle(self, data: bytes) -> Any:
-        graph = _Unpickler(data, self.sink).load()
-        return _with_sources(graph, self.sources)
+        return _with_sources(self.job.unpickled(data, self.sink, _Unpickler), self.sources)
 
 
 class _Unpickler(Unpickler):
@@ -319,6 +319,7 @@ class _Run:
         self.savepoints = _Savepoints(world, self._disks)
         network = Network(world, wire_bytes_max=65536, pull_bytes_max=16384)
         self.cluster = _JobCluster(world, self.savepoints.open, network, Coordinator, {})
+        self.cluster.job = job
         self.cluster.sink = BookSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
         self.cluster.sources = self.sources
         self.cluster.answered = self.savepoints.answered

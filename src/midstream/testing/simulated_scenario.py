@@ -13,7 +13,7 @@ from midstream.sim.world import Tempo
 ALL_ROWS: Final = 1 << 20
 """More than any recorded source has."""
 
-BATCHES: Final = (2, 3, 5, 8, 12, 25)
+BATCHES: Final = (2, 3, 5, 5, 8, 8, 20)
 """Into about how many batches the rows of a source are cut."""
 FAULTS: Final = (
     "kill_slot",
@@ -175,12 +175,13 @@ SIDES: Final = ("outer", "order", "cuts", "width", "failures")
 def draw(seed: int, rows: Sequence[int], parallelisms: Sequence[int], may_rescale: bool) -> JobScenario:
     """The scenario of a seed, for a job whose sources have so many rows each."""
     random = Random(f"job scenario {seed}")
+    widths = (*parallelisms[:2], *parallelisms)  # mostly low ones, which are quick to run
     return JobScenario(
         seed=seed,
         order=draw_order(random, len(rows)),
         cuts=draw_cuts(random, max(rows)),
         failures=draw_failures(random, may_rescale),
-        width=Width(random.choice(parallelisms), random.choice(parallelisms)),
+        width=Width(random.choice(widths), random.choice(widths)),
         outer=Outer(random.uniform(1, 1e7), 1 + random.randrange(1 << 30), 1 + random.randrange(1 << 30)),
     )
 
@@ -220,7 +221,7 @@ def draw_failures(random: Random, may_rescale: bool) -> Failures:
         faults = tuple(sorted(drawn, key=lambda fault: fault.step))
     return Failures(
         faults,
-        interval_s=random.choice((0.001, 0.003, 0.01)),
+        interval_s=random.choice((0.002, 0.005, 0.01)),
         aligned_timeout_s=random.choice((None, 0.0, 0.001)),
         pool_buffers=random.choice((0, 16, 1024)),
         buffer_bytes=random.choice((4096, 32768)),
