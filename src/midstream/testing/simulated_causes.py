@@ -21,6 +21,8 @@ from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, O
 TRIES: Final = {"clock": 2, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
 """How many runs each experiment has at most."""
 
+BATCHES: Final = ("map_batches", "process_batches", "co_process_batches")
+"""Kinds of operators whose functions take batches."""
 SIDE_WORDS: Final = {
     "cuts": "where batches are cut",
     "order": "the speed of inputs and tasks",
@@ -254,7 +256,7 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     undeclared = _clues(lab, node, UNDECLARED)
     if node is None:
         return Diagnosis(Cause.ORDER, None, [], lab.told())
-    takes_batches = node.kind in ("map_batches", "process_batches")
+    takes_batches = node.kind in BATCHES
     if len(node.inputs) > 1 and not takes_batches:
         return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
     if undeclared and not takes_batches:
