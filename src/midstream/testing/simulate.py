@@ -72,7 +72,10 @@ def simulate(
         jobs=jobs,
         seconds=seconds,
     )
-    report = campaign.go(list(seeds))
+    chosen = list(seeds)
+    if not chosen:
+        raise ConfigError("seeds: there are no seeds; give for example range(50)")
+    report = campaign.go(chosen)
     if not report.ok:
         raise AssertionError(report.text)
     return report
@@ -97,6 +100,8 @@ def campaign_of(
     tables = {uid: table_of(rows, uid) for uid, rows in inputs.items()}
     made = simulated_job(logical, config, tables, rows_max=rows_max, own_names=own_names)
     wanted = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
+    if not wanted:
+        raise ConfigError("parallelism: there is none to try; give for example (1, 2)")
     if jobs < 1:
         raise ConfigError(f"jobs: {jobs} is not a positive whole number")
     return Campaign(

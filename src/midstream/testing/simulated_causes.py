@@ -17,6 +17,7 @@ from midstream.testing.simulated_job import TAP, Place, SimulatedJob, place_of
 from midstream.testing.simulated_output import Contract, differences
 from midstream.testing.simulated_run import Ran, run_job
 from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
+from midstream.testing.simulated_verdict import reference_of
 
 TRIES: Final = {"clock": 2, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
 """How many runs each experiment has at most."""
@@ -138,7 +139,8 @@ class _Lab:
             return bool(ran.error) and not self.reference.error
         if not ran.is_over:
             return False
-        return bool(differences(self.reference.output, ran.output, self.sinks, self.contracts))
+        reference = reference_of(self.job, self.reference, ran)
+        return bool(differences(reference.output, ran.output, self.sinks, self.contracts))
 
     def vary(self, name: str, what: str, scenarios: Iterator[JobScenario]) -> bool:
         """Whether one of them gives another output."""
@@ -167,7 +169,8 @@ class _Lab:
 
     def first_differing(self, seen: _Seen) -> Node | None:
         """The first operator in the order of the program whose rows differ."""
-        found = {d.place.uid for d in differences(self.reference.output, seen.ran.output, self.places, self.contracts)}
+        reference = reference_of(self.job, self.reference, seen.ran)
+        found = {d.place.uid for d in differences(reference.output, seen.ran.output, self.places, self.contracts)}
         for node in self.job.logical.nodes:
             if any(f"{TAP}{node.uid}" == uid or uid.startswith(f"{TAP}{node.uid} ") for uid in found):
                 return node
@@ -176,7 +179,8 @@ class _Lab:
     def drops_rows(self, seen: _Seen) -> Node | None:
         """The window whose late rows are others than in the reference run."""
         late = [place for place in self.places if place.uid.startswith(TAP) and place.uid.endswith(" late")]
-        for difference in differences(self.reference.output, seen.ran.output, late, {}):
+        reference = reference_of(self.job, self.reference, seen.ran)
+        for difference in differences(reference.output, seen.ran.output, late, {}):
             uid = difference.place.uid.removeprefix(TAP).removesuffix(" late")
             return self.job.node_of[uid]
         return None

@@ -159,6 +159,18 @@ class SimulatedJob:
         """The same job over other rows."""
         return SimulatedJob(self.logical, self.config, inputs, self.is_tapped, self._pickled, self._constants)
 
+    def cut_off(self, rows: Mapping[str, Sequence[int]]) -> SimulatedJob:
+        """The same job over the first rows of each split."""
+        return self.with_inputs(
+            {
+                uid: Recorded(
+                    tuple(table.slice(0, count) for table, count in zip(recorded.splits, rows[uid], strict=True)),
+                    recorded.follows,
+                )
+                for uid, recorded in self.inputs.items()
+            }
+        )
+
     def tapped(self) -> SimulatedJob:
         """The same with a book at the output of every operator, and at the late rows of every window."""
         graph = LogicalGraph(list(self.logical.nodes))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobEnded, JobPlan
-from midstream.core.batches import concat
+from midstream.core.batches import concat, empty_batch
 from midstream.core.config import RestartStrategy
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import JobGraph
@@ -65,6 +65,8 @@ class Ran:
     steps: int = 0
     struck: Counter[str] = field(default_factory=Counter)
     effects: Counter[Effect] = field(default_factory=Counter)
+    drained: dict[str, tuple[int, ...]] | None = None
+    """Of a job that was told to come to its end early: how many rows of each split it has read, by uid of the source."""
     trace: Trace | None = None
 
 
@@ -94,7 +96,9 @@ class RecordedSource(SimSource):
     def __init__(self, outside: Outside, number: int, recorded: Recorded, scenario: JobScenario) -> None:
         super().__init__(outside, number, [table.num_rows for table in recorded.splits], keys=1)
         self.schema = recorded.splits[0].schema
-        self.blocking = scenario.failures.faults != () or bool(scenario.order.seed)
+        self.blocking = (scenario.failures.faults != () or bool(scenario.order.seed)) and not scenario.failures.drains
+        self.read = [0] * len(recorded.splits)
+        """How far each split was read by whatever has read it last."""
         rates = scenario.order.rates
         self.rows_per_s = rates[number] if number < len(rates) else None
         self.discovery_interval_s = 0.002
@@ -117,6 +121,7 @@ class RecordedSource(SimSource):
 
     def open_split(self, split: Split) -> SplitReader:
         number = int(split.id.partition("-")[2])
+        self.read[number] = split.offset
         return _Reader(self, number, split.offset)
 
     def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
@@ -139,7 +144,7 @@ class RecordedSource(SimSource):
 
 def _batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
-    return batches[0]
+    return batches[0] if batches else empty_batch(table.schema)
 
 
 class _Reader(SplitReader):
@@ -159,7 +164,7 @@ class _Reader(SplitReader):
             first = source.first_id(self._split)
             outside.check_poison(range(first + self._offset, first + stop))
         batch = source.batch(self._split, self._offset, stop)
-        self._offset = stop
+        self._offset = source.read[self._split] = stop
         return batch, stop
 
 
@@ -333,6 +338,8 @@ class _Run:
         self._launch_is_due = False
         self._is_given_up = False
         self._is_over = False
+        self._is_hopeless = False
+        """It was started `LAUNCHES_MAX` times, and has not come to its end."""
         self._error = ""
         self._struck: Counter[str] = Counter()
         self._faults_left = list(failures.faults)
@@ -370,6 +377,7 @@ class _Run:
             steps=world.step_number,
             struck=self._struck,
             effects=around.effects,
+            drained={uid: tuple(source.read) for uid, source in self.sources.items()} if self.outside.drained else None,
             trace=world.trace,
         )
 
@@ -390,7 +398,7 @@ class _Run:
                 self._struck[fault.kind] += 1
         if not self._launch_is_due and (self._driver.is_over or self._is_given_up):
             self._after_end(None if self._is_given_up else self._driver.outcome)
-        return self._is_over
+        return self._is_over or self._is_hopeless
 
     def _after_end(self, ended: JobEnded | None) -> None:
         if ended is not None and ended.state == "finished":
@@ -401,7 +409,7 @@ class _Run:
             self._error = str(ended.error)
             return
         if self._launches >= LAUNCHES_MAX:
-            self.world.bug(f"the job was started {LAUNCHES_MAX} times")
+            self._is_hopeless = True
             return
         restore = "latest"
         if ended is not None and ended.checkpoint is not None and ended.checkpoint in self.savepoints.made:

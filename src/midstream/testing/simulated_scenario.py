@@ -45,6 +45,8 @@ FAULTS: Final = (
 """What may befall a job, the usual things more often."""
 ASKING_TO_RESCALE: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
 """They may ask a job for another parallelism."""
+DRAINED: Final = 0.1
+"""How many of the runs with faults are drained."""
 WORDS: Final = {
     "kill_slot": "a slot dies",
     "kill_slot_twice": "two slots die, one after the other",
@@ -63,6 +65,7 @@ WORDS: Final = {
     "stop": "the job is stopped and started again",
     "checkpoint": "a checkpoint is asked for",
     "slow_storage": "the storage is slow",
+    "drain": "the job is told to come to its end (drain)",
     "cancel": "the job is cancelled and started again",
     "rescale": "the job is rescaled",
     "savepoint": "a savepoint is asked for",
@@ -71,6 +74,8 @@ WORDS: Final = {
     RECOVERING: "the job fails, is stopped or rescaled while it recovers",
 }
 """What each of them is, for people."""
+BESIDE_DRAIN: Final = ("checkpoint", "savepoint")
+"""What befalls a job that is drained: after a failure it would not be known how many rows it has taken."""
 KILLS: Final = ("kill_slot", "user_error", "kill_slot_twice", "kill_driver")
 
 
@@ -106,6 +111,11 @@ class Failures:
     sink_rows: int = 0
     """Above 0: a sink takes so many rows, then rests."""
     small_chunks: bool = False
+
+    @property
+    def drains(self) -> bool:
+        """Whether the job is told to come to its end before it has read all rows."""
+        return any(fault.kind == "drain" for fault in self.faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +186,21 @@ def draw(seed: int, rows: Sequence[int], parallelisms: Sequence[int], may_rescal
     """The scenario of a seed, for a job whose sources have so many rows each."""
     random = Random(f"job scenario {seed}")
     widths = (*parallelisms[:2], *parallelisms)  # mostly low ones, which are quick to run
+    failures = draw_failures(random, may_rescale)
     return JobScenario(
         seed=seed,
-        order=draw_order(random, len(rows)),
+        order=draw_order(random, len(rows), failures.drains),
         cuts=draw_cuts(random, max(rows)),
-        failures=draw_failures(random, may_rescale),
+        failures=failures,
         width=Width(random.choice(widths), random.choice(widths)),
         outer=Outer(random.uniform(1, 1e7), 1 + random.randrange(1 << 30), 1 + random.randrange(1 << 30)),
     )
 
 
-def draw_order(random: Random, sources: int) -> Order:
+def draw_order(random: Random, sources: int, drains: bool) -> Order:
+    """`drains`: what is read must be emitted at once, or it is not known how much was."""
     rates: tuple[float | None, ...] = ()
-    if random.random() < 0.4:
+    if not drains and random.random() < 0.4:
         rates = tuple(random.choice((None, None, 2_000.0, 20_000.0)) for _ in range(sources))
     tempo = Tempo(
         mail_us=random.choice((5, 40, 400)),
@@ -211,13 +223,19 @@ def draw_failures(random: Random, may_rescale: bool) -> Failures:
     faults: tuple[Fault, ...] = ()
     if random.random() < 0.9:
         horizon = random.choice((150, 300, 800))
-        kinds = [kind for kind in FAULTS if may_rescale or kind not in ASKING_TO_RESCALE]
+        drains = random.random() < DRAINED
+        kinds = [kind for kind in BESIDE_DRAIN if drains] or [
+            kind for kind in FAULTS if may_rescale or kind not in ASKING_TO_RESCALE
+        ]
         drawn = [
             Fault(random.randrange(20, horizon), random.choice(kinds), random.randrange(1 << 20))
             for _ in range(random.choice((1, 1, 2, 3)))
         ]
         if random.random() < 0.5:
             drawn.append(Fault(random.randrange(60, horizon), random.choice(KILLS), random.randrange(1 << 20)))
+        if drains:
+            drawn = [fault for fault in drawn if fault.kind in BESIDE_DRAIN]
+            drawn.append(Fault(random.randrange(40, horizon), "drain", 0))
         faults = tuple(sorted(drawn, key=lambda fault: fault.step))
     return Failures(
         faults,

@@ -54,15 +54,17 @@ class Surroundings:
     world: World
     outer: Outer
     effects: Counter[Effect] = field(default_factory=Counter)
+    slept_s: float = 0.0
+    """A function that sleeps holds up nothing but what clocks say: in production heartbeats go on meanwhile."""
     thread: int = field(default_factory=threading.get_ident)
 
     def time_s(self) -> float:
         """Seconds since the epoch."""
         self.world.now_us += 1  # nobody reads a clock twice in the same moment
-        return EPOCH_MS / 1000 + self.outer.clock_s + self.world.now_us / 1e6
+        return EPOCH_MS / 1000 + self.outer.clock_s + self.slept_s + self.world.now_us / 1e6
 
     def sleep(self, seconds: float) -> None:
-        self.world.now_us += int(seconds * 1e6)
+        self.slept_s += seconds
 
 
 _present: Surroundings | None = None

@@ -59,6 +59,7 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
         return Verdict(FAILS, error=ran.error)
     if not ran.is_over:
         return Verdict(LONG, error=f"the job had not come to its end after {ran.steps:,} steps")
+    reference = reference_of(job, reference, ran)
     found = differences(reference.output, ran.output, job.sinks.values(), contracts)
     if found:
         return Verdict(DIFFERS, found)
@@ -68,6 +69,13 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
         if count > reference.effects[effect]
     ]
     return Verdict(EFFECT, effects=more) if more else Verdict()
+
+
+def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
+    """What `ran` is compared with: of a job that was drained the run without failures over the rows that it has read."""
+    if ran.drained is None:
+        return reference
+    return run_job(job.cut_off(ran.drained), REFERENCE)
 
 
 @dataclass(slots=True)
@@ -125,7 +133,7 @@ def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
     for index in range(len(faults)):
         yield replace(scenario, failures=replace(scenario.failures, faults=faults[:index] + faults[index + 1 :]))
     for index, fault in enumerate(faults):
-        if fault.kind != PLAINEST:
+        if fault.kind != PLAINEST and not scenario.failures.drains:  # see BESIDE_DRAIN
             plainer = (*faults[:index], replace(fault, kind=PLAINEST), *faults[index + 1 :])
             yield replace(scenario, failures=replace(scenario.failures, faults=plainer))
     plain = replace(REFERENCE.failures, faults=faults, interval_s=scenario.failures.interval_s)

@@ -400,6 +400,7 @@ def simulate(
     from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
 
     choice = {"--seed": seed, "--seeds": seeds, "--seconds": seconds, "--coverage": coverage or None}
+    filtered = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
     if job is not None:
         from midstream.ui.simulating_jobs import JobOptions, simulate_job
 
@@ -415,6 +416,8 @@ def simulate(
         )
         if seed is not None or trace:
             _refuse({"--seeds": seeds}, "give either this or --seed, and --trace with --seed")
+        if not trace:
+            _refuse(filtered, "chooses lines of a trace: add --trace")
         filters = Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail)
         options = JobOptions(
             path=job,
@@ -440,7 +443,6 @@ def simulate(
         "--faults": faults,
         "--rows": rows,
     }
-    filtered = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
     if mutations is not None:
         _refuse(
             {**choice, **shape, **filtered, "--seconds": None, "--trace": trace or None},
