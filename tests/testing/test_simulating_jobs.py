@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -24,6 +27,7 @@ from midstream.testing.simulate import campaign_of
 from midstream.testing.simulated_campaign import Campaign
 from midstream.testing.simulated_run import run_job
 from midstream.testing.simulated_scenario import FAULTS, REFERENCE, WORDS
+from midstream.testing.simulated_verdict import LONG, judge
 
 ROWS = [{"id": i, "key": i % 3} for i in range(30)]
 
@@ -220,6 +224,62 @@ def test_a_job_that_never_ends_by_itself_is_over_with_its_recorded_rows() -> Non
     env.generate(lambda i: {"n": i}).print()
     report = simulate(env, seeds=range(3), rows_max=40)
     assert report.rows == 40
+
+
+def imported(directory: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (directory / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(directory))
+    return importlib.import_module(name)
+
+
+def test_a_module_with_a_lock_is_imported_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+import threading
+
+LOCK = threading.Lock()
+
+def kept(row):
+    with LOCK:
+        return row["id"] > 3
+"""
+    module = imported(tmp_path, "simulated_with_a_lock", text, monkeypatch)
+    env = Environment("lock")
+    env.from_collection(ROWS, splits=1).filter(module.kept).print()
+    assert simulate(env, seeds=range(3)).ok
+
+
+def test_state_in_a_module_beside_the_job_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+counts = {}
+
+def nth(row):
+    return {"id": row["id"], "n": counted(row["key"])}
+
+def counted(key):
+    counts[key] = counts.get(key, 0) + 1
+    return counts[key]
+"""
+    module = imported(tmp_path, "simulated_helper", text, monkeypatch)
+    env = Environment("helper")
+    env.from_collection(ROWS, splits=1).map(module.nth, {"id": int, "n": int}).print()
+    with pytest.raises(AssertionError, match=r"simulated_helper.py:8: keeps state in a global variable: counts"):
+        simulate(env, seeds=range(200))
+    assert module.counts == {}
+
+
+def test_rows_larger_than_a_buffer_get_through() -> None:
+    env = Environment("large")
+    large = env.from_collection([{"id": i, "text": str(i) * 200_000} for i in range(6)], splits=1)
+    large.key_by("id").process(Count(), {"id": int, "n": int}).print()
+    assert simulate(env, seeds=range(6)).ok
+
+
+def test_a_job_that_does_not_come_to_its_end_is_said_not_to() -> None:
+    made = campaign(counting())
+    made.job.config = msgspec.structs.replace(made.job.config, max_parallelism=8)
+    ran = run_job(made.job, replace(REFERENCE, steps_max=10))
+    assert not ran.is_over
+    assert judge(made.job, ran, ran, {}).kind == LONG
 
 
 def test_files_are_read_once_and_sinks_never_opened(tmp_path: Path) -> None:

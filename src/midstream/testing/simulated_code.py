@@ -78,7 +78,7 @@ _DRAWS: Final = frozenset(
 _UNSIMULATED: Final = frozenset(
     ("uuid4", "uuid1", "urandom", "token_hex", "token_bytes", "token_urlsafe", "default_rng")
 )
-_EFFECTS: Final = frozenset(("write_text", "write_bytes", "urlopen", "unlink", "mkdir", "post", "put", "Popen"))
+_EFFECTS: Final = frozenset(("write_text", "write_bytes", "urlopen", "unlink", "mkdir", "Popen"))
 
 
 @dataclass(frozen=True, slots=True)

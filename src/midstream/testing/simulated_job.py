@@ -368,17 +368,31 @@ class Unpickler(pickle.Unpickler):
 
 
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:
-    """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own."""
-    found: dict[str, ModuleType] = {}
+    """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own.
+
+    Not those that hold what cannot be pickled, such as a lock: of these there is one for all tasks.
+    """
+    found: dict[str, ModuleType] = {"__main__": sys.modules["__main__"]}
+    taken: list[ModuleType] = []
     while True:
-        before = len(found)
-        with by_value(found.values()):
-            for item in user_code(logical):
-                module = sys.modules.get(item.__module__ or "")
-                if module is not None and module.__name__ not in ("__main__", "builtins"):
-                    found[module.__name__] = module
-        if len(found) == before:
-            return list(found.values())
+        with by_value(taken):
+            named = {item.__module__ or "" for item in user_code(logical)} - found.keys()
+        new = [sys.modules[name] for name in sorted(named) if name in sys.modules]
+        if not new:
+            return taken
+        for module in new:
+            found[module.__name__] = module
+            if _is_separable(logical, [*taken, module]):
+                taken.append(module)
+
+
+def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
+    try:
+        with by_value(modules):
+            user_code(logical)
+    except Exception:  # noqa: BLE001 - any __reduce__ may raise anything
+        return False
+    return True
 
 
 def user_code(item: object) -> list[FunctionType | type]:

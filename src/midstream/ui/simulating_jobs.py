@@ -84,7 +84,7 @@ def _campaign(options: JobOptions) -> Campaign:
         parallelism=widths or None,
         latest=_columns("--latest", options.latest),
         ignore=_columns("--ignore", options.ignore),
-        jobs=len(os.sched_getaffinity(0)) if options.jobs is None else options.jobs,
+        jobs=os.cpu_count() or 1 if options.jobs is None else options.jobs,
         seconds=options.seconds,
         replay=options.command,
     )
