@@ -174,7 +174,7 @@ def test_hash_of_text() -> None:
 
 def test_the_order_of_a_set() -> None:
     def first_word(row: Row) -> Row:
-        words = set(f"alpha beta gamma delta epsilon {row['name']}".split())
+        words = set(f"alpha{row['id']} beta{row['id']} gamma{row['id']}".split())
         return {"id": row["id"], "word": next(iter(words))}  # the mistake
 
     text = report_of(lambda s: s.map(first_word, {"id": int, "word": str}))
