@@ -49,7 +49,7 @@ from midstream.bench.nexmark.queries import QUERIES
 from midstream.connectors.generator import GeneratorSource
 from midstream.testing import simulate
 
-SEEDS = range(int(os.environ.get("SIMULATED_SEEDS", "6")))
+SEEDS = range(int(os.environ.get("SIMULATED_SEEDS", "4")))
 BEGIN = datetime(2024, 5, 1)
 ROWS = [
     {"id": i, "key": i * 7 % 5, "name": f"name {i % 7}", "value": i * 31 % 17 / 3, "at": BEGIN + timedelta(seconds=i)}

@@ -220,6 +220,7 @@ def draw_cuts(random: Random, rows: int) -> Cuts:
 
 
 def draw_failures(random: Random, may_rescale: bool) -> Failures:
+    """Mostly some; `may_rescale`: whether the job can be asked to run at any parallelism."""
     faults: tuple[Fault, ...] = ()
     if random.random() < 0.9:
         horizon = random.choice((150, 300, 800))
