@@ -31,8 +31,8 @@ ROOMS = (
     "inprocess",
     "api",
     "sim",
-    "testing",
     "bench",
+    "testing",
     "ui",
 )
 """Low to high: a room imports only rooms before it."""

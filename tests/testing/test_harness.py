@@ -203,7 +203,7 @@ def test_a_function_on_batches_of_two_inputs():
     ("make", "error", "message"),
     [
         (
-            lambda: harness(Counter, {"user": str}, {"n": int}, key="user"),
+            lambda: harness(Counter, {"user": str}, {"n": int}, key="user"),  # type: ignore[arg-type]
             JobError,
             r"Counter is a class; give an instance",
         ),
@@ -215,7 +215,7 @@ def test_a_function_on_batches_of_two_inputs():
             SchemaError,
             "event_time 'at'",
         ),
-        (lambda: harness(3, {"user": str}, {"n": int}, key="user"), JobError, "3 is not a KeyedProcessFunction"),
+        (lambda: harness(3, {"user": str}, {"n": int}, key="user"), JobError, "3 is not a KeyedProcessFunction"),  # type: ignore[arg-type]
     ],
     ids=["class", "no-key", "one-input", "key", "event-time", "number"],
 )
@@ -232,6 +232,6 @@ def test_an_error_of_the_function_is_raised_as_it_is():
     function = harness(Fails(), {"user": str}, {"n": int}, key="user")
     with pytest.raises(KeyError) as caught:
         function.process({"user": "ann"})
-    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)
+    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
     with pytest.raises(JobError, match="has failed"):
         function.process({"user": "ann"})

@@ -303,11 +303,11 @@ def test_an_exception_without_a_text_is_raised_all_the_same():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: testing.job(baskets(), restore="latest"), "restore: 'latest' is not a snapshot"),
+        (lambda: testing.job(baskets(), restore="latest"), "restore: 'latest' is not a snapshot"),  # type: ignore[arg-type]
         (lambda: testing.job(baskets()).state("basket"), "the job has 0 of that name; uids are baskets"),
-        (lambda: testing.check_source(5), "5 is not a Source"),
-        (lambda: testing.check_sink(5), "5 is not a function that makes a sink"),
-        (lambda: testing.check_sink(lambda: 5), r"target\(\) answered 5"),
+        (lambda: testing.check_source(5), "5 is not a Source"),  # type: ignore[arg-type]
+        (lambda: testing.check_sink(5), "5 is not a function that makes a sink"),  # type: ignore[arg-type]
+        (lambda: testing.check_sink(lambda: 5), r"target\(\) answered 5"),  # type: ignore[arg-type, return-value]
     ],
     ids=["restore", "operator", "source", "target", "sink"],
 )

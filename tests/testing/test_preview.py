@@ -52,7 +52,7 @@ def test_files_are_read_as_in_a_job(tmp_path, format):
     for part in range(3):
         frame = pl.DataFrame({"n": range(part * 1000, part * 1000 + 1000)})
         path = tmp_path / f"{part}.{format}"
-        {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[format](path)
+        {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[format](path)  # type: ignore[operator]
     stream = Environment().read_files(tmp_path)
     assert [row["n"] for row in stream.preview(5).rows] == [0, 1, 2, 3, 4]
     assert sorted(row["n"] for row in stream.preview(5000).rows) == list(range(3000))

@@ -98,7 +98,7 @@ def test_every_sink_and_side_output_is_there_by_uid_by_name_and_by_object():
 
 def test_only_what_a_stream_needs_is_run():
     env = Environment()
-    env.from_collection([{"n": 1}]).map(lambda row: 1 / 0).print()
+    env.from_collection([{"n": 1}]).map(lambda row: 1 / 0).print()  # type: ignore[arg-type, return-value]
     wanted = env.from_collection([{"n": 2}]).filter(pl.col("n") > 0)
     assert testing.run(wanted).rows == [{"n": 2}]
     assert testing.run([wanted])[wanted] == [{"n": 2}]
@@ -300,7 +300,7 @@ def test_a_function_that_raises_raises_in_the_test_with_its_place():
     stream = Environment().from_collection([{"n": 2.0}, {"n": 0.0}]).map(reciprocal).name("reciprocal")
     with pytest.raises(ZeroDivisionError) as caught:
         testing.run(stream)
-    notes = " ".join(caught.value.__notes__)
+    notes = " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
     assert "operator 'reciprocal'" in notes
     assert "{'n': 0.0}" in notes
     assert "row 1 of the input 'collection-1'" in notes
@@ -314,7 +314,7 @@ def test_an_error_behind_a_shuffle_names_the_row_of_the_input_too():
     stream = orders(Environment()).key_by("user").process(Fails(), {"user": str})
     with pytest.raises(LookupError, match="ann") as caught:
         testing.run(stream, [order("ann", 1, 0)])
-    assert "row 0 of the input 'orders'" in " ".join(caught.value.__notes__)
+    assert "row 0 of the input 'orders'" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
 
 
 def test_an_error_of_midstreams_own_stays_what_it_is():

@@ -115,7 +115,7 @@ class LinesCommitter(Committer):
 
 
 @pytest.fixture
-def places() -> Iterator[tempfile.TemporaryDirectory]:
+def places() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 

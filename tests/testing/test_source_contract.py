@@ -41,9 +41,9 @@ class Numbers(Source):
         split = Split(name, str(number).encode(), offset=3 if self.wrong == "new offset" else 0)
         splits = (split,)
         if self.wrong == "parallelism" and context.parallelism > 1:
-            splits = (split, Split(f"more {number}", str(number).encode()))
+            splits = (split, Split(f"more {number}", str(number).encode()))  # type: ignore[assignment]
         exhausted = number >= 1 and self.wrong != "endless"
-        return Discovery(splits, number + 1 if self.wrong == "position" else str(number + 1).encode(), exhausted)
+        return Discovery(splits, number + 1 if self.wrong == "position" else str(number + 1).encode(), exhausted)  # type: ignore[arg-type]
 
     def open_split(self, split):
         if self.wrong == "driver":

@@ -191,19 +191,7 @@ def replay(
     and of those the last `tail`. Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
     """
     options = _options(topology, parallelism, rescale_to, faults, rows)
-    patterns = []
-    if channel is not None:
-        patterns.append(channel_pattern(channel))
-    if checkpoint is not None:
-        patterns.append(checkpoint_pattern(checkpoint))
-    if tail is not None and tail < 1:
-        raise ConfigError(f"tail: {tail} is not a number of lines")
-    if pattern is not None:
-        patterns.append(pattern)
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"pattern: {pattern!r} is not a regular expression: {error}") from error
+    patterns = trace_patterns(channel, checkpoint, pattern, tail)
     scenario = options.scenario(seed)
     outcome = run(scenario, keep_trace=True)
     assert outcome.trace is not None
@@ -222,6 +210,24 @@ def replay(
 def _verdict(outcome: Outcome) -> list[str]:
     head = f"{outcome.steps} steps, {outcome.seconds:.3f} s of the world's time, hash {outcome.hash:016x}"
     return [head, *(outcome.why_not_passed or ["all as it should be"])]
+
+
+def trace_patterns(channel: str | None, checkpoint: int | None, pattern: str | None, tail: int | None) -> list[str]:
+    """Regular expressions that all have to be found in a line of a trace. Raises ConfigError."""
+    patterns: list[str] = []
+    if channel is not None:
+        patterns.append(channel_pattern(channel))
+    if checkpoint is not None:
+        patterns.append(checkpoint_pattern(checkpoint))
+    if tail is not None and tail < 1:
+        raise ConfigError(f"tail: {tail} is not a number of lines")
+    if pattern is not None:
+        patterns.append(pattern)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern: {pattern!r} is not a regular expression: {error}") from error
+    return patterns
 
 
 def replay_command(options: Options, seed: int) -> str:

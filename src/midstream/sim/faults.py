@@ -14,23 +14,34 @@ from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.recoveries import Recoveries, gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
-from midstream.sim.savepoints import Savepoints
 from midstream.sim.scenario import BACKLOGGED, IN_FLIGHT, RECOVERING, REQUESTS, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
+
+
+class AskedForSavepoints(Protocol):
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
+        """For one, at a place that `victim` chooses; `stop`: of a job that stops with it; `fails`: where the disk fails."""
+        ...
 
 
 class Stage(Protocol):
     """What faults can reach."""
 
     world: World
-    cluster: Cluster
     outside: Outside
-    sources: Mapping[str, SimSource]
-    savepoints: Savepoints
     recoveries: Recoveries
     looks: int
     """How often it was asked whether it is time to strike."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def sources(self) -> Mapping[str, SimSource]: ...
+
+    @property
+    def savepoints(self) -> AskedForSavepoints: ...
 
     @property
     def driver(self) -> Driver: ...

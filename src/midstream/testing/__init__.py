@@ -1,11 +1,11 @@
-"""Tests of a job, in process: `run`, `job`, `harness`, `check_cuts`, and contract checks for users' own connectors.
+"""Tests of a job, in process: `run`, `job`, `harness`, `check_cuts`, `simulate`, and contract checks for users' own connectors.
 
 No processes, no JVM, no files: what runs is the engine itself (`inprocess`), with its operators, states and
-watermarks, in the thread of the test, and time stands until the test moves it. May import every room but
-`bench` and `ui`; nothing but `ui` imports it.
+watermarks, in the thread of the test, and time stands until the test moves it; `simulate` puts a job through
+failures in the simulator's world (`sim`). May import every room but `bench` and `ui`; nothing but `ui` imports it.
 
 Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (harness), `sources`, `sinks` and `aggregates`
-(contract checks).
+(contract checks); then `simulate` and the files that begin with `simulated_`.
 """
 
 from midstream.testing.aggregates import check_aggregate as check_aggregate
@@ -16,6 +16,7 @@ from midstream.testing.jobs import RunningJob as RunningJob
 from midstream.testing.jobs import job as job
 from midstream.testing.jobs import run as run
 from midstream.testing.results import Result as Result
+from midstream.testing.simulate import simulate as simulate
 from midstream.testing.sinks import check_sink as check_sink
 from midstream.testing.sources import check_source as check_source
 
@@ -30,4 +31,5 @@ __all__ = [
     "harness",
     "job",
     "run",
+    "simulate",
 ]

@@ -66,7 +66,7 @@ def check_aggregate(
     return whole
 
 
-def _time_column(columns: pa.Schema) -> pa.Field:
+def _time_column(columns: pa.Schema) -> pa.Field[Any]:
     return pa.field("at" if "at" not in columns.names else "event_time_of_the_check", pa.timestamp("us"))
 
 

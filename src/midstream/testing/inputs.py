@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.connectors.collection import from_rows
+from midstream.core.arrow_types import TimestampType
 from midstream.core.batches import conform, single_batch, to_arrow
 from midstream.core.errors import ConfigError, SchemaError
 from midstream.operators.process_context import instant_us
@@ -22,7 +23,7 @@ Cut: TypeAlias = 'int | Literal["whole"] | Sequence[int]'
 """How many rows go into a batch; "whole" for all of one input; or the size of each batch, the last one of which is repeated."""
 
 
-def as_batch(rows: Rows, schema: pa.Schema, where: str) -> pa.RecordBatch:
+def as_batch(rows: Rows | str, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """`rows` in exactly the columns and types of `schema`, as the source would give them.
 
     A column that a dict does not have is null; text in a timestamp column is read as ISO. Raises SchemaError
@@ -38,7 +39,7 @@ def as_batch(rows: Rows, schema: pa.Schema, where: str) -> pa.RecordBatch:
     for at, row in enumerate(listed):
         if not isinstance(row, Mapping):
             raise SchemaError(f"{where}: row {at} is {row!r}, not a dict of column names to values")
-    instants = {field.name: field.type for field in schema if pa.types.is_timestamp(field.type)}
+    instants = {field.name: kind for field in schema if pa.types.is_timestamp(kind := field.type)}
     made = [_with_instants(row, instants, f"{where}: row {at}") for at, row in enumerate(listed)]
     try:
         return from_rows(made, schema)._batch
@@ -46,7 +47,7 @@ def as_batch(rows: Rows, schema: pa.Schema, where: str) -> pa.RecordBatch:
         raise SchemaError(f"{where}: {str(error).removeprefix('from_rows: ')}") from error
 
 
-def _with_instants(row: Mapping[str, Any], instants: Mapping[str, pa.DataType], where: str) -> Mapping[str, Any]:
+def _with_instants(row: Mapping[str, Any], instants: Mapping[str, TimestampType], where: str) -> Mapping[str, Any]:
     texts = {name: value for name, value in row.items() if name in instants and isinstance(value, str)}
     if not texts:
         return row

@@ -121,10 +121,12 @@ class RunningJob:
 
     def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> RunningJob:
         """Rows of one source, by default one a batch; `feed(rows)` where there is one source."""
+        given: Rows | str
         if rows is None:
-            source, rows = self._only_source("feed"), source
-        uid = self._source(source, "feed")
-        for batch in batches(as_batch(rows, self._schema(uid), f"input {uid!r}"), cut):
+            uid, given = self._only_source("feed"), source
+        else:
+            uid, given = self._source(source, "feed"), rows
+        for batch in batches(as_batch(given, self._schema(uid), f"input {uid!r}"), cut):
             self._feed(uid, batch)
         return self
 

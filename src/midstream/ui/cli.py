@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
@@ -21,18 +21,8 @@ from rich.console import Console
 from midstream.core.errors import ConfigError, MidstreamError
 from midstream.ui.answer import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
 from midstream.ui.failures import print_error, print_midstream_error
-
-
-def _whole_number(_: object, tokens: Sequence[cyclopts.Token]) -> int:
-    """Strict: cyclopts itself would take 1.5 for 1."""
-    token = tokens[0]
-    try:
-        return int(token.value)
-    except ValueError:
-        raise ConfigError(f"{token.keyword}: {token.value!r} is not a whole number") from None
-
-
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]
+from midstream.ui.parameters import Json, whole_number
+from midstream.ui.simulate_command import simulate
 
 app = App(
     name="midstream",
@@ -58,7 +48,7 @@ def run(
     job: Path,
     /,
     *,
-    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     allow_dropped_state: bool = False,
@@ -68,7 +58,7 @@ def run(
     aligned_timeout: str | None = None,
     py_files: str | None = None,
     slots: str | None = None,
-    preview: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    preview: Annotated[int | None, Parameter(converter=whole_number)] = None,
     json: Json = False,
 ) -> Answer:
     """Run the job in a Python file until it ends, and show it live.
@@ -256,7 +246,7 @@ def rescale(
     job: str | None = None,
     /,
     *,
-    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
     json: Json = False,
 ) -> Answer:
     """Go on at another parallelism: a checkpoint, then from exactly there, rows in flight included.
@@ -298,7 +288,7 @@ def doctor(
     job: Path | None = None,
     /,
     *,
-    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     fresh: Annotated[bool, Parameter(negative=())] = False,
@@ -346,13 +336,13 @@ def bench(
     name: str,
     /,
     *,
-    events: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    keys: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    columns: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    rate: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    events: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    keys: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    columns: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    rate: Annotated[int | None, Parameter(converter=whole_number)] = None,
     query: str | None = None,
-    backlog: Annotated[int | None, Parameter(converter=_whole_number)] = None,
+    backlog: Annotated[int | None, Parameter(converter=whole_number)] = None,
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
@@ -385,104 +375,7 @@ def bench(
     return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog})
 
 
-@app.command
-def simulate(
-    *,
-    topology: str | None = None,
-    seeds: str | None = None,
-    seed: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    trace: Annotated[bool, Parameter(negative=())] = False,
-    channel: str | None = None,
-    checkpoint: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    pattern: str | None = None,
-    tail: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    parallelism: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    rescale_to: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    faults: str | None = None,
-    rows: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    jobs: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    seconds: float | None = None,
-    coverage: Annotated[bool, Parameter(negative=())] = False,
-    mutations: Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())] = None,
-    seeds_max: Annotated[int | None, Parameter(converter=_whole_number)] = None,
-    json: Json = False,
-) -> Answer:
-    """Run whole jobs in the simulator, with faults, and count what is lost, doubled or stuck.
-
-    Parameters
-    ----------
-    topology
-        The shape of the job; "random" (the default) makes another one for every seed.
-    seeds
-        A:B, B not included; each seed is one run. Default: 0:100.
-    seed
-        Just this one.
-    trace
-        Show every event of the run of --seed.
-    channel
-        Of the trace: only what happens to channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
-    checkpoint
-        Of the trace: only what has to do with the checkpoint of that number.
-    pattern
-        Of the trace: only lines in which this regular expression is found.
-    tail
-        Of the trace: only the last so many lines.
-    parallelism
-        Subtasks per operator; by default the seed decides.
-    rescale_to
-        The parallelism after a restart; by default the seed decides.
-    faults
-        Kinds of faults, separated by commas, or none; by default all.
-    rows
-        How many rows a run has; by default the seed decides.
-    jobs
-        How many processes work; by default one per core.
-    seconds
-        Begin no further run after so long; with --mutations: for each of them, in processor time.
-    coverage
-        Say which state of each state machine has met which event, and which never.
-    mutations
-        Instead: put known bugs back one by one, all or those named, and say how many seeds it takes to find each: in
-        a scenario made for it, and in random ones.
-    seeds_max
-        Of --mutations: how many random seeds (2,000) a bug may survive; 0: only the scenarios made for them.
-    """
-    from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
-
-    choice = {"--seed": seed, "--seeds": seeds, "--seconds": seconds, "--coverage": coverage or None}
-    shape = {
-        "--topology": topology,
-        "--parallelism": parallelism,
-        "--rescale-to": rescale_to,
-        "--faults": faults,
-        "--rows": rows,
-    }
-    filters = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
-    if mutations is not None:
-        _refuse(
-            {**choice, **shape, **filters, "--seconds": None, "--trace": trace or None},
-            "--mutations says which seeds and jobs it tries",
-        )
-        return run_mutations(mutations, seeds_max, jobs, seconds, json)
-    _refuse({"--seeds-max": seeds_max}, "says how long to look for bugs that were put back: add --mutations")
-    scenarios = Scenarios(
-        topology=topology or "random", parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows
-    )
-    if trace:
-        _refuse({**choice, "--seed": None, "--jobs": jobs}, "--trace shows one run, that of --seed")
-        return show_trace(scenarios, seed, Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail))
-    _refuse(filters, "chooses lines of a trace: add --trace")
-    if seed is not None:
-        _refuse({"--seeds": seeds}, "give either this or --seed")
-    chosen = str(seed) if seed is not None else seeds or "0:100"
-    return run_seeds(scenarios, chosen, jobs=jobs, seconds=seconds, coverage=coverage, silent=json)
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raises ConfigError naming those that were given: an option that does nothing is a mistake."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: {why}")
+app.command(simulate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

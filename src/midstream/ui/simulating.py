@@ -46,7 +46,7 @@ def run_seeds(
     scenarios: Scenarios, seeds: str, *, jobs: int | None, seconds: float | None, coverage: bool, silent: bool
 ) -> Answer:
     """Raises ConfigError for anything that does not exist; lost, doubled or stuck rows are an answer with status 1."""
-    with _shown(silent) as show:
+    with shown(silent) as show:
 
         def progress(s: Summary) -> None:
             show(f"simulating: {text.rows(s.runs)} runs, {s.runs_per_s:.1f} runs/s, {s.failures} failed")
@@ -106,7 +106,7 @@ def _answer(done: Simulated) -> Answer:
 
 
 @contextmanager
-def _shown(silent: bool) -> Iterator[Callable[[str], None]]:
+def shown(silent: bool) -> Iterator[Callable[[str], None]]:
     """Something that shows a line of progress on stderr."""
     console = Console(stderr=True, highlight=False)
     if silent:

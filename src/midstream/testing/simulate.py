@@ -1,0 +1,209 @@
+"""`simulate`: a user's own job through failures, restores, rescales, other batches and other orders, in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias, cast
+
+import cloudpickle
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from midstream.api.environment import Environment
+from midstream.api.modules import collect, top_level_names
+from midstream.api.stream import DataStream
+from midstream.core.config import JobConfig
+from midstream.core.errors import ConfigError, JobError
+from midstream.graph.build import assign_uids
+from midstream.graph.logical import LogicalGraph
+from midstream.operators.sinks import SinkOperator
+from midstream.testing.simulated_campaign import Campaign, Report
+from midstream.testing.simulated_job import PARALLELISMS, ROWS_MAX, Book, SimulatedJob, simulated_job
+from midstream.testing.simulated_output import Contract
+
+Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
+"""Of one source: an Arrow table, a polars DataFrame, dicts, or a Parquet, CSV or JSON lines file."""
+OUTPUT: Final = "output"
+"""The uid of the sink behind a stream that is simulated by itself."""
+
+
+def simulate(
+    job: Environment | DataStream,
+    inputs: Mapping[str, Rows] | None = None,
+    *,
+    seeds: Iterable[int] = range(50),
+    rows_max: int = ROWS_MAX,
+    parallelism: int | Sequence[int] | None = None,
+    latest: Mapping[str, Sequence[str]] | None = None,
+    ignore: Mapping[str, Sequence[str]] | None = None,
+    jobs: int = 1,
+    seconds: float | None = None,
+) -> Report:
+    """Raise AssertionError unless the job's output with failures is its output without.
+
+    The graph of `job` (of a stream: what it is made of, its rows are the output) runs in a simulated cluster, once
+    without failures, then once for each of `seeds`: with tasks and drivers that die, restarts at another
+    parallelism, unaligned checkpoints, savepoints, other batches, other speeds of its inputs, another clock. What
+    its sinks have committed must be the same rows, in any order. Its real sinks are never opened.
+
+    `inputs`: rows of sources, by uid; of the others the first `rows_max` rows are read, once, in this process.
+    `parallelism`: those that are tried, by default 1 to 4. `latest`: by uid of a sink that gets a stream of
+    updates, its keys: only the last row of each key counts. `ignore`: by uid of a sink, columns that may differ.
+    `jobs`: how many processes work; `seconds`: begin no further run after so long.
+
+    Raises JobError, ConfigError or SchemaError for a job that cannot be simulated.
+
+        def test_my_job_survives_failures():
+            simulate(env, {"clicks": [{"user": 1, "ms": 5}, {"user": 2, "ms": 7}]}, seeds=range(200))
+    """
+    campaign = campaign_of(
+        job,
+        inputs or {},
+        rows_max=rows_max,
+        parallelism=parallelism,
+        latest=latest or {},
+        ignore=ignore or {},
+        jobs=jobs,
+        seconds=seconds,
+    )
+    chosen = list(seeds)
+    if not chosen:
+        raise ConfigError("seeds: there are no seeds; give for example range(50)")
+    report = campaign.go(chosen)
+    if not report.ok:
+        raise AssertionError(report.text)
+    return report
+
+
+def campaign_of(
+    job: Environment | DataStream,
+    inputs: Mapping[str, Rows],
+    *,
+    rows_max: int = ROWS_MAX,
+    parallelism: int | Sequence[int] | None = None,
+    latest: Mapping[str, Sequence[str]],
+    ignore: Mapping[str, Sequence[str]],
+    jobs: int = 1,
+    seconds: float | None = None,
+    replay: str = "",
+    progress: Callable[[int], None] = lambda runs: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Campaign:
+    """Arguments and errors as those of `simulate`. `replay`: the command that simulates the job again."""
+    logical, config, own_names = _graph_of(job)
+    tables = {uid: table_of(rows, uid) for uid, rows in inputs.items()}
+    made = simulated_job(logical, config, tables, rows_max=rows_max, own_names=own_names)
+    wanted = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
+    if not wanted:
+        raise ConfigError("parallelism: there is none to try; give for example (1, 2)")
+    if jobs < 1:
+        raise ConfigError(f"jobs: {jobs} is not a positive whole number")
+    return Campaign(
+        config.name,
+        made,
+        _contracts(made, latest, ignore),
+        made.parallelisms(wanted),
+        jobs=jobs,
+        seconds=seconds,
+        replay=replay,
+        progress=progress,
+        say=say,
+    )
+
+
+def _graph_of(job: Environment | DataStream) -> tuple[LogicalGraph, JobConfig, frozenset[str]]:
+    if isinstance(job, Environment):
+        modules = collect(job._file, job._modules, cloudpickle.dumps(job._program.graph))
+        return job._program.graph, job._config, top_level_names(modules)
+    if isinstance(job, DataStream):
+        return _graph_of_stream(job), JobConfig(), frozenset()
+    raise JobError(f"simulate: {job!r} is neither an Environment nor a stream")
+
+
+def _graph_of_stream(stream: DataStream) -> LogicalGraph:
+    """What the stream is made of, and a sink behind it."""
+    nodes = stream._program.graph.nodes
+    inputs = stream._inputs()
+    needed: set[int] = set()
+    waiting = [entry.node for entry in inputs]
+    while waiting:
+        number = waiting.pop()
+        if number not in needed:
+            needed.add(number)
+            waiting += [entry.node for entry in nodes[number].inputs]
+    numbers = {old: new for new, old in enumerate(sorted(needed))}
+    uids = assign_uids(nodes)
+    graph = LogicalGraph()
+    for old in sorted(needed):
+        node = nodes[old]
+        moved = tuple(replace(entry, node=numbers[entry.node]) for entry in node.inputs)
+        graph.nodes.append(replace(node, id=numbers[old], uid=uids[old], inputs=moved))
+    book = Book()
+    graph.add(
+        "sink",
+        name=OUTPUT,
+        uid=OUTPUT,
+        inputs=[replace(entry, node=numbers[entry.node]) for entry in inputs],
+        operator=SinkOperator(OUTPUT, book, stream.schema),
+        sink=book,
+    )
+    return graph
+
+
+def table_of(rows: Rows, uid: str) -> pa.Table:
+    """Raises ConfigError for a file that cannot be read, JobError for what is no rows."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, pl.DataFrame):
+        return rows.to_arrow()
+    if isinstance(rows, (str, os.PathLike)):
+        return _read(Path(rows), uid)
+    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        return pa.Table.from_pylist([dict(cast(Mapping[str, Any], row)) for row in rows])
+    raise JobError(
+        f"the rows for source {uid!r} are a {type(rows).__name__}; give a table, a DataFrame, dicts, or the name of a file"
+    )
+
+
+def _read(path: Path, uid: str) -> pa.Table:
+    readers: dict[str, Callable[[Path], pa.Table]] = {
+        ".parquet": pyarrow.parquet.read_table,
+        ".csv": pyarrow.csv.read_csv,
+        ".json": pyarrow.json.read_json,
+        ".jsonl": pyarrow.json.read_json,
+    }
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise ConfigError(
+            f"rows of {uid!r}: {path} ends with {path.suffix or 'nothing'}; rows are read from {', '.join(readers)} files"
+        )
+    try:
+        table: pa.Table = reader(path)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"rows of {uid!r}: {path} cannot be read: {error}") from error
+    return table
+
+
+def _contracts(
+    job: SimulatedJob, latest: Mapping[str, Sequence[str]], ignore: Mapping[str, Sequence[str]]
+) -> dict[str, Contract]:
+    found: dict[str, Contract] = {}
+    for uid in (*latest, *ignore):
+        node = job.node_of.get(uid)
+        if node is None or node.sink is None:
+            raise ConfigError(f"{uid!r} is no sink of this job; its sinks are {', '.join(map(repr, job.sinks))}")
+        assert node.operator is not None
+        names = node.inputs[0].schema.names
+        for name in (*latest.get(uid, ()), *ignore.get(uid, ())):
+            if name not in names:
+                raise ConfigError(f"sink {uid!r} gets no column {name!r}; it gets {', '.join(names)}")
+        found[uid] = Contract(tuple(latest.get(uid, ())), tuple(ignore.get(uid, ())))
+    return found

@@ -1,0 +1,304 @@
+"""Many seeds of one job: in this process, or in several, each of which has another hash() of text."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final
+
+import cloudpickle
+import msgspec
+
+from midstream.core.errors import ClusterError
+from midstream.testing.simulated_causes import Cause, Diagnosis, all_clues, diagnose
+from midstream.testing.simulated_code import Clue, Habit
+from midstream.testing.simulated_job import SimulatedJob, by_value, own_modules
+from midstream.testing.simulated_output import Contract
+from midstream.testing.simulated_run import Ran, run_job
+from midstream.testing.simulated_scenario import REFERENCE, JobScenario, draw
+from midstream.testing.simulated_verdict import DIFFERS, EFFECT, ENGINE, FAILS, LONG, Small, Verdict, judge, shrink
+
+LINE_BYTES_MAX: Final = 1 << 20
+PROBE: Final = -1
+"""In place of a seed: the reference run, in another process."""
+PROBES: Final = 2
+"""How many processes do nothing but that, where seeds are run in this one."""
+SILENCE_S: Final = 300.0
+"""How long a process may take for one run."""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What a process says of one seed, as a line of JSON."""
+
+    seed: int
+    kind: str
+    lines: list[str] = []
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of all seeds. `ok` when no run differs from the reference run."""
+
+    job: str
+    seeds: int = 0
+    """How many were run."""
+    long: int = 0
+    """Of these, how many had not come to their end; nothing is said about them."""
+    rows: int = 0
+    seconds: float = 0.0
+    """Of the runs."""
+    total_s: float = 0.0
+    """With all that was done to find out why one fails."""
+    seed: int | None = None
+    """The one that failed; None: it was the reference run itself, or all is well."""
+    kind: str = ""
+    found: list[str] = field(default_factory=list)
+    """What differs, in lines for people."""
+    schedule: str = ""
+    rows_needed: Mapping[str, int] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
+    warnings: list[str] = field(default_factory=list)
+    replay: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.kind
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterable[str]:
+        per_run = f", {1000 * self.seconds / self.seeds:.0f} ms each" if self.seeds else ""
+        ran = f"{self.seeds:,} runs over {self.rows:,} rows{per_run}"
+        if self.ok:
+            yield f"{self.job}: the output with failures is the output without: {ran}"
+            if self.long:
+                yield f"{self.long} of the runs had not come to their end after as many steps as a run has"
+        else:
+            yield f"{self.job}: {self._headline()} ({ran})"
+            yield from self.found
+            if self.schedule:
+                yield f"Schedule: {self.schedule}"
+            if self.rows_needed:
+                yield "Rows: " + ", ".join(f"the first {n} of {uid!r}" for uid, n in self.rows_needed.items())
+            if self.diagnosis is not None:
+                yield from self.diagnosis.lines()
+            if self.replay and self.seed is not None:
+                yield f"Replay: {self.replay} --seed {self.seed}"
+        yield from (f"Warning: {warning}" for warning in self.warnings)
+
+    def _headline(self) -> str:
+        seed = "" if self.seed is None else f"seed {self.seed}: "
+        match self.kind:
+            case "differs":
+                return f"{seed}the output is not that of the run without failures"
+            case "effect":
+                return f"{seed}a function does more outside of the job than in the run without failures"
+            case "engine":
+                return f"{seed}midstream itself has a bug here, please report it"
+            case "fails" if self.seed is None:
+                return "the job fails by itself, without any fault"
+            case "fails":
+                return f"{seed}the job fails, and not by a fault of the simulator's"
+            case _:
+                return f"{seed}the job does not come to its end, so there is nothing to compare"
+
+
+@dataclass(slots=True)
+class Campaign:
+    """`parallelisms`: those that the job runs at. `jobs`: how many processes work."""
+
+    name: str
+    job: SimulatedJob
+    contracts: Mapping[str, Contract]
+    parallelisms: Sequence[int]
+    jobs: int = 1
+    seconds: float | None = None
+    replay: str = ""
+    progress: Callable[[int], None] = lambda runs: None
+    say: Callable[[str], None] = lambda text: None
+
+    def scenario(self, seed: int) -> JobScenario:
+        rows = [recorded.rows for recorded in self.job.inputs.values()]
+        return draw(seed, rows, self.parallelisms, not self.job.has_own_parallelism)
+
+    def go(self, seeds: Sequence[int]) -> Report:
+        began_s = time.monotonic()
+        report = Report(self.name, rows=sum(recorded.rows for recorded in self.job.inputs.values()), replay=self.replay)
+        clues = all_clues(self.job)
+        report.warnings = [str(clue) for clue in clues if clue.habit in (Habit.UNSIMULATED, Habit.EFFECT)]
+        reference = run_job(self.job, REFERENCE)
+        verdict = judge(self.job, reference, reference, self.contracts)
+        again = Verdict() if verdict.kind else judge(self.job, reference, run_job(self.job, REFERENCE), self.contracts)
+        if verdict.kind:
+            self._failed(report, None, verdict)
+        elif again.kind:
+            self._explain(report, None, Small(self.job, reference, REFERENCE, again))
+        else:
+            self._run(report, reference, seeds, clues)
+        report.total_s = time.monotonic() - began_s
+        return report
+
+    def _run(self, report: Report, reference: Ran, seeds: Sequence[int], clues: Sequence[Clue]) -> None:
+        began_s = time.monotonic()
+        end_s = None if self.seconds is None else began_s + self.seconds
+        if self.jobs > 1 and len(seeds) > 1:
+            failing = self._in_processes(report, reference, seeds, end_s)
+        else:
+            failing = None
+            if Habit.SET in {clue.habit for clue in clues}:  # in this process a set is always in the same order
+                failing = self._in_processes(report, reference, [], end_s)
+            if failing is None:
+                failing = self._here(report, reference, seeds, end_s)
+        report.seconds = time.monotonic() - began_s
+        if failing is None:
+            return
+        if failing.seed == PROBE:
+            self._failed(report, None, Verdict(DIFFERS))
+            report.found = failing.lines
+            report.schedule = "the reference run again, in another process"
+            sets = [clue for clue in clues if clue.habit in (Habit.SET, Habit.HASH)]
+            cause = Cause.HASH if all(clue.habit is Habit.HASH for clue in sets) and sets else Cause.SET
+            report.diagnosis = Diagnosis(cause, clues=sets)
+            return
+        scenario = self.scenario(failing.seed)
+        verdict = judge(self.job, reference, run_job(self.job, scenario), self.contracts)
+        if not verdict.kind:
+            report.kind, report.seed, report.found = failing.kind, failing.seed, failing.lines
+            report.diagnosis = Diagnosis(Cause.RUN_TO_RUN, clues=list(clues))
+            return
+        self._explain(report, failing.seed, Small(self.job, reference, scenario, verdict))
+
+    def _here(self, report: Report, reference: Ran, seeds: Sequence[int], end_s: float | None) -> Finished | None:
+        for seed in seeds:
+            if end_s is not None and time.monotonic() >= end_s:
+                break
+            done = finished(self.job, reference, self.contracts, seed, self.scenario(seed))
+            report.seeds += 1
+            report.long += done.kind == LONG
+            self.progress(report.seeds)
+            if done.kind not in ("", LONG):
+                return done
+        return None
+
+    def _in_processes(
+        self, report: Report, reference: Ran, seeds: Sequence[int], end_s: float | None
+    ) -> Finished | None:
+        count = min(self.jobs, len(seeds)) or PROBES
+        with by_value(own_modules(self.job.logical)):
+            data = cloudpickle.dumps((self.job, reference.output, reference.effects, self.contracts, self.parallelisms))
+        news: queue.Queue[Finished | str] = queue.Queue()
+        workers = [_Worker(number, data, list(seeds[number::count]), news) for number in range(count)]
+        left = count
+        failing: Finished | None = None
+        try:
+            while left:
+                told = news.get(timeout=SILENCE_S)
+                if isinstance(told, str):
+                    if told:
+                        raise ClusterError(f"a process that simulates the job has ended by itself: {told}")
+                    left -= 1
+                    continue
+                if told.seed != PROBE:
+                    report.seeds += 1
+                    self.progress(report.seeds)
+                report.long += told.kind == LONG
+                if told.kind not in ("", LONG):
+                    failing = told
+                    break
+                if end_s is not None and time.monotonic() >= end_s:
+                    break
+        except queue.Empty:
+            raise ClusterError(f"the processes that simulate the job have said nothing for {SILENCE_S:.0f} s") from None
+        finally:
+            for worker in workers:
+                worker.end()
+        return failing
+
+    def _failed(self, report: Report, seed: int | None, verdict: Verdict) -> None:
+        report.kind, report.seed, report.found = verdict.kind, seed, verdict.lines()
+
+    def _explain(self, report: Report, seed: int | None, small: Small) -> None:
+        """The smallest schedule, and the reason."""
+        self._failed(report, seed, small.verdict)
+        if seed is not None:
+            self.say(f"seed {seed} fails; looking for the shortest schedule")
+            small = shrink(small, self.contracts)
+            report.found = small.verdict.lines()
+        report.schedule = small.scenario.describe()
+        report.rows_needed = {
+            uid: recorded.rows
+            for uid, recorded in small.job.inputs.items()
+            if recorded.rows < self.job.inputs[uid].rows
+        }
+        if small.verdict.kind == EFFECT:
+            report.diagnosis = Diagnosis(
+                Cause.EFFECT, clues=[clue for clue in all_clues(self.job) if clue.habit is Habit.EFFECT]
+            )
+        elif small.verdict.kind in (DIFFERS, FAILS):
+            report.diagnosis = diagnose(self.job, self.contracts, self.parallelisms, small.scenario, self.say)
+        assert small.verdict.kind != ENGINE or report.diagnosis is None
+
+
+def finished(
+    job: SimulatedJob, reference: Ran, contracts: Mapping[str, Contract], seed: int, scenario: JobScenario
+) -> Finished:
+    verdict = judge(job, reference, run_job(job, scenario), contracts)
+    return Finished(seed, verdict.kind, verdict.lines())
+
+
+class _Worker:
+    """A process that runs some of the seeds. `news` gets what it says, and at last "" or what was wrong with it."""
+
+    def __init__(self, number: int, data: bytes, seeds: list[int], news: queue.Queue[Finished | str]) -> None:
+        paths = [path or os.getcwd() for path in sys.path]
+        environment = {**os.environ, "PYTHONHASHSEED": str(1 + number), "PYTHONPATH": os.pathsep.join(paths)}
+        environment["POLARS_MAX_THREADS"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "midstream.testing.simulated_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._news = news
+        self._is_ended = False
+        threading.Thread(target=self._feed, args=(data, seeds), daemon=True).start()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _feed(self, data: bytes, seeds: list[int]) -> None:
+        stream = self._process.stdin
+        assert stream is not None
+        try:
+            for part in (data, msgspec.json.encode(seeds)):
+                stream.write(len(part).to_bytes(8, "big"))
+                stream.write(part)
+            stream.close()
+        except BrokenPipeError:
+            pass  # it has ended: its status says why
+
+    def _listen(self) -> None:
+        stream: BinaryIO | None = self._process.stdout  # type: ignore[assignment]
+        assert stream is not None
+        wrong = ""
+        try:
+            while line := stream.readline(LINE_BYTES_MAX):
+                self._news.put(msgspec.json.decode(line, type=Finished))
+        except msgspec.DecodeError as error:
+            wrong = f"it has said something that is no result: {error}"
+        status = self._process.wait()
+        if not wrong and status and not self._is_ended:
+            wrong = f"exit status {status}; what it said is above"
+        self._news.put(wrong)
+
+    def end(self) -> None:
+        self._is_ended = True
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()

@@ -1,0 +1,321 @@
+"""Why a job's output differs: found out by experiments, each of which changes one thing of the reference run.
+
+The job is run with a book at the output of every operator as well, so the first operator whose rows differ can be
+named. What is in the text of its functions (`simulated_code`) then says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from midstream.graph.logical import Node
+from midstream.testing.simulated_code import UNDECLARED, Clue, Habit, clues_of
+from midstream.testing.simulated_job import TAP, Place, SimulatedJob, place_of
+from midstream.testing.simulated_output import Contract, differences
+from midstream.testing.simulated_run import Ran, run_job
+from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
+from midstream.testing.simulated_verdict import reference_of
+
+TRIES: Final = {"clock": 2, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
+"""How many runs each experiment has at most."""
+
+BATCHES: Final = ("map_batches", "process_batches", "co_process_batches")
+"""Kinds of operators whose functions take batches."""
+SIDE_WORDS: Final = {
+    "cuts": "where batches are cut",
+    "order": "the speed of inputs and tasks",
+    "width": "the parallelism",
+    "failures": "what befalls the job",
+}
+
+
+class Cause(Enum):
+    """The reason, and what to do about it."""
+
+    RUN_TO_RUN = (
+        "The result differs between two runs with the same input, the same batches and no failure. Something in the job "
+        "changes from run to run: the clock, a random number that cannot be simulated, the order of a set, or something "
+        "outside of the job."
+    )
+    CLOCK = (
+        "The result depends on the time of day: the clock of the computer (wall clock). After a failure rows are "
+        "processed again, later. Take the time from a column of the row, or from ctx.watermark."
+    )
+    RANDOM = (
+        "The result depends on random numbers. After a failure rows are processed again and draw other numbers. Make "
+        "the number from the row, for example random.Random(row['id'])."
+    )
+    HASH = (
+        "The result depends on hash() of text, which is another one in every process (PYTHONHASHSEED). "
+        "Use zlib.crc32(text.encode()) or hashlib."
+    )
+    SET = (
+        "The result is another one in another process: it depends on the order in which a set of text is iterated, or "
+        "on hash() of text (PYTHONHASHSEED). Iterate over sorted(the_set)."
+    )
+    INPUTS = (
+        "The result depends on the order in which rows of two inputs (or of two parts of one input) meet. Nothing says "
+        "which of two rows that come from different inputs comes first. Keep what came first in state until the other "
+        "one has come, or let a timer of event time decide."
+    )
+    LATE = (
+        "Rows come too late: they are dropped or not, depending on how far event time has come when they are read. The "
+        "watermark says that rows are out of order by less than they are. Allow more: "
+        "WatermarkStrategy.bounded('10 s'), allowed_lateness, or read the side output of late rows."
+    )
+    CUTS = (
+        "The result depends on where batches are cut. How many rows a batch has is nobody's choice: it follows from how "
+        "fast rows come. A batch function has to give the same for rows in one batch and in several; what belongs "
+        "together over batches has to be in declared state. (Event time also moves only between two batches.)"
+    )
+    STATE = (
+        "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or doubled "
+        "when the job goes on after a failure, and each subtask has its own. Declare it: count = ValueState() in a "
+        "ProcessFunction behind key_by()."
+    )
+    EFFECT = (
+        "A function has a side effect: it changes something outside of the job. After a failure rows are processed "
+        "again, and so is that. Only what goes through a sink happens exactly once."
+    )
+    ORDER = (
+        "The result depends on the order of rows of different keys, splits or subtasks, which no run promises. If the "
+        "sink gets a stream of updates, say so: --latest SINK=KEY compares only the last row of each key."
+    )
+    FAILURES = (
+        "The result differs only after failures, and no reason for it was found in the text of the functions. Something "
+        "lives outside of declared state, or midstream has a bug: please report it with the replay below."
+    )
+    COMBINED = (
+        "The result differs only when several things come together, and no single one of them shows it: see the "
+        "schedule below."
+    )
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    cause: Cause
+    suspect: Place | None = None
+    """The first operator whose rows differ."""
+    clues: list[Clue] = field(default_factory=list)
+    experiments: list[str] = field(default_factory=list)
+    """What was tried, and what came of it."""
+
+    def lines(self) -> list[str]:
+        lines = [f"Why: {self.cause.value}"]
+        if self.suspect is not None:
+            lines.append(f"First seen behind: {self.suspect}")
+        lines += [f"Look at: {clue}" for clue in self.clues[:5]]
+        return [*lines, *self.experiments]
+
+
+@dataclass(slots=True)
+class _Seen:
+    scenario: JobScenario
+    ran: Ran
+
+
+class _Lab:
+    """Experiments with one job."""
+
+    def __init__(self, job: SimulatedJob, contracts: Mapping[str, Contract], parallelisms: Sequence[int]) -> None:
+        self.job = job.tapped()
+        self.contracts = contracts
+        self.parallelisms = parallelisms
+        self.sinks = list(job.sinks.values())
+        self.places = list(self.job.sinks.values())
+        self.reference = run_job(self.job, REFERENCE)
+        self.seen: dict[str, _Seen] = {}
+        self.experiments: list[str] = []
+        self.same: list[str] = []
+        most = max(recorded.rows for recorded in job.inputs.values())
+        self.cuts = Cuts(max(1, most // 6))
+        """A few batches, so that there is something between them."""
+
+    def differs(self, ran: Ran) -> bool:
+        if ran.error or ran.engine_bugs:
+            return bool(ran.error) and not self.reference.error
+        if not ran.is_over:
+            return False
+        reference = reference_of(self.job, self.reference, ran)
+        return bool(differences(reference.output, ran.output, self.sinks, self.contracts))
+
+    def vary(self, name: str, what: str, scenarios: Iterator[JobScenario]) -> bool:
+        """Whether one of them gives another output."""
+        for number, scenario in enumerate(scenarios, 1):
+            ran = run_job(self.job, scenario)
+            if self.differs(ran):
+                self.seen[name] = _Seen(scenario, ran)
+                self.experiments.append(
+                    f"Experiment: when only {what} changes, the output differs (in run {number}: {scenario.describe()})"
+                )
+                return True
+        self.same.append(what)
+        return False
+
+    def told(self) -> list[str]:
+        """What was tried, and what came of it."""
+        same = [f"Experiment: the output stays the same when only one of these changes: {', '.join(self.same)}"]
+        return [*(same if self.same else ()), *self.experiments]
+
+    def sided(self, *sides: str) -> Iterator[JobScenario]:
+        rows = [recorded.rows for recorded in self.job.inputs.values()]
+        tries = max(TRIES[side] for side in sides)
+        for seed in range(tries):
+            scenario = only(draw(seed, rows, self.parallelisms, not self.job.has_own_parallelism), *sides)
+            yield replace(scenario, cuts=self.cuts) if sides in (("width",), ("failures",)) else scenario
+
+    def first_differing(self, seen: _Seen) -> Node | None:
+        """The first operator in the order of the program whose rows differ."""
+        reference = reference_of(self.job, self.reference, seen.ran)
+        found = {d.place.uid for d in differences(reference.output, seen.ran.output, self.places, self.contracts)}
+        for node in self.job.logical.nodes:
+            if any(f"{TAP}{node.uid}" == uid or uid.startswith(f"{TAP}{node.uid} ") for uid in found):
+                return node
+        return None
+
+    def drops_rows(self, seen: _Seen) -> Node | None:
+        """The window whose late rows are others than in the reference run."""
+        late = [place for place in self.places if place.uid.startswith(TAP) and place.uid.endswith(" late")]
+        reference = reference_of(self.job, self.reference, seen.ran)
+        for difference in differences(reference.output, seen.ran.output, late, {}):
+            uid = difference.place.uid.removeprefix(TAP).removesuffix(" late")
+            return self.job.node_of[uid]
+        return None
+
+
+def diagnose(
+    job: SimulatedJob,
+    contracts: Mapping[str, Contract],
+    parallelisms: Sequence[int],
+    failing: JobScenario,
+    say: Callable[[str], None] = lambda text: None,
+) -> Diagnosis:
+    """`failing`: a scenario in which the output differs."""
+    lab = _Lab(job, contracts, parallelisms)
+    say("looking for the reason: the reference run again")
+    if lab.vary("again", "nothing", iter([REFERENCE])):
+        return _made(lab, lab.seen["again"], Cause.RUN_TO_RUN, tuple(Habit))
+    experiments: dict[str, tuple[str, Callable[[int], Outer], Cause, tuple[Habit, ...]]] = {
+        "clock": ("the time of day", lambda n: Outer(clock_s=12_345.678 * n), Cause.CLOCK, (Habit.CLOCK,)),
+        "random": ("random numbers", lambda n: Outer(random=n), Cause.RANDOM, (Habit.RANDOM, Habit.UNSIMULATED)),
+        "hash": ("hash() of text", lambda n: Outer(hash=n), Cause.HASH, (Habit.HASH,)),
+    }
+    for name, (what, make, cause, habits) in experiments.items():
+        say(f"looking for the reason: only {what}")
+        if lab.vary(name, what, (replace(REFERENCE, outer=make(n)) for n in range(1, TRIES[name] + 1))):
+            return _made(lab, lab.seen[name], cause, habits)
+    for name, what in SIDE_WORDS.items():
+        say(f"looking for the reason: only {what}")
+        lab.vary(name, what, lab.sided(name))
+        if name == "order" and lab.seen:
+            break  # it differs without any failure and at parallelism 1
+    return _judged(lab, failing)
+
+
+def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
+    seen = lab.seen
+    if not seen:
+        for sides in (("order", "cuts"), ("width", "cuts"), ("width", "order", "cuts")):
+            if lab.vary("order", " and ".join(SIDE_WORDS[side] for side in sides), lab.sided(*sides)):
+                break
+    if not seen:
+        ran = run_job(lab.job, failing)
+        if lab.differs(ran):
+            seen["all"] = _Seen(failing, ran)
+            cause = Cause.FAILURES if failing.failures.faults else Cause.COMBINED
+            return _state_or(lab, seen["all"], cause)
+        return Diagnosis(Cause.COMBINED, experiments=lab.told())
+    calm = seen.get("cuts") or seen.get("order")
+    if calm is not None:
+        return _of_order(lab, calm)
+    wide = seen.get("width")
+    if wide is not None:
+        late = lab.drops_rows(wide)
+        if late is not None:
+            return _at(lab, late, Cause.LATE)
+        return _state_or(lab, wide, Cause.ORDER)
+    return _state_or(lab, seen["failures"], Cause.FAILURES)
+
+
+def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
+    """State outside of declared state, if the text of the operator's functions shows some."""
+    node = lab.first_differing(seen)
+    clues = _clues(lab, node, UNDECLARED)
+    if clues:
+        return Diagnosis(Cause.STATE, _place(node), clues, lab.told())
+    if other is Cause.ORDER and node is not None and _meets(lab, node):
+        other = Cause.INPUTS
+    return Diagnosis(other, _place(node), _clues(lab, node, tuple(Habit)), lab.told())
+
+
+def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
+    """It differs without any failure: by the order of rows, or by what is in one batch."""
+    late = lab.drops_rows(seen)
+    if late is not None:
+        return _at(lab, late, Cause.LATE)
+    node = lab.first_differing(seen)
+    undeclared = _clues(lab, node, UNDECLARED)
+    if node is None:
+        return Diagnosis(Cause.ORDER, None, [], lab.told())
+    takes_batches = node.kind in BATCHES
+    if len(node.inputs) > 1 and not takes_batches:
+        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
+    if undeclared and not takes_batches:
+        return Diagnosis(Cause.STATE, place_of(node), undeclared, lab.told())
+    if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
+        return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.told())
+    if _meets(lab, node):
+        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
+    cause = Cause.CUTS if "cuts" in lab.seen else Cause.ORDER
+    return Diagnosis(cause, place_of(node), undeclared, lab.told())
+
+
+def _is_cut(lab: _Lab) -> bool:
+    return "order" not in lab.seen
+
+
+def _meets(lab: _Lab, node: Node) -> bool:
+    """Whether rows of several inputs, or of several splits of one, meet here or before."""
+    if len(node.inputs) > 1:
+        return True
+    if not node.inputs:
+        return len(lab.job.inputs[str(node.uid)].splits) > 1
+    return _meets(lab, lab.job.logical.nodes[node.inputs[0].node])
+
+
+def _at(lab: _Lab, node: Node, cause: Cause) -> Diagnosis:
+    return Diagnosis(cause, place_of(node), [], lab.told())
+
+
+def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Diagnosis:
+    node = lab.first_differing(seen)
+    clues = _clues(lab, node, habits) or [
+        clue for other in lab.job.logical.nodes for clue in _clues(lab, other, habits)
+    ]
+    if cause is Cause.RUN_TO_RUN:
+        kinds = {clue.habit for clue in clues}
+        if kinds & {Habit.CLOCK}:
+            cause = Cause.CLOCK
+        elif kinds & {Habit.RANDOM, Habit.UNSIMULATED}:
+            cause = Cause.RANDOM
+        elif kinds & set(UNDECLARED):
+            cause = Cause.STATE
+    return Diagnosis(cause, _place(node), clues, lab.told())
+
+
+def _clues(lab: _Lab, node: Node | None, habits: tuple[Habit, ...]) -> list[Clue]:
+    if node is None:
+        return []
+    return [clue for clue in clues_of(node, lab.job.logical) if clue.habit in habits]
+
+
+def _place(node: Node | None) -> Place | None:
+    return None if node is None else place_of(node)
+
+
+def all_clues(job: SimulatedJob) -> list[Clue]:
+    """In the functions of all operators, each once."""
+    return list(dict.fromkeys(clue for node in job.logical.nodes for clue in clues_of(node, job.logical)))

@@ -1,0 +1,451 @@
+"""The job that is simulated: a user's graph whose sources give recorded rows and whose sinks keep book."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+import cloudpickle
+import msgspec
+import pyarrow as pa
+
+from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.config import JobConfig
+from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
+from midstream.core.installed import is_installed
+from midstream.graph.build import assign_uids, build_job_graph
+from midstream.graph.job_graph import JobGraph
+from midstream.graph.logical import Input, LogicalGraph, Node
+from midstream.operators.reduction import Reduction
+from midstream.operators.sink import Sink, SinkWriter, WriterContext
+from midstream.operators.sinks import SinkOperator
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.window_base import WindowOperator
+from midstream.operators.windows import LATE
+from midstream.state.own_code import own_code
+
+ROWS_MAX: Final = 200
+"""Of each source, unless told otherwise."""
+SPLITS_MAX: Final = 4
+"""Of each source that are recorded."""
+PARALLELISMS: Final = (1, 2, 3, 4)
+TAP: Final = "tap of "
+"""The uid of a tap begins with this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one source gives: a table for each split, in the order in which they were found."""
+
+    splits: tuple[pa.Table, ...]
+    follows: tuple[bool, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(table.num_rows for table in self.splits)
+
+    def first(self, rows: int) -> Recorded:
+        """The first `rows` of the rows, counted through the splits in turns, so that all of them get shorter."""
+        left = rows
+        counts = [0] * len(self.splits)
+        for index, table in enumerate(self.splits):
+            counts[index] = min(table.num_rows, left // (len(self.splits) - index))
+            left -= counts[index]
+        return Recorded(tuple(t.slice(0, n) for t, n in zip(self.splits, counts, strict=True)), self.follows)
+
+
+class Placeholder(Source):
+    """Stands for a recorded source while the graph is kept: a run puts its own in its place."""
+
+    blocking = False
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise NotImplementedError(f"the source {context.uid!r} is only read in a simulated run")
+
+    def open_split(self, split: Split) -> SplitReader:
+        raise NotImplementedError(f"split {split.id} is only read in a simulated run")
+
+
+class Book(Sink):
+    """Stands for a sink while the graph is kept: a run puts its ledger in its place."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise NotImplementedError(f"the sink {context.uid!r} is only written in a simulated run")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operator, source or sink is in the user's program."""
+
+    uid: str
+    kind: str
+    name: str
+    place: str
+    """File and line of the call that made it; "" where that is not known."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.uid!r}" + (f" ({self.place})" if self.place else "")
+
+
+@dataclass(slots=True)
+class SimulatedJob:
+    """`logical` has placeholders for sources and sinks, and a uid on every node."""
+
+    logical: LogicalGraph
+    config: JobConfig
+    inputs: Mapping[str, Recorded]
+    """By uid of the source."""
+    is_tapped: bool = False
+    _pickled: dict[int, bytes] = field(default_factory=dict)
+    _constants: list[object] = field(default_factory=list)
+    """What the graph holds that never changes and takes long to make anew."""
+
+    @property
+    def sinks(self) -> dict[str, Place]:
+        """By uid, in the order of the program."""
+        return {place.uid: place for node in self.logical.nodes if node.sink for place in (place_of(node),)}
+
+    @property
+    def node_of(self) -> dict[str, Node]:
+        return {str(node.uid): node for node in self.logical.nodes}
+
+    @property
+    def has_own_parallelism(self) -> bool:
+        """Whether an operator says its own, above 1: then a job cannot be asked to run at just any."""
+        return any((node.parallelism or 1) > 1 for node in self.logical.nodes)
+
+    def parallelisms(self, wanted: Sequence[int] = PARALLELISMS) -> tuple[int, ...]:
+        """Those of `wanted` that the job can run at. Raises JobError when there is none."""
+        found, refused = [], None
+        for parallelism in wanted:
+            try:
+                self.graph(parallelism)
+                found.append(parallelism)
+            except (JobError, ConfigError) as error:
+                refused = error
+        if not found:
+            raise JobError(f"the job can run at none of the parallelisms {wanted}: {refused}") from refused
+        return tuple(found)
+
+    def graph(self, parallelism: int) -> JobGraph:
+        """Raises JobError or ConfigError when the job cannot run at that parallelism."""
+        return build_job_graph(self.logical, msgspec.structs.replace(self.config, parallelism=parallelism))
+
+    def pickled(self, parallelism: int) -> bytes:
+        """The graph as it is shipped to every task; sources and sinks are persistent ids by their uids."""
+        data = self._pickled.get(parallelism)
+        if data is None:
+            buffer = io.BytesIO()
+            with by_value(own_modules(self.logical)):
+                _Pickler(buffer, self._constants).dump(self.graph(parallelism))  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+            data = self._pickled[parallelism] = buffer.getvalue()
+        return data
+
+    def unpickled(self, data: bytes, sink: Sink, kind: type[Unpickler]) -> JobGraph:
+        """What `pickled` has given, with the sink of a run in it."""
+        graph: JobGraph = kind(data, sink, self._constants).load()
+        return graph
+
+    def with_inputs(self, inputs: Mapping[str, Recorded]) -> SimulatedJob:
+        """The same job over other rows."""
+        return SimulatedJob(self.logical, self.config, inputs, self.is_tapped, self._pickled, self._constants)
+
+    def cut_off(self, rows: Mapping[str, Sequence[int]]) -> SimulatedJob:
+        """The same job over the first rows of each split."""
+        return self.with_inputs(
+            {
+                uid: Recorded(
+                    tuple(table.slice(0, count) for table, count in zip(recorded.splits, rows[uid], strict=True)),
+                    recorded.follows,
+                )
+                for uid, recorded in self.inputs.items()
+            }
+        )
+
+    def tapped(self) -> SimulatedJob:
+        """The same with a book at the output of every operator, and at the late rows of every window."""
+        graph = LogicalGraph(list(self.logical.nodes))
+        for node in self.logical.nodes:
+            if node.schema is not None:
+                _tap(graph, node, None, node.schema)
+                for tag, schema in _read_sides(self.logical, node):
+                    if tag != LATE:
+                        _tap(graph, node, tag, schema)
+            if isinstance(node.operator, WindowOperator):
+                _tap(graph, node, LATE, node.inputs[0].schema)
+        return SimulatedJob(graph, self.config, self.inputs, is_tapped=True)
+
+
+def _read_sides(logical: LogicalGraph, node: Node) -> dict[tuple[str, pa.Schema], None]:
+    return {(i.tag, i.schema): None for n in logical.nodes for i in n.inputs if i.node == node.id and i.tag is not None}
+
+
+def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) -> None:
+    book = Book()
+    uid = f"{TAP}{node.uid}" + (f" {tag}" if tag else "")
+    graph.add(
+        "tap",
+        uid=uid,
+        parallelism=node.parallelism,
+        inputs=[Input(node.id, schema, tag)],
+        operator=SinkOperator(uid, book, schema),
+        sink=book,
+        place=node.place,
+    )
+
+
+def place_of(node: Node) -> Place:
+    return Place(str(node.uid), node.kind, node.name, node.place)
+
+
+# ---- making one
+
+
+def simulated_job(
+    logical: LogicalGraph,
+    config: JobConfig,
+    inputs: Mapping[str, pa.Table] | None = None,
+    *,
+    rows_max: int = ROWS_MAX,
+    own_names: Iterable[str] = (),
+) -> SimulatedJob:
+    """`inputs`: the rows of sources, by uid; of the others the first `rows_max` are read here and now.
+
+    `own_names`: first names of the modules that the job ships as files. Raises JobError for a uid that is no
+    source, for a source of Spark without rows, and for one that cannot be read; SchemaError for rows that have
+    other columns than the source.
+    """
+    build_job_graph(logical, config)  # what is wrong with the program is said first
+    uids = assign_uids(logical.nodes)
+    given = dict(inputs or {})
+    sources = {uids[node.id]: node for node in logical.nodes if node.source is not None}
+    unknown = sorted(given.keys() - sources.keys())
+    if unknown:
+        raise JobError(
+            f"rows are given for {unknown[0]!r}; the sources of this job are {', '.join(map(repr, sources))}"
+        )
+    with by_value(own_modules(logical)):
+        own = own_code(logical, own_names, config.trusted_packages)
+    graph = LogicalGraph([_simulated(node, uids[node.id]) for node in logical.nodes])
+    for node in graph.nodes:
+        if node.operator is not None:
+            node.operator.own = own
+    recorded = {
+        uid: _given(given[uid], uid, node.source.schema) if uid in given else record(node, uid, config, rows_max)
+        for uid, node in sources.items()
+        if node.source is not None
+    }
+    for uid, rows in recorded.items():
+        if not rows.rows:
+            raise JobError(
+                f"source {uid!r} gives no rows, so there is nothing to simulate; give it some with --rows {uid}=FILE"
+            )
+    return SimulatedJob(graph, config, recorded)
+
+
+def _simulated(node: Node, uid: str) -> Node:
+    if node.source is not None:
+        return replace(node, uid=uid, source=Placeholder(node.source.schema))
+    if node.sink is not None:
+        book = Book()
+        assert isinstance(node.operator, SinkOperator), node.label
+        return replace(node, uid=uid, sink=book, operator=SinkOperator(node.name, book, node.operator.schema))
+    return replace(node, uid=uid)
+
+
+def _given(table: pa.Table, uid: str, schema: pa.Schema) -> Recorded:
+    """Rows in the order in which they come, one split."""
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise SchemaError(
+            f"the rows for source {uid!r} have no column {missing[0]!r}; the source has "
+            f"{', '.join(f'{field.name}: {field.type}' for field in schema)}"
+        )
+    batch = conform(single_batch(table.select(schema.names)), canonical_schema(schema), f"rows for source {uid!r}")
+    return Recorded((pa.Table.from_batches([batch]),), (False,))
+
+
+def record(node: Node, uid: str, config: JobConfig, rows_max: int) -> Recorded:
+    """The first rows of a source, read in this process: up to `SPLITS_MAX` of its splits, equally much of each."""
+    source = node.source
+    assert source is not None
+    if type(source).__module__.startswith("midstream.spark"):
+        raise JobError(
+            f"source {uid!r} ({node.place or node.name}) reads with Spark, which a simulated run does not start; "
+            f"give it recorded rows: --rows {uid}=sample.parquet"
+        )
+    if rows_max < 1:
+        raise ConfigError(f"--rows-max: {rows_max} is not a positive whole number")
+    try:
+        return _record(source, uid, config, rows_max)
+    except MidstreamError as error:
+        raise JobError(
+            f"source {uid!r} ({node.place or node.name}) cannot be read: {error}. Give it recorded rows: "
+            f"--rows {uid}=sample.parquet"
+        ) from error
+    finally:
+        source.close()
+
+
+def _record(source: Source, uid: str, config: JobConfig, rows_max: int) -> Recorded:
+    found = source.discover(None, DiscoveryContext(uid, config.parallelism, None))
+    wanted = found.splits[:SPLITS_MAX]
+    tables: list[pa.Table] = []
+    follows: list[bool] = []
+    left = rows_max
+    for number, split in enumerate(wanted):
+        table = _rows_of(source, uid, split, -(-left // (len(wanted) - number)))
+        left -= table.num_rows
+        if table.num_rows:
+            follows.append(split.follows and bool(tables))
+            tables.append(table)
+    return Recorded(tuple(tables), tuple(follows))
+
+
+def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> pa.Table:
+    reader = source.open_split(split)
+    batches: list[pa.RecordBatch] = []
+    left = rows_max
+    try:
+        while left > 0:
+            read = reader.read(left)
+            if read is None:
+                break
+            batch, _ = read
+            batches.append(batch.slice(0, left))
+            left -= batch.num_rows
+    finally:
+        reader.close()
+    return pa.Table.from_batches([conform(batch, source.schema, f"source {uid!r}") for batch in batches], source.schema)
+
+
+# ---- pickling
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    """Sinks, schemas and reductions are names, which each run has things of its own for, or shares with all others."""
+
+    def __init__(self, buffer: io.BytesIO, constants: list[object]) -> None:
+        super().__init__(buffer)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+        self._constants = constants
+        self._numbers = {id(item): number for number, item in enumerate(constants)}
+
+    def persistent_id(self, item: Any) -> object:
+        if isinstance(item, Book):
+            return "sink"
+        if type(item) is pa.Schema or (type(item) is Reduction and not _has_code(item)):
+            if id(item) not in self._numbers:
+                self._numbers[id(item)] = len(self._constants)
+                self._constants.append(item)
+            return self._numbers[id(item)]
+        return None
+
+
+def _has_code(reduction: Reduction) -> bool:
+    """Whether it calls functions of the user's."""
+    return bool(user_code(reduction))
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads the graph of `SimulatedJob.pickled`."""
+
+    def __init__(self, data: bytes, sink: Sink, constants: Sequence[object]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._sink = sink
+        self._constants = constants
+
+    def persistent_load(self, name: Any) -> Any:
+        return self._sink if name == "sink" else self._constants[name]
+
+
+def own_modules(logical: LogicalGraph) -> list[ModuleType]:
+    """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own.
+
+    Not those that hold what cannot be pickled, such as a lock: of these there is one for all tasks.
+    """
+    found: dict[str, ModuleType] = {"__main__": sys.modules["__main__"]}
+    taken: list[ModuleType] = []
+    while True:
+        with by_value(taken):
+            named = {item.__module__ or "" for item in user_code(logical)} - found.keys()
+        new = [sys.modules[name] for name in sorted(named) if name in sys.modules]
+        if not new:
+            return taken
+        for module in new:
+            found[module.__name__] = module
+            if _is_separable(logical, [*taken, module]):
+                taken.append(module)
+
+
+def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
+    try:
+        with by_value(modules):
+            user_code(logical)
+    except Exception:  # noqa: BLE001 - any __reduce__ may raise anything
+        return False
+    return True
+
+
+def user_code(item: object) -> list[FunctionType | type]:
+    """The user's functions and classes that `item` refers to, each once."""
+    recorder = _Recorder(io.BytesIO())
+    recorder.dump(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+    return list(recorder.found.values())
+
+
+class _Recorder(cloudpickle.CloudPickler):
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+        self.found: dict[int, FunctionType | type] = {}
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, (FunctionType, type)) and is_users(item):
+            self.found[id(item)] = item
+        return super().reducer_override(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+
+
+def is_users(item: FunctionType | type) -> bool:
+    """Whether the user has written it: it is neither midstream's nor installed nor of the standard library."""
+    module = sys.modules.get(item.__module__ or "")
+    file = getattr(module, "__file__", None) if module is not None else file_of(item)
+    return (
+        isinstance(file, str)
+        and (item.__module__ or "").partition(".")[0] not in ("midstream", "pyspark", "cloudpickle")
+        and not is_installed(file)
+    )
+
+
+def file_of(item: FunctionType | type) -> str | None:
+    """Where it was written, if any code of it says so."""
+    if isinstance(item, FunctionType):
+        return item.__code__.co_filename
+    return next((m.__code__.co_filename for m in methods_of(item)), None)
+
+
+def methods_of(item: type) -> Iterator[FunctionType]:
+    """Functions written in the class itself, also those behind property, staticmethod and classmethod."""
+    for value in vars(item).values():
+        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(inner, FunctionType):
+            yield inner
+
+
+@contextmanager
+def by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Meanwhile functions of `modules` are pickled with the variables that they use."""
+    already = cloudpickle.list_registry_pickle_by_value()
+    with ExitStack() as undo:
+        for module in modules:
+            if module.__name__ not in already and sys.modules.get(module.__name__) is module:
+                cloudpickle.register_pickle_by_value(module)
+                undo.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield

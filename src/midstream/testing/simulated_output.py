@@ -1,0 +1,165 @@
+"""What sinks got, compared with what they should have got: rows of each as a multiset, in any order.
+
+The order of rows is not compared: which of two keys comes first, when a window fires, and how inputs are
+interleaved may differ between any two runs. Floating-point numbers may differ in their last digits, since sums of
+them depend on the order of adding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from midstream.testing.simulated_job import Place
+
+SHOWN: Final = 3
+"""How many rows of each kind a report shows."""
+MATCHED_MAX: Final = 400
+"""Of more differing rows than that, near ones are not looked for."""
+_CLOSE: Final = 1e-9
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """How the rows of one sink are compared."""
+
+    latest: tuple[str, ...] = ()
+    """Keys of a stream of updates: only the last row of each key counts."""
+    ignored: tuple[str, ...] = ()
+    """Columns that may have any value."""
+
+
+@dataclass(slots=True)
+class Difference:
+    """Between the rows that a sink, or an operator, has given and those of the reference run."""
+
+    place: Place
+    missing: list[Row] = field(default_factory=list)
+    surplus: list[Row] = field(default_factory=list)
+    doubled: list[Row] = field(default_factory=list)
+    """Rows that the reference run has as well, less often."""
+    changed: list[tuple[Row, Row]] = field(default_factory=list)
+    """The row of the reference run, and the one that is in its place."""
+
+    def lines(self) -> list[str]:
+        """For people: what differs, and the first few rows."""
+        said = [
+            _count(self.missing, "is missing", "are missing"),
+            _count(self.doubled, "is there too often", "are there too often"),
+            _count(self.changed, "has changed", "have changed"),
+            _count(self.surplus, "should not be there", "should not be there"),
+        ]
+        lines = [f"{self.place}: {', '.join(text for text in said if text)}"]
+        lines += [f"  missing:   {_text(row)}" for row in self.missing[:SHOWN]]
+        lines += [f"  too often: {_text(row)}" for row in self.doubled[:SHOWN]]
+        for before, after in self.changed[:SHOWN]:
+            lines += [f"  expected:  {_text(before)}", f"  instead:   {_text(after)}"]
+        lines += [f"  surplus:   {_text(row)}" for row in self.surplus[:SHOWN]]
+        return lines
+
+
+def differences(
+    expected: Mapping[str, pa.Table],
+    found: Mapping[str, pa.Table],
+    places: Iterable[Place],
+    contracts: Mapping[str, Contract],
+) -> list[Difference]:
+    """Of each of `places` whose rows differ, in their order."""
+    differing = []
+    for place in places:
+        contract = contracts.get(place.uid, Contract())
+        before, after = rows_of(expected.get(place.uid), contract), rows_of(found.get(place.uid), contract)
+        if before != after:
+            difference = _difference(place, before, after)
+            if difference is not None:
+                differing.append(difference)
+    return differing
+
+
+def rows_of(table: pa.Table | None, contract: Contract = Contract()) -> Counter[tuple[tuple[str, Any], ...]]:
+    """How often each row is there."""
+    if table is None or not table.num_rows:
+        return Counter()
+    names = [name for name in table.column_names if name not in contract.ignored]
+    columns = [table.column(name).to_pylist() for name in names]
+    if contract.latest:
+        keys = zip(*(map(_frozen, table.column(name).to_pylist()) for name in contract.latest), strict=True)
+        last = sorted({key: index for index, key in enumerate(keys)}.values())
+        columns = [[column[index] for index in last] for column in columns]
+    plain = [column if _is_plain(column) else [_frozen(value) for value in column] for column in columns]
+    return Counter(tuple(zip(names, row, strict=True)) for row in zip(*plain, strict=True))
+
+
+def _is_plain(column: Sequence[Any]) -> bool:
+    return all(type(value) in (int, str, bool, bytes, type(None)) for value in column)
+
+
+def _frozen(value: Any) -> Any:
+    """The same as something that can be counted."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(each)) for name, each in value.items())
+    return value
+
+
+Rows = Counter[tuple[tuple[str, Any], ...]]
+
+
+def _difference(place: Place, before: Rows, after: Rows) -> Difference | None:
+    """None when they differ in the last digits of floating-point numbers only."""
+    missing, surplus = list((before - after).elements()), list((after - before).elements())
+    if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
+        for row in list(missing):
+            near = next((other for other in surplus if _is_near(row, other)), None)
+            if near is not None:
+                missing.remove(row)
+                surplus.remove(near)
+    if not missing and not surplus:
+        return None
+    found = Difference(place)
+    for row in list(surplus):
+        if before[row]:
+            surplus.remove(row)
+            found.doubled.append(dict(row))
+    if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
+        for row in list(missing):
+            like = max(surplus, key=lambda other: _alike(row, other), default=None)
+            if like is not None and 2 * _alike(row, like) >= len(row):
+                missing.remove(row)
+                surplus.remove(like)
+                found.changed.append((dict(row), dict(like)))
+    found.missing = [dict(row) for row in missing]
+    found.surplus = [dict(row) for row in surplus]
+    return found
+
+
+def _is_near(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_CLOSE)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_near, one, other))
+    return bool(one == other)
+
+
+def _alike(one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]]) -> int:
+    return sum(map(_is_near, one, other))
+
+
+def _count(rows: Sequence[object], one: str, many: str) -> str:
+    if not rows:
+        return ""
+    return f"{len(rows):,} row{'' if len(rows) == 1 else 's'} {one if len(rows) == 1 else many}"
+
+
+def _text(row: Row) -> str:
+    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -1,0 +1,258 @@
+"""What functions of users see of the world in a simulated run: a clock, random numbers, hash(), and what they do to it.
+
+Meanwhile `time.time()` and its like, `datetime.now()`, the module `random`, `numpy.random` and `hash()` of strings
+answer with what the run says, and files that are opened for writing, programs that are started and connections that
+are made are counted. Only the thread of the run is concerned; everything is as it was behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, Final
+from unittest.mock import patch
+
+import numpy as np
+from cloudpickle.cloudpickle import _function_setstate
+
+from midstream.core.installed import is_installed
+from midstream.sim.world import EPOCH_MS, World
+from midstream.testing.simulated_scenario import Outer
+
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
+_HERE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_EFFECTS: Final = {
+    "socket.connect": "connects to",
+    "subprocess.Popen": "starts",
+    "os.remove": "deletes",
+    "os.rename": "renames",
+    "os.mkdir": "makes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something that a user's function has done to the world."""
+
+    what: str
+    """Such as "writes to /tmp/out.txt"."""
+    place: str
+    """File and line."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    world: World
+    outer: Outer
+    effects: Counter[Effect] = field(default_factory=Counter)
+    slept_s: float = 0.0
+    """A function that sleeps holds up nothing but what clocks say: in production heartbeats go on meanwhile."""
+    thread: int = field(default_factory=threading.get_ident)
+
+    def time_s(self) -> float:
+        """Seconds since the epoch."""
+        self.world.now_us += 1  # nobody reads a clock twice in the same moment
+        return EPOCH_MS / 1000 + self.outer.clock_s + self.slept_s + self.world.now_us / 1e6
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+
+
+_present: Surroundings | None = None
+"""Those of the run that this process is in."""
+
+
+def _ours() -> Surroundings | None:
+    present = _present
+    return present if present is not None and present.thread == threading.get_ident() else None
+
+
+@contextmanager
+def surroundings(world: World, outer: Outer) -> Iterator[Surroundings]:
+    """For as long as a run lasts."""
+    global _present
+    _listen()
+    before, numpy_before = random.getstate(), np.random.get_state()
+    random.seed(outer.random)
+    np.random.seed(outer.random % (1 << 32))
+    _present = found = Surroundings(world, outer)
+    try:
+        with (
+            patch.object(time, "time", _clock(time.time, lambda s: s.time_s())),
+            patch.object(time, "time_ns", _clock(time.time_ns, lambda s: int(s.time_s() * 1e9))),
+            patch.object(time, "monotonic", _clock(time.monotonic, lambda s: s.time_s())),
+            patch.object(time, "monotonic_ns", _clock(time.monotonic_ns, lambda s: int(s.time_s() * 1e9))),
+            patch.object(time, "perf_counter", _clock(time.perf_counter, lambda s: s.time_s())),
+            patch.object(time, "sleep", _sleep(time.sleep)),
+        ):
+            yield found
+    finally:
+        _present = None
+        random.setstate(before)
+        np.random.set_state(numpy_before)
+
+
+def _clock(real: Callable[[], Any], simulated: Callable[[Surroundings], Any]) -> Callable[[], Any]:
+    def clock() -> Any:
+        ours = _ours()
+        return real() if ours is None else simulated(ours)
+
+    return clock
+
+
+def _sleep(real: Callable[[float], None]) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        ours = _ours()
+        if ours is None:
+            real(seconds)
+        else:
+            ours.sleep(seconds)
+
+    return sleep
+
+
+# ---- datetime and hash, in the variables of functions that are shipped
+
+
+class _Like(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.__mro__[1])
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.__mro__[1])
+
+
+class SimulatedDatetime(datetime, metaclass=_Like):
+    """Makes plain datetimes; only its clock is another."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return datetime(*args, **kwargs)
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Any:
+        ours = _ours()
+        if ours is None:
+            return datetime.now(tz)
+        at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=ours.time_s())
+        return at.replace(tzinfo=None) if tz is None else at.astimezone(tz)
+
+    @classmethod
+    def utcnow(cls) -> Any:
+        return cls.now(timezone.utc).replace(tzinfo=None)
+
+    @classmethod
+    def today(cls) -> Any:
+        return cls.now()
+
+
+class SimulatedDate(date, metaclass=_Like):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return date(*args, **kwargs)
+
+    @classmethod
+    def today(cls) -> Any:
+        return SimulatedDatetime.now().date()
+
+
+_CLOCKS: Final = frozenset(("now", "utcnow", "today"))
+
+
+def set_function_state(function: FunctionType, state: Any) -> None:
+    """In place of cloudpickle's: what a function finds under the names of clocks and of hash() are the run's."""
+    _function_setstate(function, state)
+    names = function.__code__.co_names
+    variables = function.__globals__
+    if not _CLOCKS.isdisjoint(names):
+        for name in names:
+            found = variables.get(name)
+            if found is datetime:
+                variables[name] = SimulatedDatetime
+            elif found is date:
+                variables[name] = SimulatedDate
+            elif isinstance(found, ModuleType) and found.__name__ == "datetime":
+                variables[name] = _datetime_module(found)
+    if "hash" in names and "hash" not in variables:
+        variables["hash"] = simulated_hash
+
+
+def _datetime_module(real: ModuleType) -> ModuleType:
+    module = ModuleType("datetime")
+    module.__dict__.update(vars(real))
+    module.__dict__.update(datetime=SimulatedDatetime, date=SimulatedDate)
+    return module
+
+
+def simulated_hash(item: object) -> int:
+    """That of another process: it differs for text and bytes, also in tuples and frozen sets."""
+    ours = _ours()
+    if ours is None or not ours.outer.hash or not _depends_on_the_process(item):
+        return hash(item)
+    if sys._getframe(1).f_code.co_name == "__hash__":  # of an object that is in some dict already
+        return hash(item)
+    return hash((ours.outer.hash, item))
+
+
+def _depends_on_the_process(item: object) -> bool:
+    if isinstance(item, (tuple, frozenset)):
+        return any(_depends_on_the_process(each) for each in item)
+    return isinstance(item, (str, bytes, datetime, date))
+
+
+# ---- effects
+
+
+_is_listening = False
+
+
+def _listen() -> None:
+    """From now on, for as long as the process lives: an audit hook cannot be taken back."""
+    global _is_listening
+    if not _is_listening:
+        _is_listening = True
+        sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+    present = _present
+    if present is None or (event != "open" and event not in _EFFECTS) or _ours() is None:
+        return
+    if event == "open":
+        path, mode, flags = arguments
+        if not (isinstance(path, (str, bytes, os.PathLike)) and _is_writing(mode, flags)):
+            return
+        what = f"writes to {os.fsdecode(path)}"
+    else:
+        what = f"{_EFFECTS[event]} {arguments[1] if event == 'socket.connect' else arguments[0]}"
+    place = _users_line()
+    if place:
+        present.effects[Effect(what, place)] += 1
+
+
+def _is_writing(mode: object, flags: object) -> bool:
+    if isinstance(mode, str):
+        return not {"w", "a", "x", "+"}.isdisjoint(mode)
+    return isinstance(flags, int) and bool(flags & _WRITING)
+
+
+def _users_line() -> str:
+    """File and line of the user's function that is at work; "" where there is none, or where a temporary file is made."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if os.path.basename(file) == "tempfile.py":
+            return ""
+        if file.startswith(_HERE):
+            return ""
+        if not file.startswith("<") and not is_installed(file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,156 @@
+"""Whether a run came out as the reference run did, and the smallest scenario in which it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from midstream.testing.simulated_job import SimulatedJob
+from midstream.testing.simulated_output import Contract, Difference, differences
+from midstream.testing.simulated_run import Ran, run_job
+from midstream.testing.simulated_scenario import REFERENCE, SIDES, Cuts, JobScenario, Width, without
+from midstream.testing.simulated_surroundings import Effect
+
+SHRINK_TRIES_MAX: Final = 60
+PLAINEST: Final = "kill_slot"
+"""The fault that everybody understands."""
+SHRINK_S: Final = 15.0
+"""Processor time."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`kind`: "" when all was as it should be."""
+
+    kind: str = ""
+    differences: list[Difference] = field(default_factory=list)
+    error: str = ""
+    effects: list[tuple[Effect, int, int]] = field(default_factory=list)
+    """Done more often than in the reference run: how often there, and here."""
+
+    def lines(self) -> list[str]:
+        lines = [line for difference in self.differences for line in difference.lines()]
+        if self.error:
+            lines += _short(self.error)
+        for effect, before, after in self.effects:
+            lines.append(f"{effect.place}: a function {effect.what}: {after} times instead of {before}")
+        return lines
+
+
+def _short(error: str) -> list[str]:
+    """What the function raised and where: not how the engine passed it on."""
+    return error.partition("\nThe above exception was the direct cause")[0].splitlines()[:LINES_MAX]
+
+
+LINES_MAX: Final = 30
+DIFFERS: Final = "differs"
+FAILS: Final = "fails"
+ENGINE: Final = "engine"
+EFFECT: Final = "effect"
+LONG: Final = "long"
+
+
+def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, Contract]) -> Verdict:
+    if ran.engine_bugs:
+        return Verdict(ENGINE, error="\n".join(ran.engine_bugs))
+    if ran.error:
+        return Verdict(FAILS, error=ran.error)
+    if not ran.is_over:
+        return Verdict(LONG, error=f"the job had not come to its end after {ran.steps:,} steps")
+    reference = reference_of(job, reference, ran)
+    found = differences(reference.output, ran.output, job.sinks.values(), contracts)
+    if found:
+        return Verdict(DIFFERS, found)
+    more = [
+        (effect, reference.effects[effect], count)
+        for effect, count in ran.effects.items()
+        if count > reference.effects[effect]
+    ]
+    return Verdict(EFFECT, effects=more) if more else Verdict()
+
+
+def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
+    """What `ran` is compared with: of a job that was drained the run without failures over the rows that it has read."""
+    if ran.drained is None:
+        return reference
+    return run_job(job.cut_off(ran.drained), REFERENCE)
+
+
+@dataclass(slots=True)
+class Small:
+    """A failing scenario after shrinking."""
+
+    job: SimulatedJob
+    reference: Ran
+    scenario: JobScenario
+    verdict: Verdict
+
+
+def shrink(small: Small, contracts: Mapping[str, Contract]) -> Small:
+    """Fewer sides that differ from the reference run, fewer faults, fewer rows: as long as it fails in the same way."""
+    kind = small.verdict.kind
+    left = SHRINK_TRIES_MAX
+    end_s = time.process_time() + SHRINK_S
+    has_shrunk = True
+    while has_shrunk:
+        has_shrunk = False
+        for scenario in _smaller(small.scenario):
+            if left <= 0 or time.process_time() > end_s:
+                return small
+            left -= 1
+            verdict = judge(small.job, small.reference, run_job(small.job, scenario), contracts)
+            if verdict.kind == kind:
+                small = replace(small, scenario=scenario, verdict=verdict)
+                has_shrunk = True
+                break
+        if has_shrunk:
+            continue
+        for job in _shorter(small.job):
+            if left <= 0 or time.process_time() > end_s:
+                return small
+            left -= 2
+            reference = run_job(job, REFERENCE)
+            verdict = judge(job, reference, run_job(job, small.scenario), contracts)
+            if verdict.kind == kind and not reference.error:
+                small = Small(job, reference, small.scenario, verdict)
+                has_shrunk = True
+                break
+    return small
+
+
+def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
+    """Those that differ less from the reference run, the smallest first."""
+    for side in SIDES:
+        if getattr(scenario, side) != getattr(REFERENCE, side):
+            yield without(scenario, side)
+    outer = scenario.outer
+    for smaller in (replace(outer, clock_s=0.0), replace(outer, random=0), replace(outer, hash=0)):
+        if smaller != outer:
+            yield replace(scenario, outer=smaller)
+    faults = scenario.failures.faults
+    for index in range(len(faults)):
+        yield replace(scenario, failures=replace(scenario.failures, faults=faults[:index] + faults[index + 1 :]))
+    for index, fault in enumerate(faults):
+        if fault.kind != PLAINEST and not scenario.failures.drains:  # see BESIDE_DRAIN
+            plainer = (*faults[:index], replace(fault, kind=PLAINEST), *faults[index + 1 :])
+            yield replace(scenario, failures=replace(scenario.failures, faults=plainer))
+    plain = replace(REFERENCE.failures, faults=faults, interval_s=scenario.failures.interval_s)
+    if scenario.failures != plain:
+        yield replace(scenario, failures=plain)
+    width = scenario.width
+    if width.then != width.first:
+        yield replace(scenario, width=Width(width.first, width.first))
+    if scenario.cuts.are_random:
+        yield replace(scenario, cuts=Cuts(scenario.cuts.batch_rows))
+    if any(scenario.order.rates):
+        yield replace(scenario, order=replace(scenario.order, rates=()))
+
+
+def _shorter(job: SimulatedJob) -> Iterator[SimulatedJob]:
+    """With fewer rows of one source."""
+    for uid, recorded in job.inputs.items():
+        for rows in (recorded.rows // 4, recorded.rows // 2, recorded.rows * 3 // 4):
+            if len(recorded.splits) <= rows < recorded.rows:
+                yield job.with_inputs({**job.inputs, uid: recorded.first(rows)})

@@ -1,0 +1,290 @@
+"""What `simulate` takes, what it refuses, what it does in several processes, and what a run is repeated with."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from midstream import Environment, KeyedProcessFunction, Source, ValueState
+from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
+from midstream.testing import simulate
+from midstream.testing.simulate import campaign_of
+from midstream.testing.simulated_campaign import Campaign
+from midstream.testing.simulated_run import run_job
+from midstream.testing.simulated_scenario import FAULTS, REFERENCE, WORDS
+from midstream.testing.simulated_verdict import LONG, judge
+
+ROWS = [{"id": i, "key": i % 3} for i in range(30)]
+
+
+class Count(KeyedProcessFunction):
+    count = ValueState(pa.int64(), 0)
+
+    def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        self.count.value += 1
+        return {"id": row["id"], "n": self.count.value}
+
+
+def counting() -> Environment:
+    env = Environment("counting")
+    rows = env.from_collection(ROWS, splits=1).uid("rows")
+    rows.key_by("key").process(Count(), {"id": int, "n": int}).uid("count").print().uid("out")
+    return env
+
+
+def campaign(env: Environment, **options: Any) -> Campaign:
+    return campaign_of(env, {}, latest={}, ignore={}, **options)
+
+
+def output(env: Environment, inputs: Any = None) -> list[dict[str, Any]]:
+    """Of the run without failures."""
+    made = campaign_of(env, inputs or {}, latest={}, ignore={})
+    ran = run_job(made.job, REFERENCE)
+    assert not ran.error
+    return [row for table in ran.output.values() for row in table.to_pylist()]
+
+
+def test_a_job_is_what_it_is_without_the_simulator() -> None:
+    assert sorted(row["id"] for row in output(counting())) == list(range(30))
+    assert max(row["n"] for row in output(counting())) == 10
+
+
+@pytest.mark.parametrize("form", ["dicts", "table", "batch", "frame", "parquet", "csv", "jsonl"])
+def test_rows_are_given_in_any_form(form: str, tmp_path: Path) -> None:
+    frame = pl.DataFrame({"key": [7, 8], "id": [1, 2], "more": ["x", "y"]})
+    frame.write_parquet(tmp_path / "rows.parquet")
+    frame.write_csv(tmp_path / "rows.csv")
+    frame.write_ndjson(tmp_path / "rows.jsonl")
+    forms = {
+        "dicts": frame.to_dicts(),
+        "table": frame.to_arrow(),
+        "batch": frame.to_arrow().to_batches()[0],
+        "frame": frame,
+    }
+    rows = forms.get(form, tmp_path / f"rows.{form}")
+    assert sorted(row["id"] for row in output(counting(), {"rows": rows})) == [1, 2]
+
+
+def test_a_stream_is_simulated_without_a_sink() -> None:
+    env = Environment("half a job")
+    stream = env.from_collection(ROWS, splits=1).filter(pl.col("id") > 3)
+    env.from_collection([{"other": 1}])  # what is not needed is left alone
+    assert simulate(stream, seeds=range(3)).ok
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    made = campaign(counting())
+    first, second = (run_job(made.job, made.scenario(7), keep_trace=True) for _ in range(2))
+    assert first.trace is not None
+    assert second.trace is not None
+    assert first.steps == second.steps
+    assert list(first.trace.lines()) == list(second.trace.lines())
+
+
+def test_every_kind_of_fault_is_drawn_strikes_and_has_words() -> None:
+    made = campaign(counting())
+    assert WORDS.keys() == {*FAULTS, "drain"}
+    struck: set[str] = set()
+    for seed in range(400):
+        struck.update(run_job(made.job, made.scenario(seed)).struck)
+        if struck >= WORDS.keys():
+            return
+    assert WORDS.keys() - struck == set()
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    env = Environment("wrong")
+    env.from_collection(ROWS, splits=1).filter(lambda row: random.random() < 0.5).print()
+    with pytest.raises(AssertionError, match="random numbers"):
+        simulate(env, seeds=range(20), jobs=2)
+    report = simulate(counting(), seeds=range(7), jobs=2)
+    assert (report.ok, report.seeds) == (True, 7)
+
+
+def test_time_is_up_before_all_seeds_are() -> None:
+    report = simulate(counting(), seeds=range(1_000_000), seconds=0.3)
+    assert report.ok
+    assert 0 < report.seeds < 10_000
+
+
+def test_the_world_is_what_it_was_behind_a_run() -> None:
+    clocks = time.time, time.monotonic, time.sleep
+    random.seed(5)
+    np.random.seed(5)
+    expected = random.random(), np.random.rand()
+    random.seed(5)
+    np.random.seed(5)
+    env = Environment("clocks")
+    asleep = env.from_collection(ROWS, splits=1).filter(lambda row: time.sleep(100) is None)
+    asleep.print()
+    began_s = time.monotonic()
+    simulate(env, seeds=range(3))
+    assert time.monotonic() - began_s < 100, "nobody really sleeps"
+    assert (time.time, time.monotonic, time.sleep) == clocks
+    assert (random.random(), np.random.rand()) == expected
+
+
+def test_a_clock_that_is_only_looked_at_is_no_mistake() -> None:
+    env = Environment("clocks")
+    env.from_collection(ROWS, splits=1).filter(lambda row: datetime.now() > datetime(2000, 1, 1)).print()
+    assert simulate(env, seeds=range(5)).ok
+
+
+def test_a_function_that_only_looks_into_a_set_is_no_mistake() -> None:
+    env = Environment("sets")
+    wanted = {"id 3", "id 5"}
+    env.from_collection(ROWS, splits=1).filter(lambda row: f"id {row['id']}" in wanted | set()).print()
+    assert simulate(env, seeds=range(3)).ok
+
+
+# ---- what is refused
+
+
+class FromSpark(Source):
+    schema = pa.schema([("id", pa.int64())])
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise AssertionError("Spark would be started")
+
+    def open_split(self, split: Split) -> SplitReader:
+        raise AssertionError("Spark would be started")
+
+
+FromSpark.__module__ = "midstream.spark.dataframe"
+
+
+def test_a_source_of_spark_needs_recorded_rows() -> None:
+    env = Environment("spark")
+    env.source(FromSpark()).uid("frame").print()
+    with pytest.raises(JobError, match=r"'frame'.*reads with Spark.*--rows frame=sample.parquet"):
+        simulate(env, seeds=range(1))
+    assert simulate(env, {"frame": [{"id": 1}]}, seeds=range(1)).ok
+
+
+class Unreadable(FromSpark):
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise JobError("the server does not answer")
+
+
+def test_a_source_that_cannot_be_read_is_named() -> None:
+    env = Environment("unreadable")
+    env.source(Unreadable()).uid("server").print()
+    with pytest.raises(JobError, match=r"'server'.*the server does not answer.*--rows server="):
+        simulate(env)
+
+
+def refused() -> Iterator[Any]:
+    yield pytest.param({"inputs": {"row": ROWS}}, JobError, "'row'; the sources of this job are 'rows'", id="uid")
+    yield pytest.param({"inputs": {"rows": [{"id": 1}]}}, SchemaError, "no column 'key'", id="column")
+    yield pytest.param({"inputs": {"rows": [{"id": "a", "key": 1}]}}, SchemaError, "'id' is", id="type")
+    yield pytest.param({"inputs": {"rows": []}}, SchemaError, "no column", id="nothing")
+    yield pytest.param({"inputs": {"rows": pl.DataFrame(ROWS).clear()}}, JobError, "gives no rows", id="empty")
+    yield pytest.param({"inputs": {"rows": 5}}, JobError, "are a int", id="kind")
+    yield pytest.param({"inputs": {"rows": "nowhere.parquet"}}, ConfigError, "cannot be read", id="file")
+    yield pytest.param({"inputs": {"rows": "rows.txt"}}, ConfigError, "ends with .txt", id="format")
+    yield pytest.param({"rows_max": 0}, ConfigError, "--rows-max: 0", id="rows-max")
+    yield pytest.param({"latest": {"sink": ["id"]}}, ConfigError, "'sink' is no sink.* 'out'", id="sink")
+    yield pytest.param({"ignore": {"out": ["at"]}}, ConfigError, "no column 'at'; it gets id, n", id="ignore")
+    yield pytest.param({"parallelism": 1000}, JobError, "none of the parallelisms", id="parallelism")
+    yield pytest.param({"parallelism": ()}, ConfigError, "parallelism", id="no-parallelism")
+    yield pytest.param({"jobs": 0}, ConfigError, "jobs: 0", id="jobs")
+    yield pytest.param({"seeds": ()}, ConfigError, "no seeds", id="seeds")
+
+
+@pytest.mark.parametrize(("arguments", "kind", "says"), list(refused()))
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        simulate(counting(), **arguments)
+
+
+def test_what_is_no_job_is_refused() -> None:
+    with pytest.raises(JobError, match="neither an Environment nor a stream"):
+        simulate("job.py")  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="no streams"):
+        simulate(Environment("empty"))
+
+
+def test_a_job_that_never_ends_by_itself_is_over_with_its_recorded_rows() -> None:
+    env = Environment("endless")
+    env.generate(lambda i: {"n": i}).print()
+    report = simulate(env, seeds=range(3), rows_max=40)
+    assert report.rows == 40
+
+
+def imported(directory: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (directory / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(directory))
+    return importlib.import_module(name)
+
+
+def test_a_module_with_a_lock_is_imported_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+import threading
+
+LOCK = threading.Lock()
+
+def kept(row):
+    with LOCK:
+        return row["id"] > 3
+"""
+    module = imported(tmp_path, "simulated_with_a_lock", text, monkeypatch)
+    env = Environment("lock")
+    env.from_collection(ROWS, splits=1).filter(module.kept).print()
+    assert simulate(env, seeds=range(3)).ok
+
+
+def test_state_in_a_module_beside_the_job_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+counts = {}
+
+def nth(row):
+    return {"id": row["id"], "n": counted(row["key"])}
+
+def counted(key):
+    counts[key] = counts.get(key, 0) + 1
+    return counts[key]
+"""
+    module = imported(tmp_path, "simulated_helper", text, monkeypatch)
+    env = Environment("helper")
+    env.from_collection(ROWS, splits=1).map(module.nth, {"id": int, "n": int}).print()
+    with pytest.raises(AssertionError, match=r"simulated_helper.py:8: keeps state in a global variable: counts"):
+        simulate(env, seeds=range(200))
+    assert module.counts == {}
+
+
+def test_rows_larger_than_a_buffer_get_through() -> None:
+    env = Environment("large")
+    large = env.from_collection([{"id": i, "text": str(i) * 200_000} for i in range(6)], splits=1)
+    large.key_by("id").process(Count(), {"id": int, "n": int}).print()
+    assert simulate(env, seeds=range(6)).ok
+
+
+def test_a_job_that_does_not_come_to_its_end_is_said_not_to() -> None:
+    made = campaign(counting())
+    made.job.config = msgspec.structs.replace(made.job.config, max_parallelism=8)
+    ran = run_job(made.job, replace(REFERENCE, steps_max=10))
+    assert not ran.is_over
+    assert judge(made.job, ran, ran, {}).kind == LONG
+
+
+def test_files_are_read_once_and_sinks_never_opened(tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table({"id": list(range(500))}), tmp_path / "in.parquet")
+    env = Environment("files", checkpoint_dir=tmp_path / "state")
+    env.read_files(tmp_path / "in.parquet").write_parquet(tmp_path / "out")
+    assert simulate(env, seeds=range(3)).rows == 200
+    assert sorted(os.listdir(tmp_path)) == ["in.parquet"]
