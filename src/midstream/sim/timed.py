@@ -28,6 +28,8 @@ TUMBLING_MS: Final = 40
 SIZE_MS: Final = 30
 SLIDE_MS: Final = 10
 GAP_MS: Final = 4
+IDS: Final = "ids:ids"
+"""The column of a window operator's state that has the ids of the rows."""
 WINDOWS: Final[Mapping[str, Window]] = {
     "window": tumbling(f"{TUMBLING_MS} ms"),
     "slide": sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"),
