@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count, islice
 from random import Random
 from typing import Any
 
+from midstream.sim.chunk_sizes import small
 from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.scenario import (
     BACKLOGGED,
@@ -87,10 +89,26 @@ def always_due(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, steps_max=20_000)
 
 
+def close_behind(shape: Shape) -> Shape:
+    """The same with event time that follows the rows closely."""
+    return tuple(
+        replace(node, chain=tuple("tight" if kind == "times" else kind for kind in node.chain)) for node in shape
+    )
+
+
 def without_idle(shape: Shape) -> Shape:
     return tuple(
         replace(node, chain=tuple("tight" if kind == "idle" else kind for kind in node.chain)) for node in shape
     )
+
+
+def in_pieces(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Scenario]:
+    """The same, with sizes from which on state is cut, shared and merged that small runs come to."""
+
+    def scenario(seed: int) -> Scenario:
+        return scenario_of(next(islice(filter(small, count()), seed, None)))
+
+    return scenario
 
 
 def far_behind(seed: int) -> Scenario:

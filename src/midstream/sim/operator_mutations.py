@@ -21,6 +21,7 @@ from midstream.operators.batch_functions import BatchFunctionOperator
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation_scenarios import in_pieces
 from midstream.sim.scenario import draw
 from midstream.state import columnar, heap, keyed, table
 from midstream.state.keyed import ListState, MapState, ReducingState
@@ -316,6 +317,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a chunk that has changed counts as stored", shared_chunk_keeps_its_id, partial(draw, topology="join")
     ),
     "last_piece_is_dropped": Mutation(
-        "of windows in pieces the last is missing", last_piece_is_dropped, partial(draw, topology="late_window")
+        "of windows in pieces the last is missing", last_piece_is_dropped, in_pieces(partial(draw, topology="late_window", rows=100))
     ),
 }
