@@ -29,7 +29,7 @@ CLOCK_TIMERS: Final = "timers:processing"
 WAITING_PART: Final = f"map:{WAITING}"
 DEADLINE_PART: Final = "value:deadline"
 PARTS: Final = (EVENT_TIMERS, CLOCK_TIMERS, WAITING_PART, DEADLINE_PART)
-_EVENT: Final = timedelta(microseconds=DELAY_US + 1)
+_EVENT: Final = timedelta(microseconds=DELAY_US)
 """Added to event time, which has whole milliseconds, as the wall clock has: so timers of both can be told apart."""
 _MS: Final = timedelta(milliseconds=1)
 _FAR: Final = timedelta(hours=1)

@@ -36,6 +36,7 @@ from midstream.sim.shapes import Shape
 from midstream.sim.tally import ToldSource
 from midstream.sim.topologies import job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Trace, following_elements
+from midstream.sim.valves import valves_are_checked
 from midstream.sim.world import World
 from midstream.worker.task import TaskState
 
@@ -105,7 +106,7 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    with chunk_sizes_of(scenario.seed):
+    with chunk_sizes_of(scenario.seed), valves_are_checked(prepared.world):
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):

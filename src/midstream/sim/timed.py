@@ -42,7 +42,8 @@ STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
 }
 WAITING: Final = "waiting"
 """The state of `Delay` that holds rows."""
-DELAY_US: Final = 7_000
+DELAY_US: Final = 6_999
+"""Watermarks end in 999 µs, too: so a timer may be due at the very watermark."""
 _DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 
