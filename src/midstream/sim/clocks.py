@@ -7,13 +7,16 @@ it, or the other way round, is wrong in every checkpoint.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
 
-from midstream.operators.base import OperatorContext
+from midstream.core.errors import InvariantError
+from midstream.core.seams import Timer
+from midstream.operators.base import OperatorContext, Output
 from midstream.operators.function_operator import two_ports
 from midstream.operators.process import CoProcessFunction, ProcessContext
 from midstream.operators.process_context import instant_us
@@ -23,6 +26,7 @@ from midstream.sim.key_types import Form, stored_keys
 from midstream.sim.rows import Outside
 from midstream.sim.timed import DELAY_US, WAITING
 from midstream.state.keyed import MapState, ValueState
+from midstream.state.parts import StatePart
 
 EVENT_TIMERS: Final = "timers:event"
 CLOCK_TIMERS: Final = "timers:processing"
@@ -109,9 +113,29 @@ class Clocks(CoProcessFunction):
         self._outside.world.bug(f"key {ctx.key}: {what}")
 
 
+class Punctual(ProcessOperator):
+    """After a restore it has asked to be called by the time of its earliest timer of the wall clock."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._called_ms: list[int] = []
+
+        def call_at(time_ms: int, mail: Callable[[], None]) -> Timer:
+            self._called_ms.append(time_ms)
+            return context.call_at(time_ms, mail)
+
+        super().open(replace(context, call_at=call_at), out)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        super().restore(parts)
+        if CLOCK_TIMERS in parts:
+            due_ms = -(-min(parts[CLOCK_TIMERS].table().column("time_us").to_pylist()) // 1000)
+            if not any(called_ms <= due_ms for called_ms in self._called_ms):
+                raise InvariantError(f"a timer is due at {due_ms} ms, and nothing will wake it: {self._called_ms}")
+
+
 def clocks(uid: str, outside: Outside, form: Form) -> ProcessOperator:
     ports = two_ports((form.keys, form.keys), ("ts", "ts"), (form.schema, form.schema))
-    return ProcessOperator(uid, Clocks(outside), ports, form.schema, {})
+    return Punctual(uid, Clocks(outside), ports, form.schema, {})
 
 
 def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:

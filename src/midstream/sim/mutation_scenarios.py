@@ -167,6 +167,30 @@ def rejoined(seed: int) -> Scenario:
     return replace(slow, keys=50, skew=0.0, key_groups=16, text_bytes=200, pool_buffers=1024, interval_s=0.005)
 
 
+def dealt_by_groups(seed: int) -> Scenario:
+    """The job goes on at another parallelism, and its counts are in chunks of several key groups each."""
+    before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
+    drawn = draw(seed, topology="tables", parallelism=before, rescale_to=after, faults=(), rows=100)
+    stops = tuple(Fault(200 + 300 * i + seed * 37 % 200, "stop", 0) for i in range(3))
+    return replace(drawn, faults=stops, interval_s=0.002, batch_rows=3, row_us=1000, keys=50, skew=0.0, key_groups=16)
+
+
+def failing_alone(seed: int) -> Scenario:
+    """Some checkpoints cannot be written, while barriers wait to be aligned."""
+    drawn = draw(seed, topology="broadcast", parallelism=2, faults=("write_fails",), rows=100)
+    faults = tuple(Fault(100 + 100 * i + seed * 37 % 100, "write_fails", seed + i) for i in range(4))
+    return replace(drawn, aligned_timeout_s=None, interval_s=0.002, timeout_s=60.0, faults=faults)
+
+
+def cancelled_late(seed: int) -> Scenario:
+    """Word that a checkpoint has failed comes by slow lines, and barriers of the next one by quick ones."""
+    drawn = draw(seed, topology="same_upstream", parallelism=2, faults=(), rows=200)
+    tempo = replace(drawn.tempo, mail_us=5, control_us=5000, data_us=20, io_us=100, clock_tick_us=0)
+    faults = tuple(Fault(100 + 80 * i + seed * 37 % 80, "write_fails", seed + i) for i in range(6))
+    drawn = replace(drawn, tempo=tempo, aligned_timeout_s=None, interval_s=0.0005, min_pause_s=0.0, faults=faults)
+    return replace(drawn, timeout_s=60.0, rounds=1, batch_rows=3)
+
+
 def segmented(seed: int) -> Scenario:
     """Likewise, of rows so large that what is stored of a channel has several segments."""
     return replace(rejoined(seed), text_bytes=2000, buffer_bytes=4096)

@@ -59,10 +59,16 @@ class Cut:
 
 
 class Oracle:
-    """`sources` by uid. `complain` takes every broken rule."""
+    """`sources` by uid. `is_aligned`: barriers overtake nothing."""
 
     def __init__(
-        self, shape: Shape, sources: Mapping[str, SimSource], outside: Outside, storage: Storage, key_groups: int
+        self,
+        shape: Shape,
+        sources: Mapping[str, SimSource],
+        outside: Outside,
+        storage: Storage,
+        key_groups: int,
+        is_aligned: bool,
     ) -> None:
         self.shape = shape
         self._key_groups = key_groups
@@ -96,7 +102,7 @@ class Oracle:
         self.inspection = Inspection(shape, sources, outside, key_groups)
         tables = lambda subtask, *parts: tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
         self._states = StateOracle(shape, sources, tables)
-        self._event_times = EventTimes(shape, sources.values(), tables)
+        self._event_times = EventTimes(shape, sources.values(), tables, is_aligned)
 
     # ---- at every checkpoint
 

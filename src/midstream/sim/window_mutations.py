@@ -326,6 +326,7 @@ def _behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], S
 
 _panes, _sessions = _windowed("sliding", "window"), _windowed("session")
 _due_panes, _due_sessions = _behind_closely(_panes), _behind_closely(_sessions)
+_joined = partial(draw, topology="join", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 _updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -353,5 +354,5 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
     "long_sessions_are_cut": Mutation("a session is cut behind a short part of it", long_sessions_are_cut, _sessions),
     "restored_sessions_never_end": Mutation("restored sessions do not fire", restored_sessions_never_end, _due_sessions),
-    "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, draw),
+    "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, _joined),
 }

@@ -13,6 +13,7 @@ from midstream.exchange.queue import InFlight
 from midstream.operators import progress
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task
 from midstream.worker.source import SourceDriver
 from midstream.worker.valve import WatermarkValve
@@ -299,7 +300,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "event time begins again after a restore", event_time_begins_again, scenarios.timely
     ),
     "pending_firing_not_resumed": Mutation(
-        "a watermark that was firing is forgotten by a restore", pending_firing_not_resumed, scenarios.firing
+        "a watermark that was firing is forgotten by a restore", pending_firing_not_resumed, scenarios.in_pieces(plain("timers"))
     ),
     "fired_watermark_stays": Mutation(
         "a watermark that fires in slices is not passed on", fired_watermark_stays, scenarios.firing
