@@ -344,7 +344,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         end_does_not_complete_capture,
         scenarios.backpressured,
     ),
-    "older_cancel_is_for_us": Mutation("an older cancellation ends an alignment", older_cancel_is_for_us, scenarios.cancelled_late),
+    "older_cancel_is_for_us": Mutation("an older cancellation ends an alignment", older_cancel_is_for_us, scenarios.thawing),
     "given_up_and_blocked": Mutation("channels stay blocked when a checkpoint is given up", given_up_and_blocked, scenarios.failing_alone),
     "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(
@@ -362,6 +362,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
     ),
     "acknowledged_out_of_order": Mutation(
-        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.unwritable
+        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.thawing
     ),
 }

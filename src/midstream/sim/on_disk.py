@@ -25,6 +25,8 @@ from midstream.sim.oracle import CHECKPOINT
 from midstream.sim.world import World
 
 SAMPLES: Final = 5
+PASSES: Final = 8
+"""So many checkpoints behind the last refusal of the storage, what could not be deleted then has been tried again."""
 CLAIM: Final = re.compile(r"chk-\d+/_owner")
 
 
@@ -111,7 +113,8 @@ class OnDisk:
             jobs = jobs_of(self._disk)
         head = max(self._began)
         driver = next(driver for driver in drivers if driver.plan.job_id == jobs[head])
-        if self._disk.refused_in > self._began[head]:
+        steps = (step for (epoch, _), made in self._made.items() if epoch == head for step in made.values())
+        if self._disk.refused_in > self._began[head] and sum(step > self._disk.refused_in for step in steps) < PASSES:
             return  # what could not be deleted in the end is found by the next coordinator
         if not driver.coordinator.status(
             driver.process.now_ms()

@@ -111,7 +111,6 @@ class Oracle:
         with self._outside.world.looking():
             complaints: list[str] = []
             try:
-                self._note_safe(metadata)
                 for complaint in self._check_checkpoint(metadata, is_copy_of):
                     complaints.append(complaint)
             except StorageError as error:
@@ -127,6 +126,7 @@ class Oracle:
             if lost:
                 yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {some(lost)}, which is not there"
             return
+        self._note_safe(metadata)
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"

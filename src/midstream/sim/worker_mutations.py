@@ -309,7 +309,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows overtake a watermark that is firing", rows_before_their_watermark, scenarios.firing
     ),
     "watermark_not_said_again": Mutation(
-        "event time is not said again after a restore", watermark_not_said_again, scenarios.on_time
+        "event time is not said again after a restore", watermark_not_said_again, scenarios.unheard
     ),
     "watermark_of_one_slice_more": Mutation(
         "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, scenarios.firing
