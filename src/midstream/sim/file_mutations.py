@@ -290,9 +290,13 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "chunks of a checkpoint that failed are referred to", known_before_complete, _unwritten
     ),
     "owner_is_not_claimed": Mutation("two coordinators write one checkpoint", owner_is_not_claimed, _quiet),
-    "failed_write_is_left": Mutation("metadata that is there counts as not written", failed_write_is_left, scenarios.lying),
+    "failed_write_is_left": Mutation(
+        "metadata that is there counts as not written", failed_write_is_left, scenarios.lying
+    ),
     "newer_than_seen_counts": Mutation("one superseded checkpoint counts", newer_than_seen_counts, frozen),
-    "id_after_the_complete_ones": Mutation("the id of a checkpoint is used again", id_after_the_complete_ones, left_behind),
+    "id_after_the_complete_ones": Mutation(
+        "the id of a checkpoint is used again", id_after_the_complete_ones, left_behind
+    ),
     "one_too_few_is_kept": Mutation("one checkpoint too few is kept", one_too_few_is_kept, _quiet),
     "files_of_the_newest_only": Mutation(
         "older checkpoints that are kept lose files", files_of_the_newest_only, _quiet

@@ -103,7 +103,9 @@ class Window(Around):
         keys, ids = batch.column("key").to_pylist(), batch.column("id").to_pylist()
         late, due = self._reference.take(zip(ids, keys, groups, strict=True))
         if late != self._late:
-            self._bug(f"rows {sorted(self._late - late)} are late and should not be, {sorted(late - self._late)} are not")
+            self._bug(
+                f"rows {sorted(self._late - late)} are late and should not be, {sorted(late - self._late)} are not"
+            )
         self._compare(due, "with late rows")
 
     def advance_watermark(self, watermark_us: int) -> bool:

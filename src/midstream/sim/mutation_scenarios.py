@@ -198,7 +198,9 @@ def thawing(seed: int) -> Scenario:
     kinds = ("stop_slot", "write_fails")
     faults = tuple(Fault(100 + 60 * i + i % 2, kinds[i % 2], random.randrange(1 << 20)) for i in range(10))
     tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=2000, clock_tick_us=0)
-    drawn = replace(drawn, tempo=tempo, aligned_timeout_s=(None, 0.0)[seed // 2 % 2], interval_s=0.0005, min_pause_s=0.0)
+    drawn = replace(
+        drawn, tempo=tempo, aligned_timeout_s=(None, 0.0)[seed // 2 % 2], interval_s=0.0005, min_pause_s=0.0
+    )
     return replace(drawn, timeout_s=60.0, rounds=1, batch_rows=3, row_us=1000, sink_rows=0, faults=faults)
 
 
@@ -211,7 +213,9 @@ def lying(seed: int) -> Scenario:
 
 def unheard(seed: int) -> Scenario:
     """Slots die while some sources are slow and others are not, so that event time waits for the slow ones."""
-    drawn = draw(seed, topology=("timers", "tables", "splits")[seed % 3], parallelism=3, faults=("kill_slot",), rows=200)
+    drawn = draw(
+        seed, topology=("timers", "tables", "splits")[seed % 3], parallelism=3, faults=("kill_slot",), rows=200
+    )
     kills = tuple(Fault(200 + 150 * i + seed * 37 % 150, "kill_slot", seed * 31 + i) for i in range(5))
     drawn = replace(drawn, shape=close_behind(without_idle(drawn.shape)), faults=kills, aligned_timeout_s=None)
     return replace(drawn, interval_s=0.0005, min_pause_s=0.0, batch_rows=3, row_us=1000, splits=7, rounds=1)

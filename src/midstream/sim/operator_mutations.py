@@ -318,6 +318,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a chunk that has changed counts as stored", shared_chunk_keeps_its_id, partial(draw, topology="join")
     ),
     "last_piece_is_dropped": Mutation(
-        "of windows in pieces the last is missing", last_piece_is_dropped, in_pieces(partial(draw, topology="late_window", rows=100))
+        "of windows in pieces the last is missing",
+        last_piece_is_dropped,
+        in_pieces(partial(draw, topology="late_window", rows=100)),
     ),
 }

@@ -80,7 +80,9 @@ class Promises:
             case m.CheckpointCompleted():
                 self._ended_us = self._now_us()
                 self._failed.clear()
-            case m.CheckpointAborted(checkpoint_id=number) if number in self._triggered[-1:]:
+            case m.CheckpointAborted(checkpoint_id=number) if (
+                number in self._triggered[-1:] and number not in self._failed
+            ):
                 self._ended_us = self._now_us()
                 self._failed.add(number)
             case _:

@@ -399,7 +399,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "segments have the places of their neighbours", moved_segments_swapped, scenarios.backpressured
     ),
     "earlier_flush_forgotten": Mutation(
-        "of rows in flight in several files the last is acknowledged", earlier_flush_forgotten, scenarios.ending_rescaled
+        "of rows in flight in several files the last is acknowledged",
+        earlier_flush_forgotten,
+        scenarios.ending_rescaled,
     ),
     "files_of_an_earlier_flush": Mutation(
         "of several files of rows in flight the last is named", files_of_an_earlier_flush, scenarios.ending_rescaled

@@ -361,10 +361,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "finished_by_number": Mutation(
         "what had finished at another parallelism is not run again", finished_by_number, scenarios.ending_rescaled
     ),
-    "map_values_are_shared": Mutation("a value of a map changes in the snapshot", map_values_are_shared, plain("pickled")),
+    "map_values_are_shared": Mutation(
+        "a value of a map changes in the snapshot", map_values_are_shared, plain("pickled")
+    ),
     "list_is_shared": Mutation("a list grows in the snapshot that refers to it", list_is_shared, plain("pickled")),
     "value_is_shared": Mutation("a value changes in the snapshot that refers to it", value_is_shared, plain("pickled")),
-    "merged_chunk_is_known": Mutation("a chunk is not stored again though it has grown", merged_chunk_is_known, scenarios.in_pieces(plain("late_slide"))),
+    "merged_chunk_is_known": Mutation(
+        "a chunk is not stored again though it has grown",
+        merged_chunk_is_known,
+        scenarios.in_pieces(plain("late_slide")),
+    ),
     "table_order_is_lost": Mutation("rows of a table change places", table_order_is_lost, _tables),
     "timer_waits_for_more": Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),
     "restored_timers_do_not_ring": Mutation("timers do not ring after a restore", restored_timers_do_not_ring, _alarms),

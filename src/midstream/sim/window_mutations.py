@@ -353,6 +353,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "sessions_are_kept": Mutation("sessions that are over stay in state", sessions_are_kept, _sessions),
     "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
     "long_sessions_are_cut": Mutation("a session is cut behind a short part of it", long_sessions_are_cut, _sessions),
-    "restored_sessions_never_end": Mutation("restored sessions do not fire", restored_sessions_never_end, _due_sessions),
+    "restored_sessions_never_end": Mutation(
+        "restored sessions do not fire", restored_sessions_never_end, _due_sessions
+    ),
     "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, _joined),
 }

@@ -300,7 +300,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "event time begins again after a restore", event_time_begins_again, scenarios.timely
     ),
     "pending_firing_not_resumed": Mutation(
-        "a watermark that was firing is forgotten by a restore", pending_firing_not_resumed, scenarios.in_pieces(plain("timers"))
+        "a watermark that was firing is forgotten by a restore",
+        pending_firing_not_resumed,
+        scenarios.in_pieces(plain("timers")),
     ),
     "fired_watermark_stays": Mutation(
         "a watermark that fires in slices is not passed on", fired_watermark_stays, scenarios.firing
