@@ -1,7 +1,7 @@
 """What must be in a checkpoint directory, at all times and when a run has settled.
 
 A checkpoint that can be restored has all its files, from the moment at which its metadata is there until that is
-deleted. And what nobody can ever need is not left behind. These may rightly be left:
+deleted. Files that can never be needed are not left behind. These may rightly be left:
 
 - files of a checkpoint whose outcome the coordinator does not know: its metadata may yet be written;
 - what a driver that was thought dead, or its slots, have written after the next one had cleaned up;

@@ -278,7 +278,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
     ),
     "end_of_data_before_the_last_rows": Mutation(
-        "the end of data comes before the last rows", end_of_data_before_the_last_rows, scenarios.firing
+        "the end of data comes before the last rows",
+        end_of_data_before_the_last_rows,
+        scenarios.in_pieces(plain("timers")),
     ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
