@@ -63,6 +63,19 @@ def test_the_next_one_waits_for_the_pause_after_the_last() -> None:
     assert bench.triggers == [1, 2]
 
 
+def test_the_pause_begins_when_the_metadata_is_written() -> None:
+    bench = Bench(checkpoint_interval_s=1.0, min_pause_s=5.0, held=("publish",)).run()
+    bench.wait(5.1)
+    bench.ack(1, *ALL)
+    bench.wait(8)
+    bench.release("publish")
+    assert bench.triggers == [1]
+    bench.wait(4.9)
+    assert bench.triggers == [1]
+    bench.wait(0.2)
+    assert bench.triggers == [1, 2]
+
+
 def test_never_two_at_once() -> None:
     bench = Bench(checkpoint_interval_s=1.0).run()
     bench.wait(10)

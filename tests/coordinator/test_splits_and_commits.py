@@ -303,13 +303,30 @@ def test_a_source_is_told_what_is_settled_with_all_unfinished_splits() -> None:
     bench.run()
     ask_split(bench, READ0)
     bench.ask(m.DoCheckpoint())
-    file = bench.state_file(1, READ0)
-    table = pa.table({"split": pa.array([msgspec.msgpack.encode(Split("a", b"", 7))], pa.binary())})
-    splits = {"splits": StatePart(Redistribute.SPLIT, (Chunk("x", table),))}
-    (handles,) = store_parts(bench.storage, [splits], {}, file).parts
+    handles = stored_splits(bench, Split("a", b"", 7))
     bench.ack(1, READ0, parts=lambda ref: handles)
     bench.ack(1, READ1, WRITE0, WRITE1)
     assert source.settled == [(b"1", ["b", "c", "a"])]
+
+
+def test_a_source_is_told_that_a_split_is_unfinished_that_a_drain_has_cut_off() -> None:
+    bench, source = world(("a",))
+    bench.run()
+    ask_split(bench, READ0)
+    bench.ask(m.DoCheckpoint())
+    handles = stored_splits(bench, Split("a", b"", 7))
+    bench.ack(1, READ0, parts=lambda ref: handles, finished=True)
+    bench.ack(1, READ1, finished=True)
+    bench.ack(1, WRITE0, WRITE1)
+    assert source.settled == [(b"1", ["a"])]
+
+
+def stored_splits(bench: Bench, *splits: Split) -> tuple[m.PartHandle, ...]:
+    """What READ0 names in its acknowledgement of checkpoint 1 when it has these splits open."""
+    table = pa.table({"split": pa.array([msgspec.msgpack.encode(split) for split in splits], pa.binary())})
+    part = {"splits": StatePart(Redistribute.SPLIT, (Chunk("x", table),))}
+    (handles,) = store_parts(bench.storage, [part], {}, bench.state_file(1, READ0)).parts
+    return handles
 
 
 def test_a_source_that_cannot_be_told_is_warned_about_and_told_again() -> None:

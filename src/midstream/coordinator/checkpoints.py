@@ -502,7 +502,7 @@ class Checkpoints:
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
         self.completed_count += 1
         self._consecutive_failures = 0
-        self._ended(metadata.completed_ms)
+        self._ended(self._effects.now_ms)  # the writing of the metadata is part of it
         state_bytes = sum(ack.state_bytes for ack in pending.acks.values())
         self.last_completed = CheckpointStatus(
             pending.checkpoint_id,

@@ -210,7 +210,8 @@ class Sources:
                 continue
             if type(state.spec.source).checkpoint_completed is Source.checkpoint_completed:
                 continue
-            parts = tuple(part for i in operator.running for part in operator.subtasks[i].parts if part.name == SPLITS)
+            # of those that have finished, too: what a drain has cut off was never read
+            parts = tuple(part for subtask in operator.subtasks for part in subtask.parts if part.name == SPLITS)
             state.settled = _Settled(position.position, position.pending, parts)
             self._next_call(state)
 

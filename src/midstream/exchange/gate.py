@@ -179,6 +179,10 @@ class InputGate:
         return f"{data}, blocked" if channel in self._blocked else data
 
     def check(self) -> None:
+        if self._is_open and self.recovered is not None and not self.recovered.is_over:
+            raise InvariantError(
+                f"edge {self.edge.id}, consumer {self.consumer}: asks for rows while others are left to be recovered"
+            )
         if not self._is_open and any(isinstance(item, InFlight) for channel in self.channels for item in channel.queue):
             raise InvariantError(
                 f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for"

@@ -332,9 +332,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         clear_while_working,
         scenarios.shared,
     ),
-    "capture_goes_on": Mutation(
-        "rows are held for a checkpoint that was given up", capture_goes_on, scenarios.backpressured
-    ),
+    "capture_goes_on": Mutation("rows are held for a checkpoint that was given up", capture_goes_on, scenarios.on_time),
     "captured_up_to_the_next_barrier": Mutation(
         "rows behind a barrier are stored with it", captured_up_to_the_next_barrier, scenarios.backpressured
     ),
@@ -344,8 +342,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         end_does_not_complete_capture,
         scenarios.backpressured,
     ),
-    "older_cancel_is_for_us": Mutation("an older cancellation ends an alignment", older_cancel_is_for_us),
-    "given_up_and_blocked": Mutation("channels stay blocked when a checkpoint is given up", given_up_and_blocked),
+    "older_cancel_is_for_us": Mutation(
+        "an older cancellation ends an alignment", older_cancel_is_for_us, scenarios.thawing
+    ),
+    "given_up_and_blocked": Mutation(
+        "channels stay blocked when a checkpoint is given up", given_up_and_blocked, scenarios.failing_alone
+    ),
     "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(
         "the second input is not held back during an alignment", second_port_not_blocked
@@ -362,6 +364,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
     ),
     "acknowledged_out_of_order": Mutation(
-        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.unwritable
+        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.thawing
     ),
 }

@@ -7,14 +7,17 @@ it, or the other way round, is wrong in every checkpoint.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.operators.base import OperatorContext
+from midstream.core.errors import InvariantError
+from midstream.core.seams import Timer
+from midstream.operators.base import OperatorContext, Output
 from midstream.operators.function_operator import two_ports
 from midstream.operators.process import CoProcessFunction, ProcessContext
 from midstream.operators.process_context import instant_us
@@ -24,13 +27,14 @@ from midstream.sim.key_types import Form, stored_keys
 from midstream.sim.rows import Outside
 from midstream.sim.timed import DELAY_US, WAITING
 from midstream.state.keyed import MapState, ValueState
+from midstream.state.parts import StatePart
 
 EVENT_TIMERS: Final = "timers:event"
 CLOCK_TIMERS: Final = "timers:processing"
 WAITING_PART: Final = f"map:{WAITING}"
 DEADLINE_PART: Final = "value:deadline"
 PARTS: Final = (EVENT_TIMERS, CLOCK_TIMERS, WAITING_PART, DEADLINE_PART)
-_EVENT: Final = timedelta(microseconds=DELAY_US + 1)
+_EVENT: Final = timedelta(microseconds=DELAY_US)
 """Added to event time, which has whole milliseconds, as the wall clock has: so timers of both can be told apart."""
 _MS: Final = timedelta(milliseconds=1)
 _FAR: Final = timedelta(hours=1)
@@ -110,9 +114,29 @@ class Clocks(CoProcessFunction):
         self._outside.world.bug(f"key {ctx.key}: {what}")
 
 
+class Punctual(ProcessOperator):
+    """After a restore it has asked to be called by the time of its earliest timer of the wall clock."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._called_ms: list[int] = []
+
+        def call_at(time_ms: int, mail: Callable[[], None]) -> Timer:
+            self._called_ms.append(time_ms)
+            return context.call_at(time_ms, mail)
+
+        super().open(replace(context, call_at=call_at), out)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        super().restore(parts)
+        if CLOCK_TIMERS in parts:
+            due_ms = -(-min(to_list(parts[CLOCK_TIMERS].table().column("time_us"))) // 1000)
+            if not any(called_ms <= due_ms for called_ms in self._called_ms):
+                raise InvariantError(f"a timer is due at {due_ms} ms, and nothing will wake it: {self._called_ms}")
+
+
 def clocks(uid: str, outside: Outside, form: Form) -> ProcessOperator:
     ports = two_ports((form.keys, form.keys), ("ts", "ts"), (form.schema, form.schema))
-    return ProcessOperator(uid, Clocks(outside), ports, form.schema, {})
+    return Punctual(uid, Clocks(outside), ports, form.schema, {})
 
 
 def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:

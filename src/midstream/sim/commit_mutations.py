@@ -286,7 +286,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "ended_before_committed": Mutation("a job ends before its output is committed", ended_before_committed, _struck),
     "finished_is_not_asked": Mutation("the last output of a sink is left out", finished_is_not_asked, _struck),
     "confirmed_with_the_next": Mutation(
-        "output of the checkpoint after the completed one is forgotten", confirmed_with_the_next, _confirmed_late
+        "output of the checkpoint after the completed one is forgotten", confirmed_with_the_next, scenarios.undisturbed
     ),
     "prepared_late": Mutation("a sink prepares rows from behind the barrier", prepared_late, _struck),
     "abort_follows_the_restart": Mutation(

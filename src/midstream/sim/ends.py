@@ -11,9 +11,10 @@ import polars as pl
 from midstream.operators.base import OperatorContext
 from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, KeyedBatchFunction
 from midstream.operators.function_operator import Port
-from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
+from midstream.operators.process import KeyedProcessFunction, ProcessContext
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import Row
+from midstream.sim.clocks import Punctual
 from midstream.sim.rows import SCHEMA, Outside
 from midstream.state.keyed import MapState
 from midstream.state.table import TableState
@@ -91,4 +92,4 @@ class Alarm(KeyedProcessFunction):
 
 
 def alarm(uid: str, outside: Outside) -> ProcessOperator:
-    return process_operator(uid, Alarm(outside), keys=["key"], event_time=None, input_schema=SCHEMA, schema=SCHEMA)
+    return Punctual(uid, Alarm(outside), [Port("process", ("key",), None, SCHEMA)], SCHEMA, {})

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.metadata import OperatorState
 from midstream.core.arrow_types import to_list
+from midstream.core.elements import MAX_WATERMARK_US
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.rows import SOURCE_IDS, SimSource, time_ms
 from midstream.sim.shapes import Shape
@@ -27,6 +28,7 @@ class EventTimes:
         shape: Shape,
         sources: Iterable[SimSource],
         tables: Callable[[OperatorSnapshot, str], Iterator[pa.Table]],
+        is_aligned: bool,
     ) -> None:
         self._tables = tables
         self._marks: dict[str, tuple[int, int]] = {}
@@ -38,6 +40,13 @@ class EventTimes:
             if shape[index].chain[0] == "timer" and index not in held_back
         }
         """Operators that hold rows, and the sources whose rows never come late to them."""
+
+        self._readers = [
+            (uid_of(index, 0, node.chain[0]), [_last_of(shape, entry.node) for entry in node.inputs])
+            for index, node in enumerate(shape)
+            if node.inputs and is_aligned
+        ]
+        """Operators that get what others emit, in jobs whose barriers overtake nothing."""
 
     def begin_again(self) -> None:
         """The job goes on from an older checkpoint."""
@@ -54,6 +63,13 @@ class EventTimes:
                 if mark[0] < was[0] or mark[1] < was[1]:
                     yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {mark}"
         self._marks = marks
+        for uid, producers in self._readers:
+            if uid in operators and all(producer in operators for producer in producers):
+                said_us = min(mark for producer in producers for mark in _said_us(operators[producer]))
+                heard_us = {index: operators[uid].subtasks[index].watermark_in_us for index in operators[uid].running}
+                behind = [index for index, mark_us in heard_us.items() if mark_us < said_us]
+                if behind:
+                    yield f"{where}: event time stands still: {uid}/{behind[0]} is at {heard_us[behind[0]]}, all say {said_us}"
         for uid, on_time in self._timers.items():
             for subtask in operators[uid].subtasks if uid in operators else ():
                 waiting = (row for row in self._waiting(subtask) if row // SOURCE_IDS in on_time)
@@ -66,6 +82,17 @@ class EventTimes:
         for table in self._tables(subtask, f"map:{WAITING}"):
             for value in to_list(table.column("value")):
                 yield from (row["id"] for row in pickle.loads(value))
+
+
+def _last_of(shape: Shape, node: int) -> str:
+    chain = shape[node].chain
+    return uid_of(node, len(chain) - 1, chain[-1])
+
+
+def _said_us(operator: OperatorState) -> Iterator[int]:
+    """How far event time has come in what each subtask has emitted."""
+    for index, subtask in enumerate(operator.subtasks):
+        yield MAX_WATERMARK_US if index in operator.finished else subtask.watermark_out_us
 
 
 def due_us(row: int) -> int:

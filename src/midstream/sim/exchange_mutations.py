@@ -333,7 +333,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "broadcast_skips_the_last": Mutation("a broadcast skips the last consumer", broadcast_skips_the_last),
     "watermark_skips_the_last": Mutation("watermarks skip the last consumer", watermark_skips_the_last),
     "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, scenarios.on_time),
-    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier),
+    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, scenarios.rejoined),
     "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
     "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
     "opened_before_recovered": Mutation(

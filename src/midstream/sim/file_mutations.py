@@ -19,6 +19,7 @@ from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.on_disk_mutations import frozen, left_behind
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
@@ -288,20 +289,24 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "known_before_complete": Mutation(
         "chunks of a checkpoint that failed are referred to", known_before_complete, _unwritten
     ),
-    "owner_is_not_claimed": Mutation("two coordinators write one checkpoint", owner_is_not_claimed, draw),
-    "failed_write_is_left": Mutation("metadata that is there counts as not written", failed_write_is_left, _unwritten),
-    "newer_than_seen_counts": Mutation("one superseded checkpoint counts", newer_than_seen_counts, draw),
-    "id_after_the_complete_ones": Mutation("the id of a checkpoint is used again", id_after_the_complete_ones, draw),
+    "owner_is_not_claimed": Mutation("two coordinators write one checkpoint", owner_is_not_claimed, _quiet),
+    "failed_write_is_left": Mutation(
+        "metadata that is there counts as not written", failed_write_is_left, scenarios.lying
+    ),
+    "newer_than_seen_counts": Mutation("one superseded checkpoint counts", newer_than_seen_counts, frozen),
+    "id_after_the_complete_ones": Mutation(
+        "the id of a checkpoint is used again", id_after_the_complete_ones, left_behind
+    ),
     "one_too_few_is_kept": Mutation("one checkpoint too few is kept", one_too_few_is_kept, _quiet),
     "files_of_the_newest_only": Mutation(
         "older checkpoints that are kept lose files", files_of_the_newest_only, _quiet
     ),
     "earlier_flushes_are_left_out": Mutation(
-        "files with rows in flight are not acknowledged", earlier_flushes_are_left_out, scenarios.far_behind
+        "files with rows in flight are not acknowledged", earlier_flushes_are_left_out, scenarios.ending_rescaled
     ),
     "files_of_dead_attempts_stay": Mutation("files of dead attempts leak", files_of_dead_attempts_stay, _restarted),
     "files_of_earlier_starts_stay": Mutation("files of earlier starts leak", files_of_earlier_starts_stay, _restarted),
-    "begun_checkpoints_stay": Mutation("checkpoints that were begun leak", begun_checkpoints_stay, _restarted),
+    "begun_checkpoints_stay": Mutation("checkpoints that were begun leak", begun_checkpoints_stay, left_behind),
     "files_of_failed_ones_stay": Mutation("files of failed checkpoints leak", files_of_failed_ones_stay, _unwritten),
     "files_of_late_answers_stay": Mutation(
         "files of late acknowledgements leak", files_of_late_answers_stay, _unwritten

@@ -1,4 +1,4 @@
-"""The keeper of a job: somebody who starts it again whenever it has stopped, died or failed by a fault.
+"""The keeper of a job: it starts the job again whenever that has stopped, died or failed by a fault.
 
 Mostly it goes on from the newest checkpoint there is, now and then at another parallelism, from a savepoint, in
 another directory. And when a fault says so the keeper goes back to an older checkpoint or savepoint and says what is
@@ -29,7 +29,7 @@ from midstream.sim.world import World
 
 ROOT: Final = "sim://checkpoints"
 KEEPER_US: Final = 20_000
-"""How long it takes until somebody starts a job again."""
+"""How long it takes until a job is started again."""
 LAUNCHES_MAX: Final = 50
 IS_NEWER: Final = "is older than what has been committed"
 STARTED_OVER: Final = "the job was started over since checkpoint"
@@ -37,7 +37,7 @@ STARTED_OVER: Final = "the job was started over since checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where the job is started, as people say it."""
+    """From where the job is started, in the words of the command line."""
 
     restore: str | None = None
     newer_output: NewerOutput | None = None
@@ -173,7 +173,7 @@ class Keeper:
         self._origin = origin
 
     def fork(self, saved: Saved) -> None:
-        """Somebody goes on from a savepoint, in a directory of its own, with what had been put out by then."""
+        """Another job goes on from a savepoint, in a directory of its own, with what had been put out by then."""
         start = Start(saved.url, copies=saved.cut)
         self._begin_directory(start)
         self._oracle.begin_again(self.disk, saved.cut)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 import numpy as np
@@ -16,14 +16,17 @@ import pyarrow as pa
 
 from midstream.core.arrow_types import is_list_array, to_list
 from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.sliding_windows import PANE
-from midstream.operators.window_base import END, PARTS, PROGRESS, WindowOperator
+from midstream.operators.window_base import END, PARTS, PROGRESS, START, WindowOperator
+from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 from midstream.operators.windows import LATE
 from midstream.sim.around import Around
 from midstream.sim.rows import SCHEMA, Outside, time_ms
-from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS, window
-from midstream.state.parts import StatePart
+from midstream.sim.timed import IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS, window
+from midstream.sim.window_reference import Emission, WindowReference, difference, wrong_marks
+from midstream.state.parts import KEY_GROUP, StatePart
 
 LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "slide", "late_session": "session"}
 """Kinds of nodes, and of which windows they are."""
@@ -47,35 +50,37 @@ def late_window(uid: str, outside: Outside, kind: str) -> Window:
 
 
 class Window(Around):
-    """A window operator, whose late rows must be late, and whose state must be of windows that still take rows.
-
-    How far its event time has come is known within bounds: further than what it was told last it cannot be.
-    """
+    """A window operator, compared with a `WindowReference` at every batch, watermark and snapshot."""
 
     def __init__(self, outside: Outside, inner: WindowOperator, kind: str, allowed_ms: int = 0) -> None:
         super().__init__(outside, inner)
         self._kind = kind
         self._allowed_us = allowed_ms * 1000
-        self._begun_us = MIN_WATERMARK_US
-        """Event time of no key is further."""
-        self._reached_us = MIN_WATERMARK_US
-        """Event time of every key is here at least."""
         self._forgotten_us = MIN_WATERMARK_US
         """What nothing can change any more then has been dropped: at each watermark, not at a restore."""
         self._late: Counter[int] = Counter()
         """Of the batch that is being processed: rows that were late."""
+        self._emitted: Counter[Emission] = Counter()
+        """During this batch, or since the last watermark that has fired to its end."""
+        self._is_firing = False
+        self._reference: WindowReference
         self._out: Output
         self._context: OperatorContext
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
         self._context = context
+        self._reference = WindowReference(self._kind, self._allowed_us, context.key_groups)
         super().open(context, self)
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         """As `Output`, for what the operator emits."""
         if tag == LATE:
             self._late.update(to_list(batch.column("id")))
+        else:
+            bounds = (batch.column(name).cast(pa.int64()).to_pylist() for name in (WINDOW_START, WINDOW_END))
+            ids = (tuple(sorted(each)) for each in to_list(batch.column("ids")))
+            self._emitted.update(zip(to_list(batch.column("key")), *bounds, ids, strict=True))
         self._out.emit(batch, tag)
 
     def watermark(self, watermark_us: int) -> None:
@@ -85,49 +90,53 @@ class Window(Around):
         raise AssertionError("windows are never idle")
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
-        if PROGRESS in parts:
-            marks = to_list(parts[PROGRESS].table().column("watermark"))
-            self._begun_us = max(marks, default=MIN_WATERMARK_US)
-            if len(marks) == len(self._context.key_groups):  # else some belonged to a subtask without a watermark
-                self._reached_us = min(marks)
+        held = parts[PARTS].table() if PARTS in parts else None
+        self._reference.restore(_marks_us(parts), () if held is None else _held(held))
         super().restore(parts)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._is_firing:
+            self._bug("rows come while a watermark that came before them is firing")
         self._late.clear()
+        self._emitted.clear()
         super().process(batch, port)
-        for row, n in Counter(to_list(batch.column("id"))).items():
-            is_late, over_us = self._late[row] == n, self._over_us(time_ms(row))
-            if is_late and over_us > self._begun_us:
-                self._bug(
-                    f"row {row} is late when event time is at most {self._begun_us}, its windows end at {over_us}"
-                )
-            if not is_late and over_us <= self._reached_us and self._kind != "session":
-                self._bug(f"row {row} is not late, and event time is {self._reached_us}, its windows end at {over_us}")
-
-    def _over_us(self, at_ms: int) -> int:
-        """When a row of that time is late (of a session: if it is the only row)."""
-        last_ms = GAP_MS + at_ms if self._kind == "session" else _last_end_ms(self._kind, at_ms)
-        return last_ms * 1000 - 1 + self._allowed_us
+        groups = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
+        keys, ids = to_list(batch.column("key")), to_list(batch.column("id"))
+        late, due = self._reference.take(zip(ids, keys, groups, strict=True))
+        if late != self._late:
+            self._bug(
+                f"rows {sorted(self._late - late)} are late and should not be, {sorted(late - self._late)} are not"
+            )
+        self._compare(due, "with late rows")
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        self._begun_us = max(self._begun_us, watermark_us)
-        is_done = super().advance_watermark(watermark_us)
-        if is_done:
-            self._reached_us = max(self._reached_us, watermark_us)
-            self._forgotten_us = self._reached_us
-        return is_done
+        if not self._is_firing:
+            self._emitted.clear()
+        self._is_firing = not super().advance_watermark(watermark_us)
+        if not self._is_firing:
+            self._compare(self._reference.due(watermark_us), f"at event time {watermark_us}")
+            self._reference.reach(watermark_us)
+            self._forgotten_us = self._reference.lowest_us
+        return not self._is_firing
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         snapshot, forgotten_us = super().snapshot(checkpoint_id), self._forgotten_us
+        said_before = self._reference.said(self._emitted if self._is_firing else Counter())
 
         def later() -> SnapshotResult:
             made = snapshot.complete()
             if PARTS in made.parts:
-                table = made.parts[PARTS].table()
-                self._check_state(table, forgotten_us)
+                self._check_state(made.parts[PARTS].table(), forgotten_us)
+            for complaint in islice(wrong_marks(said_before, _marks_us(made.parts)), 3):
+                self._bug(f"checkpoint {checkpoint_id}: {complaint}")
             return made
 
         return Snapshot(later=later)
+
+    def _compare(self, due: Counter[Emission], when: str) -> None:
+        wrong = difference(self._emitted, due)
+        if wrong:
+            self._bug(f"{when} it {wrong}")
 
     def _check_state(self, table: pa.Table, forgotten_us: int) -> None:
         if self._kind == "session":
@@ -141,6 +150,22 @@ class Window(Around):
 
     def _bug(self, what: str) -> None:
         self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
+
+
+def _marks_us(parts: Mapping[str, StatePart]) -> dict[int, int]:
+    """By key group: how far event time has come."""
+    if PROGRESS not in parts:
+        return {}
+    table = parts[PROGRESS].table()
+    return dict(zip(to_list(table.column(KEY_GROUP)), to_list(table.column("watermark")), strict=True))
+
+
+def _held(table: pa.Table) -> Iterator[tuple[int, int, int, int, list[int]]]:
+    """Key group, key, bounds and ids of what is in a window operator's state."""
+    names = [KEY_GROUP, "key", *((PANE, PANE) if PANE in table.schema.names else (START, END)), IDS]
+    columns = [table.column(name) for name in names]
+    columns[2:4] = [column.cast(pa.int64()) for column in columns[2:4]]
+    yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 def _last_end_ms(kind: str, at_ms: int) -> int:

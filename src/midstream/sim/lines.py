@@ -2,7 +2,7 @@
 
 A start goes on from a checkpoint: what had been put out by then and what it puts out itself are one line, and
 exact. What others have put out behind that checkpoint belongs to a line that was left. It was taken back, or
-kept because somebody said so, or the job was started over; else nobody may have gone back behind it.
+kept because the request said so, or the job was started over; without either, no start goes back behind it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Lines:
     def begins(self, job_id: str, before: Iterable[str], after: After | None) -> Iterator[str]:
         """A start begins, from where `before` had been put out. Complaints about what else is there.
 
-        `after`: what somebody has said is to become of that.
+        `after`: what the request says is to become of that.
         """
         self.goes_on(job_id, before)
         others = [name for name in self._outside.committed if name not in self._before[job_id]]

@@ -17,17 +17,17 @@ class Mutation:
     what: str
     replacements: Callable[[], Replacements]
     scenario: Callable[[int], Scenario] | None = None
-    """Of a seed: one in which the bug shows soon. None: the random campaign finds it soon enough."""
+    """Of a seed: a scenario in which the bug shows soon. None: the random campaign finds it soon enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """A change of the engine that nobody can observe, so no run can fail under it."""
+    """A change of the engine without an observable effect, so that no run can fail under it."""
 
     what: str
     proof: str
 
 
 def nothing(*_: Any) -> None:
-    """In place of what is left out."""
+    """This stands in for what a mutation leaves out."""
     return

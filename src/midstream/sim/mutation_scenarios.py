@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count, islice
 from random import Random
 from typing import Any
 
+from midstream.sim.chunk_sizes import small
 from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.scenario import (
     BACKLOGGED,
@@ -87,10 +89,26 @@ def always_due(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, steps_max=20_000)
 
 
+def close_behind(shape: Shape) -> Shape:
+    """The same with event time that follows the rows closely."""
+    return tuple(
+        replace(node, chain=tuple("tight" if kind == "times" else kind for kind in node.chain)) for node in shape
+    )
+
+
 def without_idle(shape: Shape) -> Shape:
     return tuple(
         replace(node, chain=tuple("tight" if kind == "idle" else kind for kind in node.chain)) for node in shape
     )
+
+
+def in_pieces(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Scenario]:
+    """The same, with sizes from which on state is cut, shared and merged that small runs come to."""
+
+    def scenario(seed: int) -> Scenario:
+        return scenario_of(next(islice(filter(small, count()), seed, None)))
+
+    return scenario
 
 
 def far_behind(seed: int) -> Scenario:
@@ -147,6 +165,60 @@ def rejoined(seed: int) -> Scenario:
     )
     slow = replace(drawn, rows=400, batch_rows=20, row_us=1000, sink_rows=0, aligned_timeout_s=0.0, faults=faults)
     return replace(slow, keys=50, skew=0.0, key_groups=16, text_bytes=200, pool_buffers=1024, interval_s=0.005)
+
+
+def dealt_by_groups(seed: int) -> Scenario:
+    """The job goes on at another parallelism, and its counts are in chunks of several key groups each."""
+    before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
+    drawn = draw(seed, topology="tables", parallelism=before, rescale_to=after, faults=(), rows=100)
+    stops = tuple(Fault(200 + 300 * i + seed * 37 % 200, "stop", 0) for i in range(3))
+    return replace(drawn, faults=stops, interval_s=0.002, batch_rows=3, row_us=1000, keys=50, skew=0.0, key_groups=16)
+
+
+def failing_alone(seed: int) -> Scenario:
+    """Some checkpoints cannot be written, while barriers wait to be aligned."""
+    drawn = draw(seed, topology="broadcast", parallelism=2, faults=("write_fails",), rows=100)
+    faults = tuple(Fault(100 + 100 * i + seed * 37 % 100, "write_fails", seed + i) for i in range(4))
+    return replace(drawn, aligned_timeout_s=None, interval_s=0.002, timeout_s=60.0, faults=faults)
+
+
+def cancelled_late(seed: int) -> Scenario:
+    """Word that a checkpoint has failed comes by slow lines, and barriers of the next one by quick ones."""
+    drawn = draw(seed, topology="same_upstream", parallelism=2, faults=(), rows=200)
+    tempo = replace(drawn.tempo, mail_us=5, control_us=5000, data_us=20, io_us=100, clock_tick_us=0)
+    faults = tuple(Fault(100 + 80 * i + seed * 37 % 80, "write_fails", seed + i) for i in range(6))
+    drawn = replace(drawn, tempo=tempo, aligned_timeout_s=None, interval_s=0.0005, min_pause_s=0.0, faults=faults)
+    return replace(drawn, timeout_s=60.0, rounds=1, batch_rows=3)
+
+
+def thawing(seed: int) -> Scenario:
+    """Slots are frozen while checkpoints fail: when one goes on, what it is told comes in any order."""
+    drawn = draw(seed, topology=("same_upstream", "pipeline")[seed % 2], parallelism=2, faults=(), rows=400)
+    random = Random(f"thawing {seed}")
+    kinds = ("stop_slot", "write_fails")
+    faults = tuple(Fault(100 + 60 * i + i % 2, kinds[i % 2], random.randrange(1 << 20)) for i in range(10))
+    tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=2000, clock_tick_us=0)
+    drawn = replace(
+        drawn, tempo=tempo, aligned_timeout_s=(None, 0.0)[seed // 2 % 2], interval_s=0.0005, min_pause_s=0.0
+    )
+    return replace(drawn, timeout_s=60.0, rounds=1, batch_rows=3, row_us=1000, sink_rows=0, faults=faults)
+
+
+def lying(seed: int) -> Scenario:
+    """The storage writes metadata and says that it has not; state is inline, so that little else is written."""
+    drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=200)
+    faults = tuple(Fault(100 + 40 * i + seed * 37 % 40, "storage_lies", 1 + i % 2) for i in range(8))
+    return replace(drawn, faults=faults, aligned_timeout_s=None, interval_s=0.0005, min_pause_s=0.0, keys=3)
+
+
+def unheard(seed: int) -> Scenario:
+    """Slots die while some sources are slow and others are not, so that event time waits for the slow ones."""
+    drawn = draw(
+        seed, topology=("timers", "tables", "splits")[seed % 3], parallelism=3, faults=("kill_slot",), rows=200
+    )
+    kills = tuple(Fault(200 + 150 * i + seed * 37 % 150, "kill_slot", seed * 31 + i) for i in range(5))
+    drawn = replace(drawn, shape=close_behind(without_idle(drawn.shape)), faults=kills, aligned_timeout_s=None)
+    return replace(drawn, interval_s=0.0005, min_pause_s=0.0, batch_rows=3, row_us=1000, splits=7, rounds=1)
 
 
 def segmented(seed: int) -> Scenario:

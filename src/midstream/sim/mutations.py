@@ -1,7 +1,7 @@
 """Known bugs, put back on purpose: how good the simulator is at finding them.
 
 Each mutation replaces a piece of the engine while it is applied. One that survives is a hole in the
-simulator, unless nobody could observe it: those are listed apart, with the proof.
+simulator, unless it has no observable effect: those are listed apart, with the proof.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must be in a checkpoint directory, at all times and when a run has settled.
 
 A checkpoint that can be restored has all its files, from the moment at which its metadata is there until that is
-deleted. And what nobody can ever need is not left behind. These may rightly be left:
+deleted. Files that can never be needed are not left behind. These may rightly be left:
 
 - files of a checkpoint whose outcome the coordinator does not know: its metadata may yet be written;
 - what a driver that was thought dead, or its slots, have written after the next one had cleaned up;
@@ -11,10 +11,12 @@ deleted. And what nobody can ever need is not left behind. These may rightly be 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.checkpoint.records import OwnerFile, unsealed
 from midstream.checkpoint.state_files import StateFile
 from midstream.checkpoint.store import is_superseded, jobs_of
 from midstream.sim.cluster import Driver
@@ -23,6 +25,9 @@ from midstream.sim.oracle import CHECKPOINT
 from midstream.sim.world import World
 
 SAMPLES: Final = 5
+PASSES: Final = 8
+"""So many checkpoints behind the last refusal of the storage, what could not be deleted then has been tried again."""
+CLAIM: Final = re.compile(r"chk-\d+/_owner")
 
 
 class OnDisk:
@@ -39,6 +44,12 @@ class OnDisk:
         """By epoch: the step from which on its coordinator cleans up what it has found."""
         self._made: dict[tuple[int, int], dict[int, int]] = {}
         """By epoch and attempt: its checkpoints, and the steps in which their metadata was written."""
+        self._claimed: dict[int, set[int]] = {}
+        """By checkpoint: the epochs that have claimed its id."""
+        self._taken: dict[int, frozenset[int]] = {}
+        """By epoch: the ids that others had claimed when its coordinator began."""
+        self._seen: dict[int, int] = {}
+        """By epoch: the newest checkpoint that was there when its coordinator began."""
         disk.on_change.append(self._changed)
 
     def _changed(self, path: str, data: bytes | None) -> None:
@@ -48,13 +59,36 @@ class OnDisk:
             return
         self._born[path] = step
         if path.startswith("epochs/") and path.endswith(".from"):
-            self._began[int(path[len("epochs/") : -len(".from")])] = step
+            epoch = int(path[len("epochs/") : -len(".from")])
+            there = [metadata for metadata in self._metadata.values() if not self._is_superseded(metadata)]
+            self._seen[epoch] = max((metadata.checkpoint_id for metadata in there), default=0)
+            claims = (name for name in self._disk.files if CLAIM.fullmatch(name))
+            self._taken[epoch] = frozenset(map(_number_of, claims))
+            self._began[epoch] = step
+        elif CLAIM.fullmatch(path):
+            self._check_claim(_number_of(path), unsealed(data, OwnerFile, path).epoch)
         elif CHECKPOINT.fullmatch(path):
             metadata = self._metadata[path] = decode_metadata(data, path)
+            self._check_author(metadata)
             self._made.setdefault((metadata.epoch, metadata.attempt), {})[metadata.checkpoint_id] = step
             lost = [file for file in metadata.files if file not in self._disk.files]
             if lost and not self._is_superseded(metadata):
                 self._world.bug(f"checkpoint {metadata.checkpoint_id} refers to {_some(lost)}, which is not there")
+
+    def _check_claim(self, checkpoint_id: int, epoch: int) -> None:
+        """An id that was claimed before a coordinator began is never its own: it may yet be written to."""
+        if checkpoint_id in self._taken.get(epoch, ()):
+            self._world.bug(f"epoch {epoch} makes checkpoint {checkpoint_id}, an id that was claimed before it began")
+        self._claimed.setdefault(checkpoint_id, set()).add(epoch)
+
+    def _check_author(self, metadata: CheckpointMetadata) -> None:
+        """Metadata is written under an id that its coordinator has claimed; and does not count behind the next one's start."""
+        checkpoint_id, epoch = metadata.checkpoint_id, metadata.epoch
+        if epoch not in self._claimed.get(checkpoint_id, ()):
+            self._world.bug(f"epoch {epoch} writes checkpoint {checkpoint_id}, an id that it has not claimed")
+        heads = [head for head, newest in self._seen.items() if head > epoch and checkpoint_id > newest]
+        if heads and not self._is_superseded(metadata):
+            self._world.bug(f"checkpoint {checkpoint_id} of epoch {epoch} counts, and {heads[0]} had begun without it")
 
     def _deleted(self, path: str) -> None:
         self._born.pop(path, None)
@@ -79,12 +113,13 @@ class OnDisk:
             jobs = jobs_of(self._disk)
         head = max(self._began)
         driver = next(driver for driver in drivers if driver.plan.job_id == jobs[head])
-        if self._disk.refused_in > self._began[head]:
+        steps = (step for (epoch, _), made in self._made.items() if epoch == head for step in made.values())
+        if self._disk.refused_in > self._began[head] and sum(step > self._disk.refused_in for step in steps) < PASSES:
             return  # what could not be deleted in the end is found by the next coordinator
         if not driver.coordinator.status(
             driver.process.now_ms()
         ).had_finished:  # then nothing has run: it drops nothing
-            yield from self._check_number(head, driver.uncertain, retained)
+            yield from self._check_number(head, driver, retained)
         yield from self._check_files(head, driver)
         yield from self._check_claims(head)
         torn = [
@@ -95,16 +130,19 @@ class OnDisk:
         if torn:
             yield f"files that were never finished are left: {_some(torn)}"
 
-    def _check_number(self, head: int, uncertain: Mapping[int, frozenset[str]], retained: int) -> Iterator[str]:
+    def _check_number(self, head: int, driver: Driver, retained: int) -> Iterator[str]:
         counted = [
             metadata.checkpoint_id
             for path, metadata in self._metadata.items()
             if (
-                metadata.checkpoint_id not in uncertain
+                metadata.checkpoint_id not in driver.uncertain
                 if metadata.epoch == head
                 else self._born[path] < self._began[head]
             )
         ]
+        own = [number for number in driver.completed if f"chk-{number}/_metadata" in self._metadata]
+        if len(own) < min(retained, len(driver.completed)):
+            yield f"checkpoints {own} of the last start are left, {retained} are to be retained"
         if len(counted) > retained:
             yield f"checkpoints {counted} are left, {retained} are to be retained"
 
@@ -144,6 +182,11 @@ class OnDisk:
         if any(attempt > file.attempt for attempt, _, _ in told):  # with its first checkpoint an attempt cleans up
             return written_in < min(step for attempt, _, step in told if attempt > file.attempt)
         return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in told)
+
+
+def _number_of(claim: str) -> int:
+    """The id of the checkpoint that a file `chk-N/_owner` claims."""
+    return int(claim[len("chk-") : claim.index("/")])
 
 
 TORN: Final = "/.midstream-"

@@ -21,7 +21,9 @@ from midstream.operators.batch_functions import BatchFunctionOperator
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation_scenarios import in_pieces
 from midstream.sim.scenario import draw
+from midstream.sim.state_mutations import dealt_anew
 from midstream.state import columnar, heap, keyed, table
 from midstream.state.keyed import ListState, MapState, ReducingState
 from midstream.state.parts import Redistribute, StatePart
@@ -267,7 +269,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "restored durations lack their microseconds", durations_in_milliseconds, partial(draw, topology="typed")
     ),
     "map_of_the_last": Mutation(
-        "of the maps of several subtasks one is restored", map_of_the_last, partial(draw, topology="typed")
+        "of the maps of several subtasks one is restored", map_of_the_last, dealt_anew("typed")
     ),
     "lists_are_restored_backwards": Mutation(
         "lists are restored backwards", lists_are_restored_backwards, partial(draw, topology="typed")
@@ -316,6 +318,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a chunk that has changed counts as stored", shared_chunk_keeps_its_id, partial(draw, topology="join")
     ),
     "last_piece_is_dropped": Mutation(
-        "of windows in pieces the last is missing", last_piece_is_dropped, partial(draw, topology="late_window")
+        "of windows in pieces the last is missing",
+        last_piece_is_dropped,
+        in_pieces(partial(draw, topology="late_window", rows=100)),
     ),
 }

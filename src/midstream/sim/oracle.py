@@ -32,7 +32,7 @@ from midstream.sim.rows import Outside, SimSource, Staged
 from midstream.sim.shapes import Shape
 from midstream.sim.state_oracle import StateOracle
 from midstream.sim.tables import COUNTED
-from midstream.sim.tally import LIST, UNION
+from midstream.sim.tally import LIST, UNION, ToldSource
 from midstream.sim.topologies import Expectation, expectation
 from midstream.sim.windowed import Made
 from midstream.state.parts import KEY_GROUP, Redistribute
@@ -60,10 +60,16 @@ class Cut:
 
 
 class Oracle:
-    """`sources` by uid. `complain` takes every broken rule."""
+    """`sources` by uid. `is_aligned`: barriers overtake nothing."""
 
     def __init__(
-        self, shape: Shape, sources: Mapping[str, SimSource], outside: Outside, storage: Storage, key_groups: int
+        self,
+        shape: Shape,
+        sources: Mapping[str, SimSource],
+        outside: Outside,
+        storage: Storage,
+        key_groups: int,
+        is_aligned: bool,
     ) -> None:
         self.shape = shape
         self._key_groups = key_groups
@@ -97,14 +103,14 @@ class Oracle:
         self.inspection = Inspection(shape, sources, outside, key_groups)
         tables = lambda subtask, *parts: tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
         self._states = StateOracle(shape, sources, tables)
-        self._event_times = EventTimes(shape, sources.values(), tables)
+        self._event_times = EventTimes(shape, sources.values(), tables, is_aligned)
 
     # ---- at every checkpoint
 
     def check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
         """Complaints about a checkpoint whose metadata has just been written; `is_copy_of`: what it was copied from."""
         with self._outside.world.looking():
-            complaints = []
+            complaints: list[str] = []
             try:
                 for complaint in self._check_checkpoint(metadata, is_copy_of):
                     complaints.append(complaint)
@@ -121,6 +127,7 @@ class Oracle:
             if lost:
                 yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {some(lost)}, which is not there"
             return
+        self._note_safe(metadata)
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
@@ -245,14 +252,8 @@ class Oracle:
         if known is not None and not known.exhausted:
             done = int(known.position) if known.position else 0
             rows = {split: count if int(split.split("-")[1]) < done else 0 for split, count in rows.items()}
-        open_splits = [_decode_split(encoded) for encoded in (known.pending if known else ())]
-        for operator in metadata.operators:
-            if operator.uid == uid:
-                for subtask in operator.subtasks:
-                    for table in tables_of(self.storage, subtask, "splits"):
-                        open_splits += [_decode_split(encoded) for encoded in to_list(table.column("split"))]
         seen: set[str] = set()
-        for split in open_splits:
+        for split in self._open_splits(uid, metadata):
             if split.id in seen:
                 self._outside.world.bug(
                     f"checkpoint {metadata.checkpoint_id}: split {split.id} of {uid} is in it twice"
@@ -260,6 +261,25 @@ class Oracle:
             seen.add(split.id)
             rows[split.id] = split.offset
         return {row: key for name, count in rows.items() for row, key in source.rows_of(int(name.split("-")[1]), count)}
+
+    def _open_splits(self, uid: str, metadata: CheckpointMetadata) -> list[Split]:
+        """Those that wait to be handed out, and those that are being read."""
+        waiting = (encoded for known in metadata.sources if known.uid == uid for encoded in known.pending)
+        found = [_decode_split(encoded) for encoded in waiting]
+        for operator in metadata.operators:
+            if operator.uid == uid:
+                for subtask in operator.subtasks:
+                    for table in tables_of(self.storage, subtask, "splits"):
+                        found += [_decode_split(encoded) for encoded in to_list(table.column("split"))]
+        return found
+
+    def _note_safe(self, metadata: CheckpointMetadata) -> None:
+        """What a source may be told of, where it wants to know."""
+        for known in metadata.sources:
+            source = self._sources[known.uid]
+            if isinstance(source, ToldSource):
+                splits = frozenset((split.id, split.offset) for split in self._open_splits(known.uid, metadata))
+                self._outside.safe.setdefault(source.number, set()).add((known.position, splits))
 
     def _check_counts(
         self, where: str, operator: OperatorState, expected: Mapping[int, tuple[int, int]]

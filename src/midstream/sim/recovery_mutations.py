@@ -375,7 +375,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "chunk_without_its_last_group": Mutation(
         "a chunk of state is not dealt to the owner of its last key group",
         chunk_without_its_last_group,
-        scenarios.backpressured,
+        scenarios.dealt_by_groups,
     ),
     "output_of_a_neighbour": Mutation(
         "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, scenarios.backpressured
@@ -399,10 +399,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "segments have the places of their neighbours", moved_segments_swapped, scenarios.backpressured
     ),
     "earlier_flush_forgotten": Mutation(
-        "of rows in flight in several files the last is acknowledged", earlier_flush_forgotten, scenarios.dawdling
+        "of rows in flight in several files the last is acknowledged",
+        earlier_flush_forgotten,
+        scenarios.ending_rescaled,
     ),
     "files_of_an_earlier_flush": Mutation(
-        "of several files of rows in flight the last is named", files_of_an_earlier_flush, scenarios.dawdling
+        "of several files of rows in flight the last is named", files_of_an_earlier_flush, scenarios.ending_rescaled
     ),
     "recovered_at_once": Mutation(
         "recovered rows are not charged to the pool", recovered_at_once, scenarios.backpressured

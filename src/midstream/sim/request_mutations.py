@@ -280,6 +280,18 @@ def _again(seed: int) -> Scenario:
     return replace(drawn, rows=100, faults=faults, interval_s=0.005)
 
 
+def _paused(seed: int) -> Scenario:
+    """Checkpoints take longer than they are apart, and there is to be a pause between them."""
+    drawn = _asked("kill_slot")(seed)
+    return replace(drawn, min_pause_s=0.005, tempo=replace(drawn.tempo, io_us=2000), faults=drawn.faults[:2])
+
+
+def _intolerant(seed: int) -> Scenario:
+    """Now and then a checkpoint cannot be written, and three in a row are too many."""
+    drawn = _asked("write_fails", "publish_fails")(seed)
+    return replace(drawn, tolerable_failures=2, interval_s=0.005)
+
+
 _restarted = _asked("kill_slot", "user_error", "crash_at_publish")
 _stopped = _asked("stop", "checkpoint", "write_fails")
 
@@ -316,9 +328,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "stopped_with_a_failed_one": Mutation(
         "a job stops with a checkpoint that failed", stopped_with_a_failed_one, _asked("publish_fails", "stop")
     ),
-    "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _restarted),
+    "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _paused),
     "failures_are_never_forgotten": Mutation(
-        "failed checkpoints are counted for ever", failures_are_never_forgotten, _asked("write_fails")
+        "failed checkpoints are counted for ever", failures_are_never_forgotten, _intolerant
     ),
     "cancelled_is_not_awaited": Mutation(
         "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted

@@ -112,6 +112,8 @@ class Outside:
         """How long user functions take for a row: what is slow is worked in slices."""
         self.counted: dict[str, set[int]] = {}
         """By counting operator: every number that it has given a row, in any attempt; see `numbered`."""
+        self.safe: dict[int, set[tuple[bytes | None, frozenset[tuple[str, int]]]]] = {}
+        """By number of a source: the position and the unfinished splits in each checkpoint that was written."""
         self.drained: Set[str] = frozenset()
         """Jobs whose sources were told to end, by id."""
 

@@ -36,6 +36,7 @@ from midstream.sim.shapes import Shape
 from midstream.sim.tally import ToldSource
 from midstream.sim.topologies import job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Trace, following_elements
+from midstream.sim.valves import valves_are_checked
 from midstream.sim.world import World
 from midstream.worker.task import TaskState
 
@@ -105,7 +106,7 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    with chunk_sizes_of(scenario.seed):
+    with chunk_sizes_of(scenario.seed), valves_are_checked(prepared.world):
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):
@@ -132,7 +133,8 @@ class Run:
             self.world, wire_bytes_max=scenario.wire_bytes, pull_bytes_max=max(4096, scenario.wire_bytes // 4)
         )
         disk = self._new_directory(ROOT)
-        self._oracle = Oracle(scenario.shape, self.sources, self.outside, disk, scenario.key_groups)
+        is_aligned = scenario.aligned_timeout_s is None
+        self._oracle = Oracle(scenario.shape, self.sources, self.outside, disk, scenario.key_groups, is_aligned)
         self.savepoints = Savepoints(self.world, self._oracle, self._disks)
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.keeper = Keeper(
@@ -255,7 +257,7 @@ class Run:
             aligned_timeout_s=s.aligned_timeout_s,
             queue_time_s=s.queue_time_s,
             min_pause_s=s.min_pause_s,
-            tolerable_failures=1000,
+            tolerable_failures=s.tolerable_failures,
             retained_checkpoints=s.retained,
             inline_bytes=INLINE_BYTES[s.seed % len(INLINE_BYTES)],
             restart=RestartStrategy(

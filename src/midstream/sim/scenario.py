@@ -125,6 +125,8 @@ class Scenario:
     queue_time_s: float | None = None
     row_us: int = 0
     """How long user functions take for a row."""
+    tolerable_failures: int = 1000
+    """Of checkpoints in a row, until the attempt fails, too."""
     steps_max: int = 400_000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -304,7 +305,7 @@ def _holding(topology: str) -> Callable[[int], Scenario]:
     return scenario
 
 
-def _dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
+def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
     """Of a seed: the job goes on at another parallelism, with more keys than key groups."""
 
     def scenario(seed: int) -> Scenario:
@@ -319,8 +320,13 @@ def _dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
     return scenario
 
 
+def plain(topology: str) -> Callable[[int], Scenario]:
+    """Of a seed: slots and functions fail."""
+    return partial(draw, topology=topology, parallelism=2, rows=100, faults=("kill_slot", "user_error"))
+
+
 _timers, _alarms, _tables = _holding("timers"), _holding("alarms"), _holding("tables")
-_keyed, _dealt = _dealt_anew("keyed", "tables", "timers"), _dealt_anew("tally")
+_keyed, _dealt = dealt_anew("keyed", "tables", "timers"), dealt_anew("tally")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "map_is_shared": Mutation("a map grows in the snapshot that refers to it", map_is_shared, _timers),
@@ -331,7 +337,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "clock_timers_are_not_dealt": Mutation(
         "timers of the wall clock are lost when the parallelism changes",
         clock_timers_are_not_dealt,
-        _dealt_anew("alarms"),
+        dealt_anew("alarms"),
     ),
     "one_group_more": Mutation("state of one key group too many is restored", one_group_more, _keyed),
     "one_group_less": Mutation("state of the last key group is not restored", one_group_less, _keyed),
@@ -347,7 +353,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "rest_of_a_list_is_lost": Mutation("what does not come out even is not dealt out", rest_of_a_list_is_lost, _dealt),
     "union_of_its_own": Mutation("a subtask has only its own part of union state", union_of_its_own, _holding("tally")),
     "no_broadcast_for_new_ones": Mutation(
-        "new subtasks have no broadcast state", no_broadcast_for_new_ones, _dealt_anew("broadcast")
+        "new subtasks have no broadcast state", no_broadcast_for_new_ones, dealt_anew("broadcast")
     ),
     "partly_finished_is_empty": Mutation(
         "state of operators that have finished in part is lost", partly_finished_is_empty, scenarios.ending("broadcast")
@@ -355,10 +361,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "finished_by_number": Mutation(
         "what had finished at another parallelism is not run again", finished_by_number, scenarios.ending_rescaled
     ),
-    "map_values_are_shared": Mutation("a value of a map changes in the snapshot", map_values_are_shared, _timers),
-    "list_is_shared": Mutation("a list grows in the snapshot that refers to it", list_is_shared, draw),
-    "value_is_shared": Mutation("a value changes in the snapshot that refers to it", value_is_shared, draw),
-    "merged_chunk_is_known": Mutation("a chunk is not stored again though it has grown", merged_chunk_is_known, draw),
+    "map_values_are_shared": Mutation(
+        "a value of a map changes in the snapshot", map_values_are_shared, plain("pickled")
+    ),
+    "list_is_shared": Mutation("a list grows in the snapshot that refers to it", list_is_shared, plain("pickled")),
+    "value_is_shared": Mutation("a value changes in the snapshot that refers to it", value_is_shared, plain("pickled")),
+    "merged_chunk_is_known": Mutation(
+        "a chunk is not stored again though it has grown",
+        merged_chunk_is_known,
+        scenarios.in_pieces(plain("late_slide")),
+    ),
     "table_order_is_lost": Mutation("rows of a table change places", table_order_is_lost, _tables),
     "timer_waits_for_more": Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),
     "restored_timers_do_not_ring": Mutation("timers do not ring after a restore", restored_timers_do_not_ring, _alarms),

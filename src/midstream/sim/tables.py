@@ -28,6 +28,8 @@ class Hold(CoBatchFunction):
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
+        self._added: list[int] = []
+        """Ids of the rows that were put in since this subtask began, in their order, and are still there."""
 
     def open(self, context: OperatorContext) -> None:
         self._outside.check_open(context)
@@ -37,6 +39,7 @@ class Hold(CoBatchFunction):
         if self._outside.poison:
             self._outside.check_poison(rows["id"].to_list())
         self.rows.append(rows)
+        self._added += rows["id"].to_list()
         each = rows.select("key", count=pl.lit(1, pl.Int64), sum="id")
         # in an order that does not depend on threads: a run is the same each time
         self.keys.frame = pl.concat([self.keys.frame, each]).group_by("key", maintain_order=True).sum()
@@ -45,10 +48,19 @@ class Hold(CoBatchFunction):
 
     def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
         held = self.rows.frame
+        self._check_order(held)
         is_due = held["ts"] + timedelta(microseconds=DELAY_US) <= ctx.watermark
         if is_due.any():
             self.rows.frame = held.filter(~is_due)
+            stays = (~is_due).to_list()[-len(self._added) :]
+            self._added = [row for row, there in zip(self._added, stays, strict=True) if there] if self._added else []
         return held.filter(is_due)
+
+    def _check_order(self, held: pl.DataFrame) -> None:
+        """The rows of a table are in the order in which they were put in."""
+        found = held["id"].to_list()
+        if self._added and found[-len(self._added) :] != self._added:
+            self._outside.world.bug(f"a table has the rows {found}, of which these were put in last: {self._added}")
 
 
 def hold(uid: str, outside: Outside) -> BatchFunctionOperator:

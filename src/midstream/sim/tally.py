@@ -75,6 +75,9 @@ class ToldSource(SimSource):
         if self.outside.read_failures:
             self.outside.read_failures -= 1
             raise StorageError(f"the system behind the source does not answer {SIM}")
+        safe = position, frozenset((split.id, split.offset) for split in unfinished or ())
+        if safe not in self.outside.safe.get(self.number, ()):
+            world.bug(f"source {self.number} is told of {safe}, of which there is no complete checkpoint")
         found = int(position) if position else 0
         for split in unfinished or ():
             number = int(split.id.split("-")[1])

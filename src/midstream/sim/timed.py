@@ -29,6 +29,8 @@ TUMBLING_MS: Final = 40
 SIZE_MS: Final = 30
 SLIDE_MS: Final = 10
 GAP_MS: Final = 4
+IDS: Final = "ids:ids"
+"""The column of a window operator's state that has the ids of the rows."""
 WINDOWS: Final[Mapping[str, Window]] = {
     "window": tumbling(f"{TUMBLING_MS} ms"),
     "slide": sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"),
@@ -41,7 +43,8 @@ STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
 }
 WAITING: Final = "waiting"
 """The state of `Delay` that holds rows."""
-DELAY_US: Final = 7_000
+DELAY_US: Final = 6_999
+"""Watermarks end in 999 µs, too: so a timer may be due at the very watermark."""
 _DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 

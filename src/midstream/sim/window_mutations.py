@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.window_base import END, PROGRESS, START, WindowOperator, clamp
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation_scenarios import close_behind, in_pieces
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw
 
 
@@ -312,7 +314,20 @@ def _late(seed: int) -> Scenario:
     return replace(drawn, rows=400, splits=7, rounds=7, faults=(), batch_rows=10, row_us=0)
 
 
+def _behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Scenario]:
+    """The same, where event time follows the rows so closely that windows fire all the while, not only at the end."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = scenario_of(seed)
+        return replace(drawn, shape=close_behind(drawn.shape), rescaled=drawn.rescaled and close_behind(drawn.rescaled))
+
+    return scenario
+
+
 _panes, _sessions = _windowed("sliding", "window"), _windowed("session")
+_due_panes, _due_sessions = _behind_closely(_panes), _behind_closely(_sessions)
+_joined = partial(draw, topology="join", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
+_updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "window_waits_for_more": Mutation("a window does not fire at its very end", window_waits_for_more, _panes),
@@ -329,15 +344,17 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "last_pane_is_lost": Mutation("rows at the end of a batch are in no window", last_pane_is_lost, _panes),
     "third_part_is_lost": Mutation("of three parts of a session one is lost", third_part_is_lost, _sessions),
     "window_fires_early": Mutation("a window fires a millisecond too soon", window_fires_early, _on_time),
-    "session_fires_early": Mutation("a session fires a millisecond too soon", session_fires_early, _sessions),
-    "fired_for_all": Mutation("an interrupted firing counts for all key groups", fired_for_all, _panes),
-    "late_for_its_session": Mutation("a late row is not put in its session", late_for_its_session, _sessions),
-    "forgotten_too_soon": Mutation("windows that still take rows are forgotten", forgotten_too_soon, draw),
-    "not_fired_again": Mutation("a window that got rows later is not emitted again", not_fired_again, draw),
+    "session_fires_early": Mutation("a session fires a millisecond too soon", session_fires_early, _due_sessions),
+    "fired_for_all": Mutation("an interrupted firing counts for all key groups", fired_for_all, in_pieces(_due_panes)),
+    "late_for_its_session": Mutation("a late row is not put in its session", late_for_its_session, _due_sessions),
+    "forgotten_too_soon": Mutation("windows that still take rows are forgotten", forgotten_too_soon, _updated),
+    "not_fired_again": Mutation("a window that got rows later is not emitted again", not_fired_again, _updated),
     "windows_are_kept": Mutation("windows that are over stay in state", windows_are_kept, _panes),
     "sessions_are_kept": Mutation("sessions that are over stay in state", sessions_are_kept, _sessions),
     "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
     "long_sessions_are_cut": Mutation("a session is cut behind a short part of it", long_sessions_are_cut, _sessions),
-    "restored_sessions_never_end": Mutation("restored sessions do not fire", restored_sessions_never_end, _sessions),
-    "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, draw),
+    "restored_sessions_never_end": Mutation(
+        "restored sessions do not fire", restored_sessions_never_end, _due_sessions
+    ),
+    "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, _joined),
 }

@@ -21,13 +21,11 @@ from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.operators.window_base import END, START
 from midstream.sim.contents import Bools, Contents, column, some
 from midstream.sim.rows import Int64s
-from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS
+from midstream.sim.timed import GAP_MS, IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS
 
 BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
 """Size and slide; the windows of a row of a session depend on the others."""
 GAP_US: Final = 1000 * GAP_MS
-_IDS: Final = "ids:ids"
-"""The column of a window operator's state that has the ids of the rows."""
 _PANE: Final = "__pane"
 
 
@@ -82,7 +80,7 @@ def unpacked(rows: pa.RecordBatch, contents: Contents) -> tuple[Spans, str]:
 def held_in(table: pa.Table, contents: Contents) -> tuple[Spans, str]:
     """A part of a window operator's state; of fixed windows, of which it has panes, these have no end here."""
     batch = table.combine_chunks().to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
-    listed = batch.column(_IDS)
+    listed = batch.column(IDS)
     assert is_list_array(listed)
     counts, ids = listed.value_lengths().to_numpy(), listed.flatten().to_numpy()
     has_panes = batch.schema.get_field_index(_PANE) >= 0

@@ -13,6 +13,7 @@ from midstream.exchange.queue import InFlight
 from midstream.operators import progress
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task
 from midstream.worker.source import SourceDriver
 from midstream.worker.valve import WatermarkValve
@@ -277,7 +278,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
     ),
     "end_of_data_before_the_last_rows": Mutation(
-        "the end of data comes before the last rows", end_of_data_before_the_last_rows, scenarios.firing
+        "the end of data comes before the last rows",
+        end_of_data_before_the_last_rows,
+        scenarios.in_pieces(plain("timers")),
     ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
@@ -299,7 +302,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "event time begins again after a restore", event_time_begins_again, scenarios.timely
     ),
     "pending_firing_not_resumed": Mutation(
-        "a watermark that was firing is forgotten by a restore", pending_firing_not_resumed, scenarios.firing
+        "a watermark that was firing is forgotten by a restore",
+        pending_firing_not_resumed,
+        scenarios.in_pieces(plain("timers")),
     ),
     "fired_watermark_stays": Mutation(
         "a watermark that fires in slices is not passed on", fired_watermark_stays, scenarios.firing
@@ -308,7 +313,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows overtake a watermark that is firing", rows_before_their_watermark, scenarios.firing
     ),
     "watermark_not_said_again": Mutation(
-        "event time is not said again after a restore", watermark_not_said_again, scenarios.on_time
+        "event time is not said again after a restore", watermark_not_said_again, scenarios.unheard
     ),
     "watermark_of_one_slice_more": Mutation(
         "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, scenarios.firing

@@ -1,0 +1,193 @@
+"""What a window operator must say, row by row: the same in a few lines of plain Python, to compare it with.
+
+It knows the rows that came, which of them the operator has taken, and how far event time has come for each key group.
+So it can tell which rows must be late, which windows must be emitted by a watermark or by late rows, with which rows
+in them, and how far a snapshot may say that windows have fired.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
+
+from midstream.core.elements import MIN_WATERMARK_US
+from midstream.sim.rows import time_ms
+from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS
+
+SAMPLES: Final = 3
+_BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
+"""Size and slide."""
+_GAP_US: Final = 1000 * GAP_MS
+Emission: TypeAlias = tuple[int, int, int, tuple[int, ...]]
+"""Key, start and end in microseconds, and the ids in the window, sorted."""
+Said: TypeAlias = tuple[int, int, dict[int, bool]]
+"""Of a key: its key group, how far that had come, and by end of each window behind that whether it has been emitted."""
+Row: TypeAlias = tuple[int, int, int]
+"""Id, key, key group."""
+
+
+class WindowReference:
+    """Of one subtask. `kind`: "window", "slide" or "session". `allowed_us`: the allowed lateness."""
+
+    def __init__(self, kind: str, allowed_us: int, key_groups: range) -> None:
+        self._kind = kind
+        self._allowed_us = allowed_us
+        self._marks = dict.fromkeys(key_groups, MIN_WATERMARK_US)
+        self._held: dict[tuple[int, int], list[_Part]] = {}
+        """By key group and key: what can still change."""
+
+    @property
+    def lowest_us(self) -> int:
+        """Event time of every key group has come at least so far."""
+        return min(self._marks.values(), default=MIN_WATERMARK_US)
+
+    # ---- rows
+
+    def restore(self, marks_us: Mapping[int, int], parts: Iterable[tuple[int, int, int, int, list[int]]]) -> None:
+        """`parts`: key group, key, start and end in microseconds (of panes any), and ids."""
+        self._marks.update(marks_us)
+        for group, key, start_us, end_us, ids in parts:
+            held = self._held.setdefault((group, key), [])
+            if self._kind != "session":
+                for row in ids:
+                    held.append(_Part(time_ms(row) * 1000, 0, Counter((row,))))
+            elif end_us - 1 + self._allowed_us > self._marks[group]:
+                _put(held, _Part(start_us, end_us, Counter(ids)))
+
+    def take(self, rows: Iterable[Row]) -> tuple[Counter[int], Counter[Emission]]:
+        """A batch comes: the ids that are late, and what is emitted at once."""
+        late: Counter[int] = Counter()
+        emitted: dict[Emission, None] = {}
+        touched: dict[tuple[int, int], list[_Part]] = {}
+        for row, key, group in rows:
+            held = self._held.setdefault((group, key), [])
+            at_us = time_ms(row) * 1000
+            part = _Part(at_us, at_us + _GAP_US, Counter((row,)))
+            if self._is_late(part, held, self._marks[group]):
+                late[row] += 1
+                continue
+            if self._kind == "session":
+                _put(held, part)
+            else:
+                held.append(part)
+            touched.setdefault((group, key), []).append(part)
+        for (group, key), parts in touched.items():
+            mark_us = self._marks[group]
+            for start_us, end_us, ids in self._windows(self._held[group, key]):
+                is_open = end_us - 1 <= mark_us < end_us - 1 + self._allowed_us
+                if is_open and any(start_us <= part.start_us < end_us for part in parts):
+                    emitted[key, start_us, end_us, ids] = None
+        return late, Counter(emitted.keys())
+
+    def _is_late(self, part: _Part, held: Iterable[_Part], mark_us: int) -> bool:
+        """A row is late when no window takes it any more; of a session, when the whole session would be late."""
+        if self._kind == "session":
+            end_us = max([part.end_us, *(other.end_us for other in held if other.touches(part))])
+        else:
+            size_us, slide_us = _BOUNDS_US[self._kind]
+            end_us = part.start_us // slide_us * slide_us + size_us
+        return end_us - 1 + self._allowed_us <= mark_us
+
+    # ---- event time
+
+    def due(self, watermark_us: int) -> Counter[Emission]:
+        """What has to be emitted by then, and has not been before."""
+        return Counter(
+            (key, start_us, end_us, ids)
+            for (group, key), held in self._held.items()
+            for start_us, end_us, ids in self._windows(held)
+            if self._marks[group] < end_us - 1 <= watermark_us
+        )
+
+    def reach(self, watermark_us: int) -> None:
+        """Event time has come so far; what nothing can change any more is forgotten."""
+        for group, mark_us in self._marks.items():
+            self._marks[group] = max(mark_us, watermark_us)
+        for place in list(self._held):
+            over_us = self._marks[place[0]] - self._allowed_us
+            left = [part for part in self._held[place] if self._end_us(part) - 1 > over_us]
+            if left:
+                self._held[place] = left
+            else:
+                del self._held[place]
+
+    def said(self, emitted: Counter[Emission]) -> list[Said]:
+        """For each key group how far it had come, and its windows that have fired since, and those that have not.
+
+        `emitted`: what was emitted since the last watermark that has fired to its end.
+        """
+        found = []
+        for (group, key), held in self._held.items():
+            windows = {window: (key, *window) in emitted for window in self._windows(held)}
+            before_us = self._marks[group]
+            found.append((group, before_us, {w[1]: fired for w, fired in windows.items() if before_us < w[1] - 1}))
+        return found
+
+    def _end_us(self, part: _Part) -> int:
+        """When the last window of a part ends."""
+        if self._kind == "session":
+            return part.end_us
+        size_us, slide_us = _BOUNDS_US[self._kind]
+        return part.start_us // slide_us * slide_us + size_us
+
+    def _windows(self, held: Iterable[_Part]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Start, end and rows of each window of one key."""
+        if self._kind == "session":
+            for part in held:
+                yield part.start_us, part.end_us, tuple(sorted(part.ids.elements()))
+            return
+        size_us, slide_us = _BOUNDS_US[self._kind]
+        ids: dict[int, list[int]] = {}
+        for part in held:
+            last_us = part.start_us // slide_us * slide_us
+            for start_us in range(last_us - size_us + slide_us, last_us + 1, slide_us):
+                ids.setdefault(start_us, []).extend(part.ids.elements())
+        for start_us, rows in ids.items():
+            yield start_us, start_us + size_us, tuple(sorted(rows))
+
+
+class _Part:
+    """A row, or a session."""
+
+    __slots__ = ("end_us", "ids", "start_us")
+
+    def __init__(self, start_us: int, end_us: int, ids: Counter[int]) -> None:
+        self.start_us = start_us
+        self.end_us = end_us
+        self.ids = ids
+
+    def touches(self, other: _Part) -> bool:
+        return self.start_us <= other.end_us and self.end_us >= other.start_us
+
+
+def _put(sessions: list[_Part], part: _Part) -> None:
+    """Among the sessions of a key, which it may join."""
+    joined = [other for other in sessions if other.touches(part)]
+    merged = _Part(
+        min([part.start_us, *(other.start_us for other in joined)]),
+        max([part.end_us, *(other.end_us for other in joined)]),
+        sum((other.ids for other in joined), part.ids.copy()),
+    )
+    sessions[:] = [other for other in sessions if other not in joined]
+    sessions.append(merged)
+
+
+def wrong_marks(said: Iterable[Said], marks_us: Mapping[int, int]) -> Iterator[str]:
+    """Complaints about how far a snapshot says that each key group has come."""
+    for group, before_us, windows in said:
+        mark_us = marks_us.get(group, MIN_WATERMARK_US)
+        if mark_us < before_us:
+            yield f"key group {group} is at {mark_us}, and had come to {before_us}"
+        for end_us, has_fired in windows.items():
+            if has_fired != (end_us - 1 <= mark_us):
+                has = "has" if has_fired else "has not"
+                yield f"key group {group} is at {mark_us}, and its window that ends at {end_us} {has} fired"
+
+
+def difference(found: Counter[Emission], due: Counter[Emission]) -> str:
+    """What is wrong with what was emitted; "" for nothing."""
+    if found == due:
+        return ""
+    lacking, surplus = sorted((due - found).elements()), sorted((found - due).elements())
+    return f"emits {surplus[:SAMPLES]} ({len(surplus)}) instead of {lacking[:SAMPLES]} ({len(lacking)}) (key, start, end, ids)"

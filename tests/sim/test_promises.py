@@ -1,0 +1,104 @@
+"""What a coordinator owes its slots and clients is broken by each of these, and kept by what comes before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.config import JobConfig
+from midstream.core.ids import TaskId
+from midstream.protocol import messages as m
+from midstream.sim.promises import Promises
+from midstream.sim.valves import CheckedValve
+from midstream.sim.world import Tempo, World
+
+TASK = TaskId(0, 0)
+
+
+class Watched:
+    """Promises of a driver with the slots 0 and 1 and a pause of 5 ms, at `now_us`."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.open = {0, 1}
+        self.bugs: list[str] = []
+        config = JobConfig(name="job", parallelism=1, checkpoint_dir="memory://x", min_pause_s=0.005)
+        self.promises = Promises(config, self.open, lambda: self.now_us, self.bugs.append)
+
+    def trigger(self, number: int) -> None:
+        self.promises.sent(0, m.TriggerCheckpoint(0, number, 0, (TASK,), None, False))
+
+    def complete(self, number: int) -> None:
+        self.promises.sent(0, m.CheckpointCompleted(0, number))
+
+    def deploy(self, slot: int, attempt: int) -> None:
+        self.promises.sent(slot, m.Deploy("job", attempt, b"", b"", (0, 1), (TASK,)))
+
+
+@pytest.mark.parametrize(("pause_us", "is_wanted", "bugs"), [(5000, False, 0), (100, False, 1), (100, True, 0)])
+def test_checkpoints_keep_the_pause_unless_one_is_asked_for(pause_us: int, is_wanted: bool, bugs: int) -> None:
+    watched = Watched()
+    watched.trigger(1)
+    watched.now_us = 9000
+    watched.complete(1)
+    watched.now_us += pause_us
+    if is_wanted:
+        watched.promises.asked(1, m.DoCheckpoint())
+    watched.trigger(2)
+    assert len(watched.bugs) == bugs
+
+
+def test_a_client_is_told_of_a_checkpoint_that_was_triggered_for_it() -> None:
+    watched = Watched()
+    watched.trigger(1)
+    watched.promises.asked(1, m.DoCheckpoint())
+    watched.promises.asked(2, m.DoCheckpoint())
+    watched.trigger(2)
+    watched.promises.answered(1, m.Reply(checkpoint="memory://x/chk-2"))
+    assert not watched.bugs
+    watched.promises.answered(2, m.Reply(checkpoint="memory://x/chk-1"))
+    assert len(watched.bugs) == 1
+
+
+def test_an_attempt_is_deployed_when_no_slot_runs_the_one_before() -> None:
+    watched = Watched()
+    for slot in (0, 1):
+        watched.deploy(slot, 0)
+    watched.promises.heard(0, m.Cancelled(0))
+    watched.open.discard(1)
+    watched.deploy(0, 1)
+    assert not watched.bugs
+    watched.deploy(2, 2)
+    assert len(watched.bugs) == 1
+
+
+def test_a_task_acknowledges_checkpoints_in_their_order() -> None:
+    watched = Watched()
+    for number, bugs in ((1, 0), (3, 0), (2, 1)):
+        watched.promises.heard(0, m.CheckpointAck(0, number, TASK, (), (), 0))
+        assert len(watched.bugs) == bugs
+
+
+def test_no_more_failures_are_counted_than_there_were() -> None:
+    watched = Watched()
+    watched.trigger(1)
+    watched.promises.sent(0, m.CheckpointAborted(0, 1))
+    watched.promises.told("1 checkpoints in a row have failed (0 are tolerable)")
+    assert not watched.bugs
+    watched.now_us = 9000
+    watched.trigger(2)
+    watched.complete(2)
+    watched.promises.told("1 checkpoints in a row have failed (0 are tolerable)")
+    assert len(watched.bugs) == 1
+
+
+def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
+    world = World(0, Tempo())
+    valve = CheckedValve(world, 2)
+    assert valve.advance(0, 5) is None
+    assert valve.set_idle(1, True) == 5
+    assert valve.set_idle(1, False) is None
+    assert valve.advance(1, 9) is None
+    assert not world.bugs
+    valve._watermarks[0] = 99  # as if it had not listened
+    valve.advance(1, 50)
+    assert world.bugs
