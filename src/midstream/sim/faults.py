@@ -67,12 +67,13 @@ IN_RECOVERY: Final = (
 """What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
 WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "rescale")
 """By what a job comes to recover rows in flight for certain."""
-AT_THE_SLOT: Final = frozenset(("kill_slot", "cut_control"))
-"""They befall the slot that is at it."""
+KILL_ANOTHER: Final = "kill_another"
 AT_IT: Final = (
     "kill_slot",
+    KILL_ANOTHER,
     "cut_control",
     "kill_slot",
+    KILL_ANOTHER,
     "rescale",
     "user_error",
     "stop",
@@ -83,7 +84,7 @@ AT_IT: Final = (
     "rescale_struck",
     "stop_savepoint",
 )
-"""What may befall a job in the midst of a commit on a slot; those before `stop` one without checkpoints, too."""
+"""What may befall a job in the midst of a commit on a slot: first that slot, or another one. Those before `stop` one without checkpoints, too."""
 RECOVERY_US: Final = 40_000
 """How long recovery goes on undisturbed at most."""
 LOOK_US: Final = 500
@@ -458,15 +459,17 @@ def _strike_committing(stage: Stage, victim: int) -> bool:
 
     def another() -> None:
         at_it = stage.calls.victims
-        if not at_it or name not in AT_THE_SLOT:
+        if name == KILL_ANOTHER:
+            at_it = [slot for slot in stage.cluster.live_slots if slot not in at_it]
+        if name not in ("kill_slot", KILL_ANOTHER, "cut_control"):
             strike(stage, Fault(stage.world.step_number, name, victim // 3))
-            return
-        slot = at_it[victim // 7 % len(at_it)]
-        stage.cluster.struck_us.append(stage.world.now_us)
-        if name == "kill_slot":
-            slot.process.crash()
-        elif slot.connection is not None:
-            stage.driver.connection_lost(slot.connection, f"{SIM} control connection reset")
+        elif at_it:
+            stage.cluster.struck_us.append(stage.world.now_us)
+            slot = at_it[victim // 7 % len(at_it)]
+            if name == "cut_control" and slot.connection is not None:
+                slot.driver.connection_lost(slot.connection, f"{SIM} control connection reset")
+            else:
+                slot.process.crash()
 
     _when(stage, lambda: bool(stage.calls.victims), victim // 11 % 3 * 2_000, another, name)
     return True

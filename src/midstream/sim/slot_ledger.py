@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LANES: Final = (1, 2, 3, 100)
 """Among how many the subtasks of a sink are spread, by sink."""
+WAIT_US_MAX: Final = (5_000, 50_000, 3_000_000)
+"""How long a commit waits for its server at most, by seed: the longest often outlives its attempt."""
 
 
 @dataclass(eq=False, slots=True)
@@ -168,6 +170,7 @@ class SlotLedgerSink(LedgerSink):
         super().__init__(outside, capacity_rows=capacity_rows, pause_s=pause_s)
         self.calls = calls
         self._seed = seed
+        self.wait_us_max = Random(f"commit time {seed}").choice(WAIT_US_MAX)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         if (context.storage is not None) != self.calls.has_storage:
@@ -227,7 +230,7 @@ class LaneCommitter(LedgerCommitter):
         world = self._outside.world
         if world.chance() < 0.5:
             return
-        if self._context.stopped.wait(world.delay(20_000) / 1e6):
+        if self._context.stopped.wait(world.delay(self._sink.wait_us_max) / 1e6):
             raise StorageError(f"told to stop {SIM}")
         self._calls.check_told(call)
 
