@@ -302,7 +302,7 @@ def test_what_a_slot_has_left_that_dies_after_the_end_of_all_tasks_is_committed_
     bench.finish(WRITE1, committables=(("write", (b"0/1",)),))
     bench.lose(0)
     bench.wait(1)
-    assert asked(bench)[2:] == [(1, 0, 0, (b"0/0",))]
+    assert asked(bench)[2:] == [(1, 0, 0, (b"0/0",))], "lane 1 stays where it is"
     answer(bench, 1, 2)
     assert bench.ended is not None and bench.ended.state == "finished"
 
@@ -397,3 +397,20 @@ def test_what_is_not_committed_yet_is_in_every_later_checkpoint_though_some_lane
     restored.connect()
     answer(restored, 0, 1)
     assert items_of(asked(restored)) == [b"1/0", b"1/1", b"2/0", b"2/1"]
+
+
+def test_slots_that_came_for_a_rescale_commit_what_the_others_have_left() -> None:
+    bench = world().run()
+    bench.ask(m.DoRescale(4))
+    bench.connect(1)
+    bench.end_of_data(*ALL)
+    bench.wait(0.2)
+    pending = bench.job.checkpoints.pending
+    assert pending is not None
+    bench.ack(pending.checkpoint_id, *ALL, finished=True)
+    bench.finish(*ALL)
+    bench.lose(0)
+    bench.lose(1)
+    bench.wait(1)
+    assert bench.sink.committed == []
+    assert [place[:2] for place in asked(bench)[2:]] == [(1, 0), (2, 0), (2, 1)]

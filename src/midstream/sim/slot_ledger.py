@@ -94,6 +94,8 @@ class Calls:
             self._check_driver(context, process)
         elif slot.machine is not None and slot.machine.state is SlotState.RUNNING:
             attempt = slot.machine.attempt
+            if context.stopped.is_set():
+                world.bug(f"{context.uid}, lane {lane}: {process.name} commits with what was told to stop")
             before = self._places.setdefault((context.job_id, context.uid, lane, attempt), slot)
             if before is not slot and self.is_counted_on(before.process):
                 world.bug(
@@ -161,6 +163,10 @@ class Calls:
                 self._world.bug(f"{slot.process.name} is let go while it commits {call.uid}, lane {call.lane}")
 
 
+def subtask_of(committable: bytes) -> int:
+    return int(committable.rpartition(b"-s")[2])
+
+
 class SlotLedgerSink(LedgerSink):
     """See `LedgerSink`; it commits on slots."""
 
@@ -178,8 +184,8 @@ class SlotLedgerSink(LedgerSink):
         return super().writer(context)
 
     def lane(self, committable: bytes) -> int:
-        uid, _, rest = committable.decode().partition("/")
-        return int(rest.rpartition("-s")[2]) % Random(f"lanes {self._seed} {uid}").choice(LANES)
+        uid = committable.decode().partition("/")[0]
+        return subtask_of(committable) % Random(f"lanes {self._seed} {uid}").choice(LANES)
 
     def committer(self, context: CommitterContext) -> Committer:
         return LaneCommitter(self, context)
@@ -218,6 +224,9 @@ class LaneCommitter(LedgerCommitter):
         lanes = sorted({self._sink.lane(item) for item in committables})
         if len(lanes) != 1:
             world.bug(f"{uid}: {committables} are of lanes {lanes}, and come in one call")
+        subtasks = [subtask_of(item) for item in committables]
+        if subtasks != sorted(subtasks):  # each has prepared one of them
+            world.bug(f"{uid}: {committables} do not come in the order in which they were prepared")
         if self._lane not in (None, lanes[0]):
             world.bug(f"{uid}: the committer of lane {self._lane} is called for lane {lanes[0]}")
         if self._is_closed:
