@@ -31,6 +31,7 @@ from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
+from midstream.coordinator.lanes import commit_slots
 from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
@@ -41,7 +42,7 @@ from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
 from midstream.coordinator.waiting import Waiting
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError, assert_never
-from midstream.core.seams import Done, Failed, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
 
@@ -52,9 +53,9 @@ REMEMBERED_MAX: Final = 20
 
 
 class Coordinator:
-    """`open_storage` turns the job's checkpoint directory into a Storage; it is called on the I/O pool."""
+    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends."""
 
-    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
+    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
         self.plan = plan
         self._program = plan.graph
         """At the program's own parallelism."""
@@ -81,7 +82,10 @@ class Coordinator:
         self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
-        self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
+        slots = partial(commit_slots, self)
+        self._committing = Committing(
+            self._effects, plan, stopped, self.slots.live, slots, self._fail_attempt, self._warn
+        )
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
         listener = Listener(
             completed=self._checkpoint_completed,
@@ -195,7 +199,7 @@ class Coordinator:
             self._end("failed", error, failure.summary)
             return
         found = outcome.value
-        self._sources.storage = found.storage
+        self._sources.storage = self._committing.storage = found.storage
         self.checkpoints.open(found.storage, found.opened)
         self.warnings.extend(found.opened.warnings)
         restore = found.opened.restore
@@ -277,6 +281,9 @@ class Coordinator:
         if isinstance(message, m.InCall):
             self.slots.live[slot].in_call = message
             return
+        if isinstance(message, (m.CommitDone, m.CommitFailed)):
+            self._committing.heard(slot, message)
+            return
         if attempt is None or message.attempt != attempt.number:
             return
         cancelling = self.phase is Phase.CANCELLING
@@ -322,6 +329,7 @@ class Coordinator:
 
     def _step(self) -> bool:
         """Look whether the job can go on; True if it did, and may again."""
+        self._committing.look()
         match self.phase:
             case Phase.RUNNING:  # first, because it is so nearly always
                 return self._run_on()
@@ -592,7 +600,7 @@ class Coordinator:
         self.slots.gather()
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered:
+        if not self.attempts.answered or self._committing.on_slots:  # a slot that a rescale lets go may be at it
             return False
         self.attempts.cancelled()
         self.phase = Phase.GATHERING
@@ -630,6 +638,7 @@ class Coordinator:
         self._closing = True
         self._committing.abort_held()
         self._committing.abort(self.checkpoints.take_unsettled())
+        self._committing.close()
         self._cleaning.run()
         self._sources.close()
         return True

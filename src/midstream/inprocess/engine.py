@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class Engine:
             open_storage=lambda root: self.storage,
             send=self._heard,
             unpickle=lambda data: self._copies.pop(0),
+            make_signal=threading.Event,
         )
         self._slot.slot_id = 0
         self._deploy(config.parallelism, None if restore is None else restore.metadata)

@@ -24,7 +24,7 @@ from midstream.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.slots import PYTHON
 from midstream.core.errors import ClusterError
-from midstream.core.seams import Done, Failed, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
@@ -32,6 +32,7 @@ from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
 from midstream.sim.promises import Promises
 from midstream.sim.reasons import Reasons
+from midstream.sim.signals import SimSignal
 from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
 from midstream.worker.slot import SlotMachine
@@ -53,7 +54,7 @@ _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure (\d+) times in a row without a checkpoint in between")
 
 
-MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage]], CheckedMachine]
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
 
 
 class Cluster:
@@ -72,6 +73,8 @@ class Cluster:
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
         self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
         """Called with what each slot of an attempt is told."""
+        self.released: Callable[[Driver, Slot], None] = lambda driver, slot: None
+        """Called when a driver lets a slot go."""
         self.failed: Callable[[Driver], None] = lambda driver: None
         """Called when an attempt has failed and another one is to follow."""
         self.network = network
@@ -176,7 +179,8 @@ class Driver:
         self.cluster = cluster
         self.plan = plan
         self.process = Process(world, name)
-        self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage)
+        stopped = SimSignal(world)
+        self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage, stopped)
         self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
         self.slots_gone = ""
         self._told = 0
@@ -278,6 +282,7 @@ class Driver:
     def release(self, slot: int) -> None:
         connection = self.connections.pop(slot, None)
         if connection is not None:
+            self.cluster.released(self, connection.slot)
             connection.release()
 
     def drop(self, slot: int) -> bool:
@@ -546,6 +551,7 @@ class Slot:
             transport=self.transport,
             open_storage=self.cluster.open_storage,
             send=self._send,
+            make_signal=partial(SimSignal, self._world),
             unpickle=self.cluster.unpickle,
         )
         self.machine.handle(welcome)

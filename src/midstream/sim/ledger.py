@@ -10,7 +10,7 @@ import pyarrow as pa
 from midstream.core.arrow_types import to_list
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, Staged
 
@@ -24,12 +24,16 @@ class LedgerSink(Sink):
         """Above 0: the writer takes about so many rows at a time, then pauses for `pause_s`."""
         self.pause_s = pause_s
 
+    def at(self, uid: str) -> LedgerSink:
+        """The sink of the operator with this uid."""
+        return self
+
     def writer(self, context: WriterContext) -> SinkWriter:
         self.outside.check_open(context)
         return _LedgerWriter(self, context)
 
-    def committer(self, job_id: str) -> Committer:
-        return _LedgerCommitter(self.outside)
+    def committer(self, context: CommitterContext) -> Committer:
+        return LedgerCommitter(self.outside)
 
     def newest_committed(self, output: Output) -> int:
         self.outside.world.io_point()
@@ -114,7 +118,7 @@ class _LedgerWriter(SinkWriter):
         self.rows = []
 
 
-class _LedgerCommitter(Committer):
+class LedgerCommitter(Committer):
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
 

@@ -36,6 +36,7 @@ from midstream.sim.reasons import Reasons
 from midstream.sim.recoveries import Recoveries
 from midstream.sim.rows import SOURCE_IDS, SPLIT_IDS, Outside, SimSource, Staged
 from midstream.sim.run import least_buffers
+from midstream.sim.slot_ledger import Calls
 from midstream.sim.trace import Kind, Trace, following_elements
 from midstream.sim.world import World
 from midstream.testing.simulated_job import Recorded, SimulatedJob, Unpickler
@@ -332,6 +333,9 @@ class _Run:
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self.recoveries = Recoveries()
+        self.has_checkpoints = True
+        self.calls = Calls(self.outside, has_storage=True)
+        self.calls.watch(self.cluster)
         self.looks = 0
         self._driver: Driver
         self._launches = 0

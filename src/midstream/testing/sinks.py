@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import cloudpickle
@@ -12,9 +13,10 @@ import pyarrow as pa
 
 from midstream.core.batches import conform
 from midstream.core.schemas import SchemaLike, as_schema
+from midstream.core.seams import Storage
 from midstream.inprocess.ends import table_rows
-from midstream.inprocess.loop import Loop
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.inprocess.loop import Loop, MemoryStorage
+from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.testing.inputs import as_batch
 
 Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
@@ -70,6 +72,8 @@ class _Place:
     sink: Sink
     read: Callable[[], Iterable[Mapping[str, Any]]]
     batch: pa.RecordBatch
+    storage: Storage = field(default_factory=MemoryStorage)
+    """Of the job's checkpoints."""
 
     @property
     def name(self) -> str:
@@ -96,10 +100,10 @@ class _Place:
             ) from error
 
     def writer(self, subtask: int = 0, attempt: int = 0) -> _Writer:
-        return _Writer(self.copy(), self.batch.schema, self.name, subtask, attempt)
+        return _Writer(self.copy(), self.batch.schema, self.name, subtask, attempt, self.storage)
 
     def committer(self) -> Committer | None:
-        return committer_of(self.copy())
+        return committer_of(self.copy(), self.storage)
 
     def part(self, number: int, of: int) -> pa.RecordBatch:
         rows = self.batch.num_rows
@@ -132,11 +136,11 @@ class _Place:
 class _Writer:
     """A writer with a loop of its own; every wait is run to its end."""
 
-    def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int) -> None:
+    def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int, storage: Storage) -> None:
         self._loop = Loop(1_700_000_000_000_000)
         self._name = name
         self._failures: list[BaseException] = []
-        self._writer = sink.writer(writer_context(schema, subtask, attempt, self._loop, self._failures.append))
+        self._writer = sink.writer(writer_context(schema, subtask, attempt, self._loop, self._failures.append, storage))
         if not isinstance(self._writer, SinkWriter):
             raise AssertionError(f"{name}.writer returned {self._writer!r}, not a SinkWriter")
 
@@ -172,7 +176,12 @@ class _Writer:
 
 
 def writer_context(
-    schema: pa.Schema, subtask: int, attempt: int, loop: Loop, fail: Callable[[BaseException], None]
+    schema: pa.Schema,
+    subtask: int,
+    attempt: int,
+    loop: Loop,
+    fail: Callable[[BaseException], None],
+    storage: Storage,
 ) -> WriterContext:
     return WriterContext(
         uid=UID,
@@ -183,11 +192,12 @@ def writer_context(
         schema=schema,
         executor=loop,
         fail=fail,
+        storage=storage,
     )
 
 
-def committer_of(sink: Sink) -> Committer | None:
-    return sink.committer(JOB)
+def committer_of(sink: Sink, storage: Storage) -> Committer | None:
+    return sink.committer(CommitterContext(UID, UID, JOB, storage, threading.Event()))
 
 
 def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
