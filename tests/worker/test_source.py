@@ -13,7 +13,7 @@ import pytest
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Mail
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.worker.source import SPLITS, Progress, SourceDriver
+from midstream.worker.source import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
 
 
 @dataclass
@@ -187,6 +187,72 @@ def test_closing_while_a_read_is_under_way_closes_the_reader_once() -> None:
         world.run_io()
     assert source.closed == ["0:30"]
     assert reader.failures == []
+
+
+class Visitors(Numbers):
+    """A split whose rows come late: `arrived` of them are there; two offsets go by without a row at every look in vain."""
+
+    arrived = 0
+
+    def open_split(self, split: Split) -> SplitReader:
+        return VisitorsReader(self, split)
+
+
+class VisitorsReader(NumbersReader):
+    def __init__(self, source: Visitors, split: Split) -> None:
+        super().__init__(source, split)
+        self._visitors = source
+        self._skipped = 0
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        if self._next < self._first + self._visitors.arrived:
+            got = super().read(rows_max)
+            assert got is not None
+            return got[0], got[1] + self._skipped
+        self._skipped += 2
+        return pa.RecordBatch.from_pydict({"n": []}, schema=self._visitors.schema), self._next + self._skipped
+
+
+def _ring(world: World) -> float:
+    """The one timer that is set; how long it was."""
+    ((when_s, mail),) = world.timers
+    took_s, world.time_s = round(when_s - world.time_s, 6), when_s
+    world.timers.clear()
+    mail()
+    return took_s
+
+
+def test_a_split_without_rows_for_now_is_asked_again_less_and_less_often_and_its_offset_moves_on() -> None:
+    world = World()
+    source = Visitors(blocking=True)
+    reader = Reader(source, world)
+    reader.give("0:100")
+    assert reader.run(3) is Progress.WAITING
+    rests_s = []
+    for _ in range(8):
+        assert not reader.driver.is_starved(0, world.time_s), "it is the input that has nothing"
+        rests_s.append(_ring(world))
+        world.run_io()
+    assert rests_s == sorted(rests_s) and rests_s[0] == REST_S_MIN and rests_s[-1] == REST_S_MAX
+    assert [split.offset for split in splits_of(reader.driver.snapshot("chunk"))] == [18]
+    source.arrived = 7
+    _ring(world)
+    world.run_io()
+    reader.run(2)
+    assert reader.rows == list(range(7))
+    assert _ring(world) == REST_S_MIN, "what has rows is asked again at once"
+
+
+def test_closing_while_a_split_rests_closes_its_reader_and_asks_no_more() -> None:
+    world = World()
+    source = Visitors(blocking=True)
+    reader = Reader(source, world)
+    reader.give("0:100")
+    reader.run(3)
+    assert world.timers
+    reader.driver.close()
+    world.run_io()
+    assert (world.timers, world.io, source.closed) == ([], [], ["0:100"])
 
 
 def test_stopping_ends_in_the_middle_of_a_split() -> None:

@@ -60,7 +60,10 @@ class DiscoveryContext:
 class SplitReader(ABC):
     @abstractmethod
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
-        """The next batch (at most `rows_max` rows, canonical types) and the offset to go on from after it; None at the end of the split."""
+        """The next batch (at most `rows_max` rows, canonical types) and the offset to go on from after it; None at the end of the split.
+
+        Of a `blocking` source a batch without rows says that there are none for now: it is asked again soon.
+        """
 
     def close(self) -> None: ...
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +38,9 @@ SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""
 BATCH_S = 0.1
 """A batch holds no more rows than those downstream take in so long: barriers wait behind whole batches."""
+REST_S_MIN = 0.004
+"""Before a split that had nothing for now is read again; twice as long each time that it still has nothing."""
+REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -69,6 +73,9 @@ class _Open:
     reading: bool = False
     ahead: tuple[pa.RecordBatch, int] | None = None
     at_end: bool = False
+    rest: Timer | None = None
+    """It had nothing for now, and is read again when this rings."""
+    rest_s: float = 0.0
 
 
 class SourceDriver(Splits):
@@ -193,6 +200,8 @@ class SourceDriver(Splits):
             self._timer.cancel()
         while self._open:
             current = self._open.popleft()
+            if current.rest is not None:
+                current.rest.cancel()
             if not current.reading:  # else the read's completion closes it
                 self._close_reader(current)
 
@@ -212,7 +221,7 @@ class SourceDriver(Splits):
 
     def is_starved(self, split: int, since_s: float) -> bool:
         current = next(current for current in self._open if current.number == split)
-        return not current.reading and current.turn_s < since_s
+        return not current.reading and current.rest is None and current.turn_s < since_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -263,7 +272,7 @@ class SourceDriver(Splits):
         """The next batch of the split if there is one now; its offset counts as emitted."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
-            if not current.reading and not current.at_end:
+            if not current.reading and not current.at_end and current.rest is None:
                 self._read_ahead(current)
         elif current.at_end:
             ahead = None
@@ -293,14 +302,27 @@ class SourceDriver(Splits):
                 if not self._closed:
                     self._fail(outcome.error)
                 return
-            current.reader, current.ahead = outcome.value
-            current.at_end = current.ahead is None
+            current.reader, ahead = outcome.value
             if self._closed:
                 self._close_reader(current)
+            elif ahead is not None and ahead[0].num_rows == 0:
+                self._let_rest(current, ahead[1])
             else:
+                current.ahead, current.at_end, current.rest_s = ahead, ahead is None, 0.0
                 self._wake()
 
         self._executor.submit(work, done)
+
+    def _let_rest(self, current: _Open, offset: int) -> None:
+        """The split has no rows for now; all that it had before are emitted, as a read begins when they are taken."""
+        assert current.ahead is None, current.split.id
+        current.split = msgspec.structs.replace(current.split, offset=offset)
+        current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
+        current.rest = self._executor.call_later(current.rest_s, partial(self._rested, current))
+
+    def _rested(self, current: _Open) -> None:
+        current.rest = None
+        self._read_ahead(current)
 
     def _close_reader(self, current: _Open) -> None:
         reader, current.reader = current.reader, None
