@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import Submission
+    from midstream.connectors.kafka import OnGap, Start, Stop, Topics
+    from midstream.connectors.kafka_client import OptionValue
+    from midstream.connectors.kafka_records import KafkaFormat, OnBadRecord
     from midstream.coordinator.events import NewerOutput
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
@@ -180,6 +183,48 @@ class Environment:
             rows_per_s=rows_per_s,
         )
         return self._begin("files", source)
+
+    @located
+    def read_kafka(
+        self,
+        servers: str | Sequence[str],
+        topics: Topics,
+        *,
+        format: KafkaFormat = "json",
+        schema: SchemaLike | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        metadata: Mapping[str, str] | Sequence[str] = (),
+        on_gap: OnGap = "fail",
+        on_bad_record: OnBadRecord = "fail",
+        options: Mapping[str, OptionValue] | None = None,
+        interval: Duration = "30 s",
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Topics of Kafka: a name, a list, or a compiled pattern; without `stop` for ever. See KafkaSource.
+
+        `format`: "json" with a `schema`, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
+        headers as columns. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
+        topics and partitions are looked for. `rows_per_s`: of all subtasks together.
+        """
+        from midstream.connectors.kafka import KafkaSource
+
+        source = KafkaSource(
+            servers,
+            topics,
+            format=format,
+            schema=None if schema is None else as_schema(schema, "read_kafka"),
+            start=start,
+            stop=stop,
+            metadata=metadata,
+            on_gap=on_gap,
+            on_bad_record=on_bad_record,
+            options=options,
+            interval=interval,
+            rows_per_s=rows_per_s,
+        )
+        check_shippable(source, "read_kafka")
+        return self._begin("kafka", source)
 
     @located
     def from_collection(

@@ -41,7 +41,7 @@ _SAMPLE_BYTES: Final = 32 * 2**20
 _ROW_BITS: Final = 24
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 """Of an offset: rows within a block, which has fewer bytes than these bits can count."""
-_ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
+ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _BOM: Final = b"\xef\xbb\xbf"
 _END_TEXT: Final = "end of the block"
@@ -111,7 +111,7 @@ class TextReader(SplitReader):
                 check_names(self._names, wanted, path)
                 self._parse = _csv_parser(csv, wanted, self._names)
             else:
-                self._parse = _jsonl_parser(wanted)
+                self._parse = jsonl_parser(wanted)
             self._lines = Lines(
                 self._file, self._quotes, stack, begin=begin, position=self._block_start, first=first, last=last
             )
@@ -185,7 +185,7 @@ class TextReader(SplitReader):
             found = msgspec.json.decode(data[begins[bad - 1] : begins[bad]], type=dict[str, Any])
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
-        return begins[bad - 1], _ROW_NUMBER.sub("", text)
+        return begins[bad - 1], ROW_NUMBER.sub("", text)
 
     def close(self) -> None:
         self._rest = None
@@ -229,7 +229,8 @@ def _csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[
     return parsed
 
 
-def _jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
+def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
+    """Parses lines of JSON. Raises ArrowException."""
     as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
     parse = pyarrow.json.ParseOptions(
         explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
@@ -271,18 +272,21 @@ def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
     return table
 
 
-def check_types(schema: pa.Schema, format: TextFormat, csv: CsvOptions) -> None:
+def check_types(
+    schema: pa.Schema, format: TextFormat, csv: CsvOptions | None = None, *, who: str = "FileSource"
+) -> None:
     """Raises SchemaError naming the first column whose type cannot be read from text."""
+    csv = csv or CsvOptions()
     for field in schema:
         only = Wanted(pa.schema([field]), declared=True)
         try:
             if format == "csv":
                 _csv_parser(csv, only, [field.name])(b'"x"\n')
             else:
-                _jsonl_parser(only)(b"{}\n")
+                jsonl_parser(only)(b"{}\n")
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(
-                f"FileSource: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
+                f"{who}: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
             ) from error
         except pa.ArrowInvalid:
             pass  # "x" is no value of most types

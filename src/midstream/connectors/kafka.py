@@ -1,0 +1,489 @@
+"""Kafka topics as a source: each partition is a split, whose offset is that of the next record.
+
+A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose
+rebalances could move partitions or offsets behind the job's back. Offsets are in the job's checkpoints; they
+are committed to a group, for those who watch its lag, only where the user names one, and are not read from there
+but for a start that asks for it.
+
+Offsets have gaps where transactions were aborted, topics are compacted, and where transactions end; so
+nothing is counted by them. The end of a partition that is read up to an offset is told by the broker's word that
+it has no more, since the last offsets before it may be without a record.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_records import KafkaFormat, OnBadRecord, RecordParser
+from midstream.core.config import Duration, interval_s, is_whole
+from midstream.core.errors import ConfigError, StorageError
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message
+
+Topics: TypeAlias = str | Sequence[str] | re.Pattern[str]
+Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime | Mapping[int, int]
+Stop: TypeAlias = Literal["latest"] | datetime
+OnGap: TypeAlias = Literal["fail", "skip"]
+
+_OURS: Final = {
+    "enable.auto.commit": "offsets are in the job's checkpoints, and are committed to the group of 'group.id' after them",
+    "enable.auto.offset.store": "offsets are in the job's checkpoints",
+    "auto.offset.reset": "say start= and on_gap=",
+    "enable.partition.eof": "the source needs it",
+    "isolation.level": "only committed records are read",
+    "group.instance.id": "partitions are assigned by the job, not by a group",
+    "group.protocol": "partitions are assigned by the job, not by a group",
+    "partition.assignment.strategy": "partitions are assigned by the job, not by a group",
+    "error_cb": "the source needs it",
+}
+_NO_GROUP: Final = "midstream"
+"""librdkafka wants a name; without commits and joins the broker has no such group."""
+_PREFETCH: Final = {"queued.max.messages.kbytes": 16_384, "queued.min.messages": 20_000, "fetch.wait.max.ms": 100}
+"""Per partition, unless the user says otherwise."""
+_RECORDS_MAX: Final = 50_000
+"""In one batch: each is a Python object for a moment."""
+_SIDE_BY_SIDE: Final = 100_000
+"""Partitions never end, so a subtask reads all that it is given, and has a request open for the next one."""
+_log = logging.getLogger(__name__)
+
+
+class _Partition(msgspec.Struct, frozen=True, array_like=True):
+    """The payload of a split. A split at offset 0 has not begun: then it begins at `start`."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int | None = None
+    """Records from here on are not read; None: without end."""
+    from_earliest: bool = False
+    """It begins wherever the broker's records do when it is opened; `start` is where that was."""
+
+
+class _Found(msgspec.Struct, frozen=True, array_like=True):
+    """The position: how many partitions of each topic are splits already. `begun`: the first look has been taken."""
+
+    begun: bool = False
+    partitions: dict[str, int] = {}
+
+
+class KafkaSource(Source):
+    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
+
+    `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that whole
+    names match; new topics of it, and new partitions of any, are found every `interval`, and read from their
+    beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "bytes" or "text" (one column
+    `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
+    topic, partition, offset, timestamp, key, headers; a dict gives them other names.
+    `start`: "earliest", "latest", "group" (what the group of `group.id` has committed, else the earliest), a
+    datetime (the first record that is not older), or of one topic an offset for each partition. `stop`:
+    "latest" (what is there and committed when the job starts) or a datetime (up to the first record that is not
+    older); None: never.
+    `on_gap`: what becomes of offsets that the broker does not have any more: "fail", or "skip" to go on behind them.
+    `on_bad_record`: "fail", or "drop" to leave out what is not of the format, with a word in the log.
+    `options`: librdkafka's, for example security; `env:NAME` and `file:/path` stand for what is there where the
+    job connects. With `group.id` offsets are committed after each checkpoint, for tools that show lag.
+
+    Raises ConfigError or SchemaError for arguments here; for the cluster, when the job starts.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        topics: Topics,
+        *,
+        format: KafkaFormat = "json",
+        schema: pa.Schema | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        metadata: Mapping[str, str] | Sequence[str] = (),
+        on_gap: OnGap = "fail",
+        on_bad_record: OnBadRecord = "fail",
+        options: Mapping[str, OptionValue] | None = None,
+        interval: Duration = "30 s",
+        rows_per_s: float | None = None,
+    ) -> None:
+        self._topics = _checked_topics(topics)
+        self._where = f"KafkaSource of {_topics_text(self._topics)}"
+        self._connection = Connection(servers, options, _OURS, self._where)
+        self._parser = RecordParser(format, schema, metadata, on_bad_record, self._where)
+        self.schema = self._parser.schema
+        if on_gap not in ("fail", "skip"):
+            raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
+        self._on_gap: OnGap = on_gap
+        self._group = self._connection.option("group.id")
+        self._start = _checked_start(start, self._topics, self._group, self._where)
+        if not (stop is None or stop == "latest" or _is_time(stop)):
+            raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
+        self._stop = stop
+        self.bounded = stop is not None
+        self.discovery_interval_s = interval_s(interval, "interval")
+        check_rate(rows_per_s, self._where)
+        self.rows_per_s = rows_per_s
+        self._first: dict[str, list[_Partition]] | None = None
+        self._consumer: Consumer | None = None
+        self._silence = Silence(self._where, self._connection.servers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_first": None, "_consumer": None}  # they are the driver's
+
+    def splits_per_reader(self, parallelism: int) -> int:
+        return _SIDE_BY_SIDE
+
+    # ---- on the driver ----
+
+    def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
+        """Raises StorageError when no broker answers, ConfigError for a topic that is not there or may not be read."""
+        found = self._partitions()
+        if not found and self.bounded:
+            raise ConfigError(f"{self._where}: no topic matches; a job with stop= reads what is there when it starts")
+        if isinstance(self._start, Mapping) and not restoring:
+            ((topic, partitions),) = found.items()
+            if set(self._start) != set(range(partitions)):
+                raise ConfigError(
+                    f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {topic!r} has "
+                    f"{_listed(range(partitions))}; give one for each"
+                )
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        known = _Found() if position is None else decoded(position, _Found, self._where)
+        try:
+            if not known.begun:
+                if self._first is None:
+                    self._first = (
+                        self._first_found()
+                    )  # remembered: asked again it must be the same, and "latest" is not
+                found = self._first
+            else:
+                found = self._newly_found(known)
+        except StorageError as error:
+            # Readers wait for brokers that are gone, and so does this.
+            _log.warning("%s: cannot look for partitions now, and will try again: %s", self._where, error)
+            return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
+        partitions = {**known.partitions, **{topic: parts[-1].partition + 1 for topic, parts in found.items() if parts}}
+        splits = tuple(
+            Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
+            for parts in found.values()
+            for part in parts
+            if part.stop is None or part.start < part.stop
+        )
+        return Discovery(splits, msgspec.msgpack.encode(_Found(True, partitions)), exhausted=self.bounded)
+
+    def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
+        from confluent_kafka import TopicPartition
+
+        if self._group is None or not unfinished:
+            return
+        offsets = []
+        for split in unfinished:
+            part = decoded(split.payload, _Partition, self._where)
+            offsets.append(TopicPartition(part.topic, part.partition, split.offset or part.start))
+        with explained(f"{self._where}: cannot commit offsets to group {self._group!r}"):
+            done = self._client().commit(offsets=offsets, asynchronous=False)
+        for each in done or ():
+            if each.error is not None:
+                raise StorageError(
+                    f"{self._where}: offsets of topic {each.topic!r}, partition {each.partition} cannot be committed to group "
+                    f"{self._group!r}: {each.error.str()}"
+                )
+
+    def close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _client(self) -> Consumer:
+        """The driver's: it reads nothing."""
+        if self._consumer is None:
+            self._consumer = self._new_consumer(self._silence)
+        return self._consumer
+
+    def _partitions(self) -> dict[str, int]:
+        """Topics and how many partitions each has, by name."""
+        if isinstance(self._topics, re.Pattern):
+            matches = self._topics.fullmatch
+            there = sorted(self._listed(None).items())
+            return {name: count for name, count in there if matches(name) and not name.startswith("__")}
+        return {name: self._listed(name)[name] for name in self._topics}
+
+    def _listed(self, topic: str | None) -> dict[str, int]:
+        consumer = self._client()
+        try:
+            with explained(f"{self._where}: no word from {self._connection.servers}"):
+                metadata = consumer.list_topics(topic, ANSWER_S) if topic else consumer.list_topics(timeout=ANSWER_S)
+        except StorageError:
+            consumer.poll(0)  # lets the callback hear why
+            self._silence.looked(False)
+            raise
+        if topic:
+            error = metadata.topics[topic].error
+            if error is not None:
+                raise _topic_error(error, topic, self._where)
+        return {name: len(found.partitions) for name, found in metadata.topics.items() if found.error is None}
+
+    def _first_found(self) -> dict[str, list[_Partition]]:
+        counts = self._partitions()
+        places = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
+        starts = self._offsets(places, self._start)
+        stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
+        found: dict[str, list[_Partition]] = {topic: [] for topic in counts}
+        for place in places:
+            start, stop = starts[place], stops[place]
+            found[place[0]].append(_Partition(*place, start, stop, self._start == "earliest"))
+        return found
+
+    def _newly_found(self, known: _Found) -> dict[str, list[_Partition]]:
+        """What came into being while the job ran is read from its beginning."""
+        return {
+            topic: [_Partition(topic, new, 0, None, True) for new in range(known.partitions.get(topic, 0), count)]
+            for topic, count in self._partitions().items()
+            if count > known.partitions.get(topic, 0)
+        }
+
+    def _offsets(self, places: list[tuple[str, int]], when: Start | Stop) -> dict[tuple[str, int], int]:
+        """Of committed records. A time later than all of them is the end."""
+        from confluent_kafka.admin import OffsetSpec
+
+        if isinstance(when, Mapping):
+            return {place: when[place[1]] for place in places}
+        earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()
+        if when == "group":
+            committed = self._committed(places)
+            first = self._ask([place for place in places if place not in committed], earliest)
+            return {**first, **committed}
+        if isinstance(when, datetime):
+            found = self._ask(places, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
+            later = self._ask([place for place, offset in found.items() if offset < 0], latest)
+            return {**found, **later}
+        return self._ask(places, earliest if when == "earliest" else latest)
+
+    def _committed(self, places: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        from confluent_kafka import TopicPartition
+
+        with explained(f"{self._where}: what group {self._group!r} has committed is not to be had"):
+            found = self._client().committed([TopicPartition(*place) for place in places], timeout=ANSWER_S)
+        return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
+
+    def _ask(self, places: list[tuple[str, int]], spec: Any) -> dict[tuple[str, int], int]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        if not places:
+            return {}
+        with made(self._where):
+            admin = AdminClient(self._admin_config())
+        with explained(f"{self._where}: the offsets of its partitions are not to be had"):
+            asked = admin.list_offsets(
+                {TopicPartition(*place): spec for place in places},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ANSWER_S,
+            )
+            return {(at.topic, at.partition): answer.result().offset for at, answer in asked.items()}
+
+    def _admin_config(self) -> dict[str, Any]:
+        """Of the options those of a consumer alone would be warned about."""
+        config = self._connection.config({"error_cb": self._silence.heard})
+        return {name: value for name, value in config.items() if name not in ("group.id", *_PREFETCH)}
+
+    # ---- on the subtasks ----
+
+    def open_split(self, split: Split) -> SplitReader:
+        part = decoded(split.payload, _Partition, self._where)
+        return _PartitionReader(self, part, split.offset)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        part = decoded(split.payload, _Partition, self._where)
+        return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
+
+    def _new_consumer(self, silence: Silence) -> Consumer:
+        from confluent_kafka import Consumer
+
+        config = {
+            "group.id": _NO_GROUP,
+            **_PREFETCH,
+            **self._connection.config(
+                {
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "error",
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_committed",
+                    "error_cb": silence.heard,
+                }
+            ),
+        }
+        with made(self._where):
+            return Consumer(config, logger=_log)
+
+
+class _PartitionReader(SplitReader):
+    def __init__(self, source: KafkaSource, part: _Partition, offset: int) -> None:
+        self._source = source
+        self._part = part
+        self._where = _where(part)
+        self._next = offset or part.start
+        self._silence = Silence(self._where, source._connection.servers)
+        with ExitStack() as stack:
+            self._consumer = source._new_consumer(self._silence)
+            stack.callback(self._consumer.close)
+            self._assign(None if part.from_earliest and not offset else self._next)
+            stack.pop_all()
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        """Never waits: what has come is taken. Raises SchemaError (bad records), ConfigError (a gap), StorageError."""
+        stop = self._part.stop
+        if stop is not None and self._next >= stop:
+            return None
+        with explained(self._where):
+            messages = self._consumer.consume(min(rows_max, _RECORDS_MAX), 0)
+        self._silence.looked(bool(messages))
+        good = [message for message in messages if message.error() is None]
+        for message in messages if len(good) < len(messages) else ():
+            error = message.error()
+            if error is not None:
+                self._take_note(error, message)
+        if stop is not None and good and self._offset(good[-1]) >= stop:
+            good = [message for message in good if self._offset(message) < stop]
+            self._next = max(self._next, stop)
+        if good:
+            self._next = max(self._next, self._offset(good[-1]) + 1)
+        return self._source._parser.rows(good, self._where), self._next
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _assign(self, offset: int | None) -> None:
+        from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+        at = OFFSET_BEGINNING if offset is None else offset
+        with explained(self._where):
+            self._consumer.assign([TopicPartition(self._part.topic, self._part.partition, at)])
+
+    def _take_note(self, error: KafkaError, message: Message) -> None:
+        """What a broker says beside records: the end for now, a gap, or that it will not."""
+        from confluent_kafka import KafkaError as Codes
+
+        match error.code():
+            case Codes._PARTITION_EOF:
+                self._next = max(self._next, self._offset(message))
+            case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
+                self._meet_gap()
+            case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
+                raise self._gone()
+            case Codes.TOPIC_AUTHORIZATION_FAILED | Codes.GROUP_AUTHORIZATION_FAILED:
+                raise ConfigError(f"{self._where}: may not be read: {error.str()}")
+            case _ if error.retriable() or error.code() in (
+                Codes._TRANSPORT,
+                Codes._ALL_BROKERS_DOWN,
+                Codes._TIMED_OUT,
+            ):
+                self._silence.heard(error)
+            case _:
+                raise StorageError(f"{self._where}: reading behind offset {self._next} failed: {error.str()}")
+
+    def _meet_gap(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        at = TopicPartition(self._part.topic, self._part.partition)
+        with explained(f"{self._where}: which offsets there are is not to be had"):
+            try:
+                there = self._consumer.get_watermark_offsets(at, timeout=ANSWER_S)
+            except KafkaException as error:
+                if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+                    raise self._gone() from error
+                raise
+        if there is None:
+            raise StorageError(f"{self._where}: no word from a broker of which offsets there are")
+        low, high = there
+        has = f"the broker has {low} to {high - 1}" if high > low else f"the broker has none before {high}"
+        if self._next > high:
+            raise ConfigError(
+                f"{self._where}: reading was to go on at offset {self._next}, and {has}; the topic was made anew, or brokers "
+                "have lost records. What it has now is not what was read before: start with --fresh"
+            )
+        if self._next >= low:
+            self._assign(self._next)  # it was there again, or always
+            return
+        if self._source._on_gap == "fail":
+            raise ConfigError(
+                f"{self._where}: reading was to go on at offset {self._next}, and {has}: {low - self._next} offsets were "
+                "deleted before they were read, as the topic's retention says or by somebody. on_gap='skip' goes on without them"
+            )
+        _log.warning("%s: offsets %d to %d are gone; going on without them (on_gap)", self._where, self._next, low - 1)
+        self._next = low
+        self._assign(low)
+
+    def _gone(self) -> ConfigError:
+        return ConfigError(
+            f"{self._where}: is gone since the job began to read it, at offset {self._next}; have the topic back, or "
+            "start without it and with --fresh"
+        )
+
+    @staticmethod
+    def _offset(message: Message) -> int:
+        return int(message.offset())
+
+
+def _where(part: _Partition) -> str:
+    return f"topic {part.topic!r}, partition {part.partition}"
+
+
+def _topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
+    from confluent_kafka import KafkaError as Codes
+
+    if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
+        return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
+    if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
+        return ConfigError(f"{where}: topic {topic!r} may not be read: {error.str()}")
+    if error.code() == Codes.TOPIC_EXCEPTION:
+        return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
+    return StorageError(f"{where}: topic {topic!r}: {error.str()}")
+
+
+def _checked_topics(topics: Topics) -> tuple[str, ...] | re.Pattern[str]:
+    if isinstance(topics, re.Pattern):
+        return topics
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"KafkaSource: topics={topics!r} is neither a name, nor a list of them, nor re.compile(…)")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"KafkaSource: topics={topics!r} names one twice")
+    return names
+
+
+def _topics_text(topics: tuple[str, ...] | re.Pattern[str]) -> str:
+    return f"topics {topics.pattern!r}" if isinstance(topics, re.Pattern) else ", ".join(topics)
+
+
+def _checked_start(start: Start, topics: tuple[str, ...] | re.Pattern[str], group: object, where: str) -> Start:
+    if isinstance(start, Mapping):
+        if isinstance(topics, re.Pattern) or len(topics) != 1:
+            raise ConfigError(f"{where}: start= with offsets is for one topic; read each by a source of its own")
+        if not start or not all(is_whole(key) and is_whole(value) for key, value in start.items()):
+            raise ConfigError(f"{where}: start={start!r} is not a dict of partitions to offsets")
+        return dict(start)
+    if start == "group" and group is None:
+        raise ConfigError(f"{where}: start='group' needs the group: options={{'group.id': …}}")
+    if start not in ("earliest", "latest", "group") and not _is_time(start):
+        raise ConfigError(
+            f"{where}: start {start!r} is not 'earliest', 'latest', 'group', a datetime with a time zone, or a dict of offsets"
+        )
+    return start
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, datetime) and value.tzinfo is not None
+
+
+def _listed(numbers: Mapping[int, int] | range) -> str:
+    return ", ".join(map(str, sorted(numbers)))

@@ -1,0 +1,185 @@
+"""How sources and sinks reach a Kafka cluster: the user's options, their secrets, and what goes wrong on the way.
+
+Options are librdkafka's. A value `env:NAME` or `file:/path` stands for what is in that variable or file of
+the process that connects: it is read there, when it connects, and is nowhere else. No message shows a value.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from midstream.connectors.extras import require
+from midstream.core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+OptionValue: TypeAlias = str | int | float | bool | Callable[..., Any]
+ANSWER_S: Final = 15.0
+"""So long a broker may take for an answer."""
+_SILENCE_S: Final = 5.0
+"""Brokers that have been gone for so long are worth a word."""
+_CALLBACKS: Final = ("oauth_cb",)
+_OURS: Final = {
+    "bootstrap.servers": "give it as servers=",
+    "metadata.broker.list": "give it as servers=",
+    "client.rack.id": "the option is client.rack",
+}
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """Where a cluster is, and how to get in. Pickles; shows nobody what the options are."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        options: Mapping[str, OptionValue] | None,
+        ours: Mapping[str, str],
+        who: str,
+    ) -> None:
+        """`ours`: options that the user may not set, each with what to do instead."""
+        require("confluent_kafka", "kafka", who)
+        listed = [servers] if isinstance(servers, str) else list(servers)
+        if not listed or not all(isinstance(each, str) and each.strip() for each in listed):
+            raise ConfigError(
+                f"{who}: servers={servers!r} names no broker; write for example 'kafka-1:9092,kafka-2:9092'"
+            )
+        self.servers = ",".join(listed)
+        self._who = who
+        self._options = dict(options or {})
+        for name, value in self._options.items():
+            reason = {**_OURS, **ours}.get(name)
+            if reason is not None:
+                raise ConfigError(f"{who}: option {name!r} is not for the user to set: {reason}")
+            if name in _CALLBACKS and callable(value):
+                continue
+            if name.endswith("_cb") or name == "logger" or not isinstance(value, (str, int, float)):
+                raise ConfigError(
+                    f"{who}: option {name!r} is a {type(value).__name__}; options are text, numbers and booleans, "
+                    f"and of functions {', '.join(_CALLBACKS)}"
+                )
+
+    def __repr__(self) -> str:
+        return f"Connection({self.servers!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Connection) and (self.servers, self._options) == (other.servers, other._options)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def option(self, name: str) -> OptionValue | None:
+        """As the user gave it."""
+        return self._options.get(name)
+
+    def config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """For a client in this process; `ours` go before the user's. Raises ConfigError for a secret that is not there."""
+        found = {name: self._resolved(name, value) for name, value in self._options.items()}
+        defaults = {"client.id": "midstream", "bootstrap.servers": self.servers}
+        return {**defaults, **found, **ours}
+
+    def _resolved(self, name: str, value: OptionValue) -> OptionValue:
+        if not isinstance(value, str):
+            return value
+        kind, colon, rest = value.partition(":")
+        if not colon or kind not in ("env", "file"):
+            return value
+        if kind == "env":
+            if rest not in os.environ:
+                raise ConfigError(
+                    f"{self._who}: option {name!r} is to come from the environment variable {rest!r}, which is not set in "
+                    f"the process {os.getpid()} that connects; set it on the driver and wherever slots run"
+                )
+            return os.environ[rest]
+        try:
+            return Path(rest).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self._who}: option {name!r} is to come from the file {rest!r}, which cannot be read where the job "
+                f"connects ({type(error).__name__}); put it on the driver's machine and wherever slots run"
+            ) from None
+
+
+class Silence:
+    """Hears of brokers that are gone (`error_cb`), and says so in the log, once per silence.
+
+    librdkafka calls it from inside of calls of ours, so there is one thread.
+    """
+
+    def __init__(self, where: str, servers: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._servers = servers
+        self._now_s = now_s
+        self._since_s: float | None = None
+        self._is_said = False
+        self._why = ""
+        self._refused = ""
+
+    def heard(self, error: KafkaError) -> None:
+        """The callback."""
+        from confluent_kafka import KafkaError as Codes
+
+        if error.code() == Codes._AUTHENTICATION:
+            self._refused = error.str()
+        elif error.code() in (Codes._ALL_BROKERS_DOWN, Codes._TRANSPORT, Codes._RESOLVE, Codes._SSL):
+            self._why = error.str()
+            if self._since_s is None:
+                self._since_s = self._now_s()
+
+    def looked(self, heard_from_broker: bool) -> None:
+        """After each look for news. Raises StorageError when the cluster refuses the user."""
+        if self._refused:
+            raise StorageError(f"{self._where}: {self._servers} refuses the user: {self._refused}")
+        if self._since_s is None:
+            return
+        gone_s = self._now_s() - self._since_s
+        if heard_from_broker:
+            if self._is_said:
+                _log.warning("%s: %s answers again after %.0f s; going on", self._where, self._servers, gone_s)
+            self._since_s, self._is_said = None, False
+        elif gone_s >= _SILENCE_S and not self._is_said:
+            self._is_said = True
+            _log.warning("%s: %s does not answer; waiting (%s)", self._where, self._servers, self._why)
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """What Kafka's client raises becomes an error of ours: ConfigError for what no second try mends."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    fatal = {
+        KafkaError._INVALID_ARG,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+    }
+    try:
+        yield
+    except KafkaException as error:
+        kind = ConfigError if error.args[0].code() in fatal else StorageError
+        raise kind(f"{where}: {error.args[0].str()}") from error
+
+
+@contextmanager
+def made(where: str) -> Iterator[None]:
+    """Around making a client: an option that is not librdkafka's, or has a value that it does not take."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise ConfigError(
+            f"{where}: {error.args[0].str()}; options are those of librdkafka's CONFIGURATION.md"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}; options are those of librdkafka's CONFIGURATION.md") from None

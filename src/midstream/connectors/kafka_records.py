@@ -1,0 +1,198 @@
+"""Kafka's records as rows: values parsed a batch at a time, and columns that say where each row came from.
+
+JSON follows the rules of the JSON-lines reader, as it is that reader: each value becomes one line of a text.
+For that to be one row each, a value must be one object. It is, if it begins and ends with a brace, if it has no
+line end in it (outside of text, where a line end would not be JSON, one is replaced), and if there are as many rows
+as values: an object that went on in the next value would have a brace behind a line end where JSON has none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.connectors.formats import Wanted, check_columns
+from midstream.connectors.text import ROW_NUMBER, check_types, jsonl_parser
+from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.errors import ConfigError, SchemaError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+KafkaFormat: TypeAlias = Literal["json", "bytes", "text"]
+OnBadRecord: TypeAlias = Literal["fail", "drop"]
+FORMATS: Final = ("json", "bytes", "text")
+VALUE: Final = "value"
+HEADERS: Final = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
+METADATA: Final[Mapping[str, pa.DataType]] = {
+    "topic": pa.large_string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "key": pa.large_binary(),
+    "headers": HEADERS,
+}
+_SPACE: Final = b" \t\r\n"
+_log = logging.getLogger(__name__)
+
+
+class RecordParser:
+    """`schema` is what comes out: the columns of the values, then those of `metadata` (what: name of the column)."""
+
+    def __init__(
+        self,
+        format: KafkaFormat,
+        schema: pa.Schema | None,
+        metadata: Mapping[str, str] | Sequence[str],
+        on_bad_record: OnBadRecord,
+        who: str,
+    ) -> None:
+        if format not in FORMATS:
+            raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(FORMATS)}")
+        if on_bad_record not in ("fail", "drop"):
+            raise ConfigError(f"{who}: on_bad_record {on_bad_record!r} is not one of fail, drop")
+        if isinstance(metadata, str):
+            raise ConfigError(f"{who}: metadata={metadata!r} is text; give a list: metadata=[{metadata!r}]")
+        self.metadata = dict(metadata) if isinstance(metadata, Mapping) else {what: what for what in metadata}
+        for what in self.metadata:
+            if what not in METADATA:
+                raise ConfigError(f"{who}: metadata {what!r} is not one of {', '.join(METADATA)}")
+        self._format = format
+        self._drop = on_bad_record == "drop"
+        self._wanted = _wanted(format, schema, who)
+        self._parse: Callable[[bytes], pa.Table] | None = None
+        fields = [*self._wanted.schema, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
+        self.schema = pa.schema(fields)
+        check_columns(self.schema, who)
+        self.dropped = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parse": None}
+
+    def rows(self, messages: Sequence[Message], where: str) -> pa.RecordBatch:
+        """A row per message, but for bad ones that are dropped. Raises SchemaError naming the first that is bad."""
+        values: list[bytes | None] = [message.value() for message in messages]
+        bad: list[int] = []
+        pieces = self._pieces(messages, values, 0, where, bad)
+        if bad:
+            is_bad = set(bad)
+            messages = [message for index, message in enumerate(messages) if index not in is_bad]
+        columns = (
+            [
+                pa.concat_arrays([piece.column(index) for piece in pieces])
+                if len(pieces) != 1
+                else pieces[0].column(index)
+                for index in range(len(self._wanted.schema))
+            ]
+            if pieces
+            else [pa.array([], field.type) for field in self._wanted.schema]
+        )
+        columns += [_metadata(what, messages) for what in self.metadata]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _pieces(
+        self, messages: Sequence[Message], values: list[bytes | None], first: int, where: str, bad: list[int]
+    ) -> list[pa.RecordBatch]:
+        """The rows of `values`, which begin at message `first`; halved until what is bad stands alone."""
+        if not values:
+            return []
+        try:
+            return [self._parsed(values, where)]
+        except pa.ArrowException as error:
+            if len(values) == 1:
+                self._found_bad(messages[first], where, ROW_NUMBER.sub("", str(error)))
+                bad.append(first)
+                return []
+        middle = len(values) // 2
+        pieces = self._pieces(messages, values[:middle], first, where, bad)
+        return pieces + self._pieces(messages, values[middle:], first + middle, where, bad)
+
+    def _found_bad(self, message: Message, where: str, text: str) -> None:
+        place = f"{where}, offset {message.offset()}"
+        if not self._drop:
+            raise SchemaError(
+                f"{place}: the record's value is not {self._format} of the declared columns: {text}; declare other types in "
+                "schema=, or have on_bad_record='drop' leave such records out"
+            )
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+            _log.warning(
+                "%s: dropped, as it is not %s: %s (record %d that is)", place, self._format, text, self.dropped
+            )
+
+    def _parsed(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+        if self._format == "json":
+            return self._json(values, where)
+        array = pa.array(values, pa.large_binary())
+        if self._format == "text":
+            array = array.cast(pa.large_string())
+            array.validate(full=True)
+        return pa.RecordBatch.from_arrays([array], schema=self._wanted.schema)
+
+    def _json(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+        if self._parse is None:
+            self._parse = jsonl_parser(self._wanted)
+        table = self._parse(_as_lines(values))
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid("JSON parse error: more than one value in a record")
+        return conform(single_batch(table), self._wanted.schema, where)
+
+
+def _wanted(format: KafkaFormat, schema: pa.Schema | None, who: str) -> Wanted:
+    if format != "json":
+        if schema is not None:
+            raise ConfigError(
+                f"{who}: schema= is for format='json'; {format} gives one column {VALUE!r}, and metadata= more of them"
+            )
+        kind = pa.large_binary() if format == "bytes" else pa.large_string()
+        return Wanted(pa.schema([(VALUE, kind)]), declared=True)
+    if schema is None:
+        raise ConfigError(f"{who}: format='json' needs schema=, the columns to read and their types")
+    check_columns(schema, f"{who}: the declared schema")
+    canonical = canonical_schema(schema)
+    check_types(canonical, "jsonl", who=who)
+    return Wanted(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
+
+
+def _as_lines(values: list[bytes | None]) -> bytes:
+    """Each value as one line; a record without a value has none of the columns. Raises ArrowInvalid for what is no object."""
+    lines = [b"{}" if value is None else value for value in values]
+    array = pa.array(lines, pa.large_binary())
+    if not pc.all(pc.and_(pc.starts_with(array, "{"), pc.ends_with(array, "}"))).as_py():
+        lines = [line.strip(_SPACE) for line in lines]
+        if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+            raise pa.ArrowInvalid("JSON parse error: not an object")
+    text = b"\n".join(lines)
+    if text.count(b"\n") == len(lines) - 1 and b"\r" not in text:
+        return text
+    return b"\n".join(map(_one_line, lines))
+
+
+def _one_line(line: bytes) -> bytes:
+    """In JSON a line end is only between values, where a blank is the same."""
+    if b"\n" not in line and b"\r" not in line:
+        return line
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
+    return line.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _metadata(what: str, messages: Sequence[Message]) -> pa.Array:
+    kind = METADATA[what]
+    if what == "timestamp":
+        times = [message.timestamp() for message in messages]
+        return pa.array([ms if known else None for known, ms in times], pa.int64()).cast(kind)
+    if what == "headers":
+        return pa.array([_headers(message) for message in messages], kind)
+    return pa.array([getattr(message, what)() for message in messages], kind)
+
+
+def _headers(message: Message) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in message.headers() or ()]
