@@ -218,22 +218,21 @@ class Kafka:
             }
         )
         messages: list[Any] = []
+        left = set(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
+
+        def read_on() -> bool:
+            while got := consumer.consume(10_000, 0):
+                for message in got:
+                    if message.error() is None:
+                        messages.append(message)
+                    else:
+                        assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                        left.discard(message.partition())
+            return not left
+
         try:
-            for partition in self.admin.list_topics(topic, timeout=10).topics[topic].partitions:
-                consumer.assign([TopicPartition(topic, partition, 0)])
-                at_end = False
-
-                def read_on() -> bool:
-                    nonlocal at_end
-                    for message in consumer.consume(10_000, 0.2):
-                        if message.error() is None:
-                            messages.append(message)
-                        else:
-                            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                            at_end = True
-                    return at_end
-
-                until(f"the end of partition {partition}", read_on)
+            until(f"the ends of {topic}", read_on)
         finally:
             consumer.close()
-        return messages
+        return sorted(messages, key=lambda message: (message.partition(), message.offset()))

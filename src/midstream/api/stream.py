@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
     from midstream.api.keyed import KeyedStream, WindowedStream
+    from midstream.connectors.kafka_client import OptionValue
+    from midstream.connectors.kafka_records import KafkaFormat
+    from midstream.connectors.kafka_sink import Guarantee
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +354,37 @@ class DataStream(Handle):
             filesystem=filesystem,
         )
         return self._end("delta", sink)
+
+    @located
+    def write_kafka(
+        self,
+        servers: str | Sequence[str],
+        topic: str,
+        *,
+        guarantee: Guarantee,
+        format: KafkaFormat = "json",
+        key: str | None = None,
+        headers: str | None = None,
+        partition: str | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+    ) -> StreamSink:
+        """Every row at least once into a topic of Kafka (`guarantee="at_least_once"`, the only one yet). See KafkaSink.
+
+        `key`, `headers`, `partition`: columns. `options`: librdkafka's, such as those of SASL and TLS.
+        """
+        from midstream.connectors.kafka_sink import KafkaSink
+
+        sink = KafkaSink(
+            servers,
+            topic,
+            guarantee=guarantee,
+            format=format,
+            key=key,
+            headers=headers,
+            partition=partition,
+            options=options,
+        )
+        return self._end("kafka", sink)
 
     @located
     def print(self, prefix: str = "", limit: int | None = None) -> StreamSink:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made, topic_error
 from midstream.connectors.kafka_records import KafkaFormat, OnBadRecord, RecordParser
 from midstream.core.config import Duration, interval_s, is_whole
 from midstream.core.errors import ConfigError, StorageError
@@ -182,14 +182,21 @@ class KafkaSource(Source):
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
         from confluent_kafka import TopicPartition
 
-        if self._group is None or not unfinished:
+        if self._group is None or unfinished is None or position is None:
             return
-        offsets = []
+        offsets = {}
+        for part in (part for parts in (self._first or {}).values() for part in parts):
+            if part.stop is not None and part.topic in decoded(position, _Found, self._where).partitions:
+                offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
         for split in unfinished:
             part = decoded(split.payload, _Partition, self._where)
-            offsets.append(TopicPartition(part.topic, part.partition, split.offset or part.start))
+            offsets[part.topic, part.partition] = split.offset or part.start
+        if not offsets:
+            return
         with explained(f"{self._where}: cannot commit offsets to group {self._group!r}"):
-            done = self._client().commit(offsets=offsets, asynchronous=False)
+            done = self._client().commit(
+                offsets=[TopicPartition(*place, offset) for place, offset in offsets.items()], asynchronous=False
+            )
         for each in done or ():
             if each.error is not None:
                 raise StorageError(
@@ -228,7 +235,7 @@ class KafkaSource(Source):
         if topic:
             error = metadata.topics[topic].error
             if error is not None:
-                raise _topic_error(error, topic, self._where)
+                raise topic_error(error, topic, self._where)
         return {name: len(found.partitions) for name, found in metadata.topics.items() if found.error is None}
 
     def _first_found(self) -> dict[str, list[_Partition]]:
@@ -436,18 +443,6 @@ class _PartitionReader(SplitReader):
 
 def _where(part: _Partition) -> str:
     return f"topic {part.topic!r}, partition {part.partition}"
-
-
-def _topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
-    from confluent_kafka import KafkaError as Codes
-
-    if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
-        return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
-    if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
-        return ConfigError(f"{where}: topic {topic!r} may not be read: {error.str()}")
-    if error.code() == Codes.TOPIC_EXCEPTION:
-        return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
-    return StorageError(f"{where}: topic {topic!r}: {error.str()}")
 
 
 def _checked_topics(topics: Topics) -> tuple[str, ...] | re.Pattern[str]:

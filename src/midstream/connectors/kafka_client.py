@@ -183,3 +183,15 @@ def made(where: str) -> Iterator[None]:
         ) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}; options are those of librdkafka's CONFIGURATION.md") from None
+
+
+def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
+    from confluent_kafka import KafkaError as Codes
+
+    if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
+        return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
+    if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
+        return ConfigError(f"{where}: topic {topic!r} is not allowed: {error.str()}")
+    if error.code() == Codes.TOPIC_EXCEPTION:
+        return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
+    return StorageError(f"{where}: topic {topic!r}: {error.str()}")
