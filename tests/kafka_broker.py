@@ -66,7 +66,7 @@ class Broker:
             "transaction.state.log.min.isr": 1,
             "transaction.state.log.num.partitions": 1,
             "group.initial.rebalance.delay.ms": 0,
-            "auto.create.topics.enable": "false",
+            "auto.create.topics.enable": "true",  # so that tests see who makes topics by asking for them
             "log.retention.check.interval.ms": 1000,
             "log.segment.delete.delay.ms": 0,
         }

@@ -204,9 +204,9 @@ def test_a_topic_that_is_not_there_is_refused_and_not_made(kafka):
 
 
 def test_options_are_looked_at_and_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_sink.ANSWER_S", 1.0)
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
     schema = rows(n=[1]).schema
     with pytest.raises(ConfigError, match='No such configuration property: "linger"'):
         KafkaSink("127.0.0.1:1", "t", options={"linger": 1}, **ONCE).validate(schema, restoring=False)
-    with pytest.raises(StorageError, match=r"no word from 127\.0\.0\.1:1"):
+    with pytest.raises(StorageError, match=r"no answer of 127\.0\.0\.1:1"):
         KafkaSink("127.0.0.1:1", "t", **ONCE).validate(schema, restoring=False)

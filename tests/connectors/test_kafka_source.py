@@ -15,6 +15,7 @@ from connector_worlds import all_splits, values
 from kafka_broker import Broker, Kafka
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka import KafkaSource
+from midstream.connectors.kafka_cluster import Topic
 from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
 from waiting import until
 
@@ -236,6 +237,18 @@ def test_a_topic_that_is_deleted_is_named(kafka):
     source.close()
 
 
+def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(kafka):
+    topic = kafka.topic()
+    source = source_of(kafka, topic)
+    found = find(source)
+    kafka.admin.delete_topics([topic])[topic].result(30)
+    until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+    kafka.topic()
+    with pytest.raises(ConfigError, match=f"topic '{topic}' was deleted and made anew"):
+        find(source_of(kafka, topic), found.position)
+    source.close()
+
+
 BAD = {
     "not JSON": (b"nonsense", "not an object"),
     "nothing": (b"", "not an object"),
@@ -352,9 +365,9 @@ def test_what_the_cluster_has_not_is_said_when_the_job_starts(kafka):
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka.ANSWER_S", 1.0)
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
     message = refusal(KafkaSource("127.0.0.1:1", "t", schema=SCHEMA))
-    assert "no word from 127.0.0.1:1" in message
+    assert "no answer of 127.0.0.1:1" in message
 
 
 # ---- secrets ------------------------------------------------------------------
@@ -384,7 +397,7 @@ def test_secrets_are_looked_up_where_it_connects_and_shown_nowhere(monkeypatch, 
 
 def msgspec_of(source: KafkaSource) -> bytes:
     """All that a checkpoint has of a source: the position, and splits."""
-    source._first = {"t": []}
+    source._first = ({"t": Topic("x", 1)}, [])
     found = find(source)
     return found.position
 
@@ -403,7 +416,7 @@ def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafk
     assert values(taker.take(1)) == [1]
     kafka_broker.stop(crash=True)
     try:
-        monkeypatch.setattr("midstream.connectors.kafka.ANSWER_S", 1.0)
+        monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
 
         def says(text: str) -> bool:
             taker.look()

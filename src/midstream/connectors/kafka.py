@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made, topic_error
+from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
 from midstream.connectors.kafka_records import KafkaFormat, OnBadRecord, RecordParser
 from midstream.core.config import Duration, interval_s, is_whole
 from midstream.core.errors import ConfigError, StorageError
@@ -49,7 +50,11 @@ _OURS: Final = {
 }
 _NO_GROUP: Final = "midstream"
 """librdkafka wants a name; without commits and joins the broker has no such group."""
-_PREFETCH: Final = {"queued.max.messages.kbytes": 16_384, "queued.min.messages": 20_000, "fetch.wait.max.ms": 100}
+_PREFETCH: Final = {
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
+}
 """Per partition, unless the user says otherwise."""
 _RECORDS_MAX: Final = 50_000
 """In one batch: each is a Python object for a moment."""
@@ -71,10 +76,10 @@ class _Partition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Found(msgspec.Struct, frozen=True, array_like=True):
-    """The position: how many partitions of each topic are splits already. `begun`: the first look has been taken."""
+    """The position: of each topic, the partitions that are splits already. `begun`: the first look has been taken."""
 
     begun: bool = False
-    partitions: dict[str, int] = {}
+    topics: dict[str, Topic] = {}
 
 
 class KafkaSource(Source):
@@ -121,7 +126,8 @@ class KafkaSource(Source):
         if on_gap not in ("fail", "skip"):
             raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
         self._on_gap: OnGap = on_gap
-        self._group = self._connection.option("group.id")
+        group = self._connection.option("group.id")
+        self._group = None if group is None else str(group)
         self._start = _checked_start(start, self._topics, self._group, self._where)
         if not (stop is None or stop == "latest" or _is_time(stop)):
             raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
@@ -130,12 +136,12 @@ class KafkaSource(Source):
         self.discovery_interval_s = interval_s(interval, "interval")
         check_rate(rows_per_s, self._where)
         self.rows_per_s = rows_per_s
-        self._first: dict[str, list[_Partition]] | None = None
-        self._consumer: Consumer | None = None
-        self._silence = Silence(self._where, self._connection.servers)
+        self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
+        """What the first look has found."""
+        self._its_cluster: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_first": None, "_consumer": None}  # they are the driver's
+        return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
 
     def splits_per_reader(self, parallelism: int) -> int:
         return _SIDE_BY_SIDE
@@ -144,163 +150,97 @@ class KafkaSource(Source):
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
         """Raises StorageError when no broker answers, ConfigError for a topic that is not there or may not be read."""
-        found = self._partitions()
+        with made(self._where):
+            self._new_consumer(Silence(self._where, self._connection.servers)).close()
+        found = self._cluster.topics(self._topics)
         if not found and self.bounded:
             raise ConfigError(f"{self._where}: no topic matches; a job with stop= reads what is there when it starts")
         if isinstance(self._start, Mapping) and not restoring:
-            ((topic, partitions),) = found.items()
-            if set(self._start) != set(range(partitions)):
+            ((name, topic),) = found.items()
+            if set(self._start) != set(range(topic.partitions)):
                 raise ConfigError(
-                    f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {topic!r} has "
-                    f"{_listed(range(partitions))}; give one for each"
+                    f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {name!r} has "
+                    f"{_listed(range(topic.partitions))}; give one for each"
                 )
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         known = _Found() if position is None else decoded(position, _Found, self._where)
         try:
-            if not known.begun:
-                if self._first is None:
-                    self._first = (
-                        self._first_found()
-                    )  # remembered: asked again it must be the same, and "latest" is not
-                found = self._first
+            if known.begun:
+                topics, found = self._newly_found(known.topics)
             else:
-                found = self._newly_found(known)
+                # Remembered: asked again, after a restart, it must be the same, and "latest" is not.
+                topics, found = self._first = self._first or self._first_found()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
             _log.warning("%s: cannot look for partitions now, and will try again: %s", self._where, error)
             return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
-        partitions = {**known.partitions, **{topic: parts[-1].partition + 1 for topic, parts in found.items() if parts}}
         splits = tuple(
             Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
-            for parts in found.values()
-            for part in parts
+            for part in found
             if part.stop is None or part.start < part.stop
         )
-        return Discovery(splits, msgspec.msgpack.encode(_Found(True, partitions)), exhausted=self.bounded)
+        after = msgspec.msgpack.encode(_Found(True, {**known.topics, **topics}))
+        return Discovery(splits, after, exhausted=self.bounded)
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
-        from confluent_kafka import TopicPartition
-
         if self._group is None or unfinished is None or position is None:
             return
         offsets = {}
-        for part in (part for parts in (self._first or {}).values() for part in parts):
-            if part.stop is not None and part.topic in decoded(position, _Found, self._where).partitions:
-                offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
+        if self._first is not None and decoded(position, _Found, self._where).begun:
+            for part in self._first[1]:
+                if part.stop is not None:
+                    offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
         for split in unfinished:
             part = decoded(split.payload, _Partition, self._where)
             offsets[part.topic, part.partition] = split.offset or part.start
-        if not offsets:
-            return
-        with explained(f"{self._where}: cannot commit offsets to group {self._group!r}"):
-            done = self._client().commit(
-                offsets=[TopicPartition(*place, offset) for place, offset in offsets.items()], asynchronous=False
-            )
-        for each in done or ():
-            if each.error is not None:
-                raise StorageError(
-                    f"{self._where}: offsets of topic {each.topic!r}, partition {each.partition} cannot be committed to group "
-                    f"{self._group!r}: {each.error.str()}"
-                )
+        if offsets:
+            self._cluster.commit(self._group, offsets)
 
     def close(self) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.close()
+        cluster, self._its_cluster = self._its_cluster, None
+        if cluster is not None:
+            cluster.close()
 
-    def _client(self) -> Consumer:
-        """The driver's: it reads nothing."""
-        if self._consumer is None:
-            self._consumer = self._new_consumer(self._silence)
-        return self._consumer
+    @property
+    def _cluster(self) -> Cluster:
+        if self._its_cluster is None:
+            self._its_cluster = Cluster(self._connection, self._where)
+        return self._its_cluster
 
-    def _partitions(self) -> dict[str, int]:
-        """Topics and how many partitions each has, by name."""
-        if isinstance(self._topics, re.Pattern):
-            matches = self._topics.fullmatch
-            there = sorted(self._listed(None).items())
-            return {name: count for name, count in there if matches(name) and not name.startswith("__")}
-        return {name: self._listed(name)[name] for name in self._topics}
-
-    def _listed(self, topic: str | None) -> dict[str, int]:
-        consumer = self._client()
-        try:
-            with explained(f"{self._where}: no word from {self._connection.servers}"):
-                metadata = consumer.list_topics(topic, ANSWER_S) if topic else consumer.list_topics(timeout=ANSWER_S)
-        except StorageError:
-            consumer.poll(0)  # lets the callback hear why
-            self._silence.looked(False)
-            raise
-        if topic:
-            error = metadata.topics[topic].error
-            if error is not None:
-                raise topic_error(error, topic, self._where)
-        return {name: len(found.partitions) for name, found in metadata.topics.items() if found.error is None}
-
-    def _first_found(self) -> dict[str, list[_Partition]]:
-        counts = self._partitions()
-        places = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
+    def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
+        topics = self._cluster.topics(self._topics)
+        places = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
         starts = self._offsets(places, self._start)
         stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
-        found: dict[str, list[_Partition]] = {topic: [] for topic in counts}
-        for place in places:
-            start, stop = starts[place], stops[place]
-            found[place[0]].append(_Partition(*place, start, stop, self._start == "earliest"))
-        return found
+        parts = [_Partition(*place, starts[place], stops[place], self._start == "earliest") for place in places]
+        return topics, parts
 
-    def _newly_found(self, known: _Found) -> dict[str, list[_Partition]]:
+    def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """What came into being while the job ran is read from its beginning."""
-        return {
-            topic: [_Partition(topic, new, 0, None, True) for new in range(known.partitions.get(topic, 0), count)]
-            for topic, count in self._partitions().items()
-            if count > known.partitions.get(topic, 0)
-        }
+        topics = self._cluster.topics(self._topics)
+        found = []
+        for name, topic in topics.items():
+            before = known.get(name, Topic(topic.id, 0))
+            if before.id != topic.id:
+                raise ConfigError(
+                    f"{self._where}: topic {name!r} was deleted and made anew since the job began to read it; what it has now "
+                    "is not what was read before, so there is no going on: start with --fresh"
+                )
+            found += [_Partition(name, new, 0, None, True) for new in range(before.partitions, topic.partitions)]
+        return topics, found
 
-    def _offsets(self, places: list[tuple[str, int]], when: Start | Stop) -> dict[tuple[str, int], int]:
-        """Of committed records. A time later than all of them is the end."""
-        from confluent_kafka.admin import OffsetSpec
-
+    def _offsets(self, places: list[Place], when: Start | Stop) -> dict[Place, int]:
         if isinstance(when, Mapping):
             return {place: when[place[1]] for place in places}
-        earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()
-        if when == "group":
-            committed = self._committed(places)
-            first = self._ask([place for place in places if place not in committed], earliest)
-            return {**first, **committed}
         if isinstance(when, datetime):
-            found = self._ask(places, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
-            later = self._ask([place for place, offset in found.items() if offset < 0], latest)
-            return {**found, **later}
-        return self._ask(places, earliest if when == "earliest" else latest)
-
-    def _committed(self, places: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        from confluent_kafka import TopicPartition
-
-        with explained(f"{self._where}: what group {self._group!r} has committed is not to be had"):
-            found = self._client().committed([TopicPartition(*place) for place in places], timeout=ANSWER_S)
-        return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
-
-    def _ask(self, places: list[tuple[str, int]], spec: Any) -> dict[tuple[str, int], int]:
-        from confluent_kafka import IsolationLevel, TopicPartition
-        from confluent_kafka.admin import AdminClient
-
-        if not places:
-            return {}
-        with made(self._where):
-            admin = AdminClient(self._admin_config())
-        with explained(f"{self._where}: the offsets of its partitions are not to be had"):
-            asked = admin.list_offsets(
-                {TopicPartition(*place): spec for place in places},
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=ANSWER_S,
-            )
-            return {(at.topic, at.partition): answer.result().offset for at, answer in asked.items()}
-
-    def _admin_config(self) -> dict[str, Any]:
-        """Of the options those of a consumer alone would be warned about."""
-        config = self._connection.config({"error_cb": self._silence.heard})
-        return {name: value for name, value in config.items() if name not in ("group.id", *_PREFETCH)}
+            return self._cluster.offsets(places, int(when.timestamp() * 1000))
+        if when == "group":
+            assert self._group is not None
+            committed = self._cluster.committed(self._group, places)
+            first = self._cluster.offsets([place for place in places if place not in committed], EARLIEST)
+            return {**first, **committed}
+        return self._cluster.offsets(places, EARLIEST if when == "earliest" else LATEST)
 
     # ---- on the subtasks ----
 
@@ -329,8 +269,7 @@ class KafkaSource(Source):
                 }
             ),
         }
-        with made(self._where):
-            return Consumer(config, logger=_log)
+        return Consumer(config, logger=_log)
 
 
 class _PartitionReader(SplitReader):
@@ -341,7 +280,8 @@ class _PartitionReader(SplitReader):
         self._next = offset or part.start
         self._silence = Silence(self._where, source._connection.servers)
         with ExitStack() as stack:
-            self._consumer = source._new_consumer(self._silence)
+            with made(self._where):
+                self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
@@ -445,7 +385,7 @@ def _where(part: _Partition) -> str:
     return f"topic {part.topic!r}, partition {part.partition}"
 
 
-def _checked_topics(topics: Topics) -> tuple[str, ...] | re.Pattern[str]:
+def _checked_topics(topics: Topics) -> Names:
     if isinstance(topics, re.Pattern):
         return topics
     names = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -456,11 +396,11 @@ def _checked_topics(topics: Topics) -> tuple[str, ...] | re.Pattern[str]:
     return names
 
 
-def _topics_text(topics: tuple[str, ...] | re.Pattern[str]) -> str:
+def _topics_text(topics: Names) -> str:
     return f"topics {topics.pattern!r}" if isinstance(topics, re.Pattern) else ", ".join(topics)
 
 
-def _checked_start(start: Start, topics: tuple[str, ...] | re.Pattern[str], group: object, where: str) -> Start:
+def _checked_start(start: Start, topics: Names, group: object, where: str) -> Start:
     if isinstance(start, Mapping):
         if isinstance(topics, re.Pattern) or len(topics) != 1:
             raise ConfigError(f"{where}: start= with offsets is for one topic; read each by a source of its own")

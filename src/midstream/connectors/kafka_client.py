@@ -25,6 +25,18 @@ ANSWER_S: Final = 15.0
 """So long a broker may take for an answer."""
 _SILENCE_S: Final = 5.0
 """Brokers that have been gone for so long are worth a word."""
+_GETTING_IN: Final = (
+    "sasl.",
+    "security.",
+    "ssl.",
+    "enable.ssl.",
+    "oauth_cb",
+    "broker.",
+    "client.",
+    "socket.",
+    "reconnect.",
+    "debug",
+)
 _CALLBACKS: Final = ("oauth_cb",)
 _OURS: Final = {
     "bootstrap.servers": "give it as servers=",
@@ -83,6 +95,12 @@ class Connection:
         found = {name: self._resolved(name, value) for name, value in self._options.items()}
         defaults = {"client.id": "midstream", "bootstrap.servers": self.servers}
         return {**defaults, **found, **ours}
+
+    def admin_config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the user's options those about getting in: others are for readers or for writers."""
+        kept = {name: value for name, value in self._options.items() if name.startswith(_GETTING_IN)}
+        resolved = {name: self._resolved(name, value) for name, value in kept.items()}
+        return {"client.id": "midstream", "bootstrap.servers": self.servers, **resolved, **ours}
 
     def _resolved(self, name: str, value: OptionValue) -> OptionValue:
         if not isinstance(value, str):
@@ -185,7 +203,8 @@ def made(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {error}; options are those of librdkafka's CONFIGURATION.md") from None
 
 
-def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
+def topic_error(error: KafkaError, topic: str, where: str, servers: str) -> ConfigError | StorageError:
+    """What a cluster's answer about one topic means."""
     from confluent_kafka import KafkaError as Codes
 
     if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
@@ -194,4 +213,4 @@ def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | Stor
         return ConfigError(f"{where}: topic {topic!r} is not allowed: {error.str()}")
     if error.code() == Codes.TOPIC_EXCEPTION:
         return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
-    return StorageError(f"{where}: topic {topic!r}: {error.str()}")
+    return StorageError(f"{where}: no answer of {servers} about topic {topic!r}: {error.str()}")

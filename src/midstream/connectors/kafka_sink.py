@@ -18,15 +18,8 @@ import pyarrow as pa
 
 from midstream.connectors.encoders import check_encodable, new_encoder
 from midstream.connectors.extras import require
-from midstream.connectors.kafka_client import (
-    ANSWER_S,
-    Connection,
-    OptionValue,
-    Silence,
-    explained,
-    made,
-    topic_error,
-)
+from midstream.connectors.kafka_client import Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_cluster import Cluster
 from midstream.connectors.kafka_records import FORMATS, KafkaFormat
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
@@ -107,32 +100,16 @@ class KafkaSink(Sink):
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """Raises SchemaError for columns that have no form there, ConfigError or StorageError when the topic cannot be found."""
         Encoding(self._format, schema, self._key, self._headers, self._partition, self._where)
-        silence = Silence(self._where, self._connection.servers)
-        self._producer(silence)  # looks at the options; it connects when there is something to send
-        self._check_topic(silence)
+        self._producer(Silence(self._where, self._connection.servers))  # looks at the options
+        cluster = Cluster(self._connection, self._where)
+        try:
+            cluster.topics((self.topic,))
+        finally:
+            cluster.close()
 
     def writer(self, context: WriterContext) -> SinkWriter:
         require("confluent_kafka", "kafka", f"operator {context.name!r}")
         return _KafkaWriter(self, context)
-
-    def _check_topic(self, silence: Silence) -> None:
-        """By a consumer, as a producer that asks for a topic may make it."""
-        from confluent_kafka import Consumer
-
-        config = self._connection.config({"group.id": "midstream", "log_level": 0, "error_cb": silence.heard})
-        with made(self._where):
-            consumer = Consumer(config)
-        try:
-            with explained(f"{self._where}: no word from {self._connection.servers}"):
-                found = consumer.list_topics(self.topic, ANSWER_S).topics[self.topic]
-        except StorageError:
-            consumer.poll(0)  # lets the callback hear why
-            silence.looked(False)
-            raise
-        finally:
-            consumer.close()
-        if found.error is not None:
-            raise topic_error(found.error, self.topic, self._where)
 
     def _producer(self, silence: Silence) -> Producer:
         from confluent_kafka import Producer
