@@ -17,6 +17,7 @@ from typing import Any
 
 from waiting import until
 
+USER, PASSWORD = "etl", "a-secret-that-is-shown-nowhere"
 TOOL = Path(__file__).parent.parent / "tools" / "kafka_jars.sh"
 START_S = 90.0
 
@@ -46,18 +47,28 @@ class Broker:
     """`stop(crash=True)` is a kill -9; `start` brings it back with what it had, at the same address."""
 
     def __init__(self, jars: Path, directory: Path) -> None:
-        port, controller = _free_ports(2)
+        port, secured, controller = _free_ports(3)
         self.servers = f"127.0.0.1:{port}"
+        self.secured = f"127.0.0.1:{secured}"
+        """For the user USER with PASSWORD, by SASL PLAIN."""
         self._classpath = f"{jars}/*"
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+        listeners = f"PLAINTEXT://{self.servers},SASL_PLAINTEXT://{self.secured}"
         settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": listeners,
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule"
+            f' required user_{USER}="{PASSWORD}";',
             "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": ",".join(
+                f"{name}:{name.replace('CONTROLLER', 'PLAINTEXT')}"
+                for name in ("PLAINTEXT", "SASL_PLAINTEXT", "CONTROLLER")
+            ),
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": directory / "data",
             "offsets.topic.replication.factor": 1,
@@ -73,7 +84,8 @@ class Broker:
         self._properties = directory / "server.properties"
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties).wait(START_S)
+        format = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties)
+        assert format.wait(START_S) == 0, self.log()
         self.start()
 
     def start(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from kafka_broker import Broker, Kafka
+from kafka_broker import PASSWORD, USER, Broker, Kafka
 from midstream import Count as Rows
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState, WatermarkStrategy, tumbling
 from midstream.runtime.processes import ProcessSlots
@@ -164,3 +164,33 @@ def test_event_time_waits_for_the_slowest_partition(kafka, tmp_path):
     minutes = timed.window_all(tumbling("1 min")).aggregate(rows=Rows()).collect()
     env.execute(slots=ProcessSlots())
     assert minutes.frame()["rows"].to_list() == [120] * 10 + [60] * 40
+
+
+@pytest.mark.parametrize("given", ["literal", "env"])
+def test_a_password_opens_the_door_and_is_nowhere_else(
+    kafka_broker: Broker, tmp_path, running, monkeypatch, caplog, given
+):
+    kafka = Kafka(kafka_broker.servers)
+    source, sink = kafka.topic("in"), kafka.topic("out")
+    kafka.produce(source, records(0, 500))
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD if given == "literal" else "env:KAFKA_PASSWORD",
+    }
+    env = Environment("kafka", checkpoint_dir=tmp_path, checkpoint_interval="100 ms")
+    stream = env.read_kafka(
+        kafka_broker.secured, source, schema={"n": int}, stop="latest", options=options, rows_per_s=500
+    )
+    stream.write_kafka(kafka_broker.secured, sink, guarantee="at_least_once", options=options)
+    shown = [env.explain()]
+    caplog.set_level("DEBUG")
+    running.append(env.start(slots=ProcessSlots()))
+    until("there is a checkpoint", lambda: any(tmp_path.glob("**/*")))
+    shown += [repr(running[0].status()), repr(running[0].wait(60)), caplog.text]
+    assert len(kafka.read(sink)) == 500
+    assert not [text for text in shown if PASSWORD in text]
+    files = [path for path in tmp_path.glob("**/*") if path.is_file()]
+    assert files and not [path for path in files if PASSWORD.encode() in path.read_bytes()]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import all_splits, values
 
-from kafka_broker import Broker, Kafka
+from kafka_broker import USER, Broker, Kafka
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka import KafkaSource
 from midstream.connectors.kafka_cluster import Topic
@@ -400,6 +400,19 @@ def msgspec_of(source: KafkaSource) -> bytes:
     source._first = ({"t": Topic("x", 1)}, [])
     found = find(source)
     return found.position
+
+
+def test_a_wrong_password_is_said_to_be_one(kafka_broker: Broker, monkeypatch):
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 3.0)
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": "not-the-password",
+    }
+    message = refusal(KafkaSource(kafka_broker.secured, "t", schema=SCHEMA, options=options))
+    assert f"{kafka_broker.secured} refuses the user" in message and "uthentication" in message
+    assert "not-the-password" not in message
 
 
 # ---- brokers that go away -----------------------------------------------------

@@ -62,7 +62,8 @@ class Cluster:
             try:
                 topic = asked[name].result()
             except KafkaException as error:
-                raise self._explain(topic_error(error.args[0], name, self._where, self._connection.servers)) from error
+                self._hear()
+                raise topic_error(error.args[0], name, self._where, self._connection.servers) from error
             found[name] = Topic(str(topic.topic_id), len(topic.partitions))
         return found
 
@@ -136,12 +137,12 @@ class Cluster:
         try:
             with explained(f"{self._where}: no answer of {self._connection.servers}"):
                 return ask()
-        except StorageError as error:
-            raise self._explain(error) from error
+        except StorageError:
+            self._hear()
+            raise
 
-    def _explain(self, error: Exception) -> Exception:
-        """With what was heard of it on the way, if that says more."""
+    def _hear(self) -> None:
+        """Raises StorageError if the cluster has refused the user, which answers do not say: they do not come."""
         if self._admin is not None:
-            self._admin.poll(0)  # lets the callback hear
+            self._admin.poll(0)
         self._silence.looked(False)
-        return error
