@@ -143,6 +143,8 @@ class KafkaSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
 
+    equal_shares = True
+
     def splits_per_reader(self, parallelism: int) -> int:
         return _SIDE_BY_SIDE
 

@@ -82,6 +82,8 @@ class Source(ABC):
     bounded: bool = True
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
+    equal_shares: bool = False
+    """Splits are dealt out in equal shares, for readers that read all of theirs side by side; else whoever asks gets the next."""
     own: OwnCode = OwnCode()
     """The code that the job ships; set before it does. Untyped values can be of its classes."""
 
