@@ -158,6 +158,7 @@ class Kafka:
         from confluent_kafka.admin import NewTopic
 
         topic = f"{self._prefix}-{name}"
+        config = {"retention_ms": -1, **config}  # records of tests have times of long ago
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
         self.admin.create_topics([new])[topic].result(30)

@@ -25,6 +25,8 @@ ANSWER_S: Final = 15.0
 """So long a broker may take for an answer."""
 _SILENCE_S: Final = 5.0
 """Brokers that have been gone for so long are worth a word."""
+_AGAIN_S: Final = 60.0
+"""The client repeats every few seconds that they are gone; what comes so long after is about another time."""
 _GETTING_IN: Final = (
     "sasl.",
     "security.",
@@ -135,6 +137,7 @@ class Silence:
         self._servers = servers
         self._now_s = now_s
         self._since_s: float | None = None
+        self._heard_s = 0.0
         self._is_said = False
         self._why = ""
         self._refused = ""
@@ -143,12 +146,16 @@ class Silence:
         """The callback."""
         from confluent_kafka import KafkaError as Codes
 
-        if error.code() == Codes._AUTHENTICATION:
-            self._refused = error.str()
-        elif error.code() in (Codes._ALL_BROKERS_DOWN, Codes._TRANSPORT, Codes._RESOLVE, Codes._SSL):
-            self._why = error.str()
-            if self._since_s is None:
-                self._since_s = self._now_s()
+        now_s = self._now_s()
+        match error.code():
+            case Codes._AUTHENTICATION:
+                self._refused = error.str()
+            case Codes._ALL_BROKERS_DOWN:
+                if self._since_s is None or now_s - self._heard_s > _AGAIN_S:
+                    self._since_s, self._is_said = now_s, False
+                self._heard_s = now_s
+            case _:
+                self._why = error.str()  # of one broker: the others may do
 
     def looked(self, heard_from_broker: bool) -> None:
         """After each look for news. Raises StorageError when the cluster refuses the user."""
@@ -163,7 +170,9 @@ class Silence:
             self._since_s, self._is_said = None, False
         elif gone_s >= _SILENCE_S and not self._is_said:
             self._is_said = True
-            _log.warning("%s: %s does not answer; waiting (%s)", self._where, self._servers, self._why)
+            _log.warning(
+                "%s: %s does not answer; waiting (%s)", self._where, self._servers, self._why or "all brokers are down"
+            )
 
 
 @contextmanager
