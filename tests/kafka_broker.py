@@ -50,7 +50,7 @@ class Broker:
         port, secured, controller = _free_ports(3)
         self.servers = f"127.0.0.1:{port}"
         self.secured = f"127.0.0.1:{secured}"
-        """For the user USER with PASSWORD, by SASL PLAIN."""
+        """For the user USER with PASSWORD, by SASL PLAIN; he has no rights but those of `Kafka.allow`."""
         self._classpath = f"{jars}/*"
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,6 +70,8 @@ class Broker:
                 for name in ("PLAINTEXT", "SASL_PLAINTEXT", "CONTROLLER")
             ),
             "inter.broker.listener.name": "PLAINTEXT",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
             "log.dirs": directory / "data",
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
@@ -164,6 +166,31 @@ class Kafka:
         self.admin.create_topics([new])[topic].result(30)
         until(f"{topic} is known", lambda: self._partitions(topic) == partitions)
         return topic
+
+    def allow(self, topic: str, *operations: str) -> None:
+        """To USER."""
+        from confluent_kafka.admin import (
+            AclBinding,
+            AclOperation,
+            AclPermissionType,
+            ResourcePatternType,
+            ResourceType,
+        )
+
+        bindings = [
+            AclBinding(
+                ResourceType.TOPIC,
+                topic,
+                ResourcePatternType.LITERAL,
+                f"User:{USER}",
+                "*",
+                AclOperation[operation],
+                AclPermissionType.ALLOW,
+            )
+            for operation in operations
+        ]
+        for done in self.admin.create_acls(bindings).values():
+            done.result(30)
 
     def grow(self, topic: str, partitions: int) -> None:
         from confluent_kafka.admin import NewPartitions

@@ -173,6 +173,8 @@ def test_a_password_opens_the_door_and_is_nowhere_else(
     kafka = Kafka(kafka_broker.servers)
     source, sink = kafka.topic("in"), kafka.topic("out")
     kafka.produce(source, records(0, 500))
+    kafka.allow(source, "READ")
+    kafka.allow(sink, "WRITE")
     monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
     options = {
         "security.protocol": "SASL_PLAINTEXT",

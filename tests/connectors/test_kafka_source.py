@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import all_splits, values
 
-from kafka_broker import USER, Broker, Kafka
+from kafka_broker import PASSWORD, USER, Broker, Kafka
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka import KafkaSource
 from midstream.connectors.kafka_cluster import Topic
@@ -402,17 +402,37 @@ def msgspec_of(source: KafkaSource) -> bytes:
     return found.position
 
 
-def test_a_wrong_password_is_said_to_be_one(kafka_broker: Broker, monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 3.0)
-    options = {
+def secured(password: str) -> dict[str, str]:
+    return {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",
         "sasl.username": USER,
-        "sasl.password": "not-the-password",
+        "sasl.password": password,
     }
+
+
+def test_a_wrong_password_is_said_to_be_one(kafka_broker: Broker, monkeypatch):
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 3.0)
+    options = secured("not-the-password")
     message = refusal(KafkaSource(kafka_broker.secured, "t", schema=SCHEMA, options=options))
     assert f"{kafka_broker.secured} refuses the user" in message and "uthentication" in message
     assert "not-the-password" not in message
+
+
+def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(kafka_broker: Broker):
+    kafka = Kafka(kafka_broker.servers)
+    topic, other = kafka.topic("mine"), kafka.topic("others")
+    kafka.allow(topic, "DESCRIBE")
+    kafka.produce(topic, as_json(1))
+
+    def source(*topics: str) -> KafkaSource:
+        return KafkaSource(kafka_broker.secured, topics, schema=SCHEMA, options=secured(PASSWORD), stop="latest")
+
+    assert f"topic '{other}' is not allowed: " in refusal(source(topic, other))
+    with pytest.raises(ConfigError, match=f"topic '{topic}', partition 0: may not be read"):
+        read(source(topic))
+    kafka.allow(topic, "READ")
+    assert values(read(source(topic))) == [1]
 
 
 # ---- brokers that go away -----------------------------------------------------

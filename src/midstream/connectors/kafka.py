@@ -53,6 +53,7 @@ _NO_GROUP: Final = "midstream"
 _PREFETCH: Final = {
     "queued.max.messages.kbytes": 16_384,
     "fetch.wait.max.ms": 100,
+    "check.crcs": True,
     "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
 }
 """Per partition, unless the user says otherwise."""
@@ -329,8 +330,10 @@ class _PartitionReader(SplitReader):
                 self._meet_gap()
             case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
                 raise self._gone()
-            case Codes.TOPIC_AUTHORIZATION_FAILED | Codes.GROUP_AUTHORIZATION_FAILED:
+            case Codes.TOPIC_AUTHORIZATION_FAILED:
                 raise ConfigError(f"{self._where}: may not be read: {error.str()}")
+            case Codes.GROUP_AUTHORIZATION_FAILED:
+                pass  # the client looks for the group's coordinator, of which nothing is wanted
             case _ if error.retriable() or error.code() in (
                 Codes._TRANSPORT,
                 Codes._ALL_BROKERS_DOWN,

@@ -139,7 +139,8 @@ class Silence:
         self._since_s: float | None = None
         self._heard_s = 0.0
         self._is_said = False
-        self._why = ""
+        self.why = ""
+        """What was said last of a broker that does not answer."""
         self._refused = ""
 
     def heard(self, error: KafkaError) -> None:
@@ -155,7 +156,7 @@ class Silence:
                     self._since_s, self._is_said = now_s, False
                 self._heard_s = now_s
             case _:
-                self._why = error.str()  # of one broker: the others may do
+                self.why = error.str()  # of one broker: the others may do
 
     def looked(self, heard_from_broker: bool) -> None:
         """After each look for news. Raises StorageError when the cluster refuses the user."""
@@ -171,7 +172,7 @@ class Silence:
         elif gone_s >= _SILENCE_S and not self._is_said:
             self._is_said = True
             _log.warning(
-                "%s: %s does not answer; waiting (%s)", self._where, self._servers, self._why or "all brokers are down"
+                "%s: %s does not answer; waiting (%s)", self._where, self._servers, self.why or "all brokers are down"
             )
 
 
@@ -212,7 +213,7 @@ def made(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {error}; options are those of librdkafka's CONFIGURATION.md") from None
 
 
-def topic_error(error: KafkaError, topic: str, where: str, servers: str) -> ConfigError | StorageError:
+def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
     """What a cluster's answer about one topic means."""
     from confluent_kafka import KafkaError as Codes
 
@@ -222,4 +223,4 @@ def topic_error(error: KafkaError, topic: str, where: str, servers: str) -> Conf
         return ConfigError(f"{where}: topic {topic!r} is not allowed: {error.str()}")
     if error.code() == Codes.TOPIC_EXCEPTION:
         return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
-    return StorageError(f"{where}: no answer of {servers} about topic {topic!r}: {error.str()}")
+    return StorageError(f"{where}: no answer about topic {topic!r}: {error.str()}")

@@ -56,15 +56,19 @@ class Cluster:
             names = tuple(name for name in sorted(there) if names.fullmatch(name) and not name.startswith("__"))
         if not names:
             return {}
-        asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
-        found = {}
-        for name in names:
-            try:
-                topic = asked[name].result()
-            except KafkaException as error:
-                self._hear()
-                raise topic_error(error.args[0], name, self._where, self._connection.servers) from error
-            found[name] = Topic(str(topic.topic_id), len(topic.partitions))
+
+        def ask() -> dict[str, Topic]:
+            asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
+            found = {}
+            for name in names:
+                try:
+                    topic = asked[name].result()
+                except KafkaException as error:
+                    raise topic_error(error.args[0], name, self._where) from error
+                found[name] = Topic(str(topic.topic_id), len(topic.partitions))
+            return found
+
+        found: dict[str, Topic] = self._answer(ask)
         return found
 
     def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
@@ -135,14 +139,11 @@ class Cluster:
 
     def _answer(self, ask: Any) -> Any:
         try:
-            with explained(f"{self._where}: no answer of {self._connection.servers}"):
+            with explained(self._where):
                 return ask()
-        except StorageError:
-            self._hear()
-            raise
-
-    def _hear(self) -> None:
-        """Raises StorageError if the cluster has refused the user, which answers do not say: they do not come."""
-        if self._admin is not None:
-            self._admin.poll(0)
-        self._silence.looked(False)
+        except StorageError as error:
+            if self._admin is not None:
+                self._admin.poll(0)  # the callback hears why
+            self._silence.looked(False)
+            why = f" ({self._silence.why})" if self._silence.why else ""
+            raise StorageError(f"{error}; no answer of {self._connection.servers}{why}") from error
