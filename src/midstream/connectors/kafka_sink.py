@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -100,7 +100,7 @@ class KafkaSink(Sink):
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """Raises SchemaError for columns that have no form there, ConfigError or StorageError when the topic cannot be found."""
         Encoding(self._format, schema, self._key, self._headers, self._partition, self._where)
-        self._producer(Silence(self._where, self._connection.servers))  # looks at the options
+        self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
         cluster = Cluster(self._connection, self._where)
         try:
             cluster.topics((self.topic,))
@@ -111,10 +111,15 @@ class KafkaSink(Sink):
         require("confluent_kafka", "kafka", f"operator {context.name!r}")
         return _KafkaWriter(self, context)
 
-    def _producer(self, silence: Silence) -> Producer:
+    def _producer(self, silence: Silence, delivered: Callable[[KafkaError | None, Message], None]) -> Producer:
         from confluent_kafka import Producer
 
-        ours = {"enable.idempotence": True, "delivery.report.only.error": True, "error_cb": silence.heard}
+        ours = {
+            "enable.idempotence": True,
+            "delivery.report.only.error": True,
+            "error_cb": silence.heard,
+            "on_delivery": delivered,
+        }
         with made(self._where):
             return Producer({**_DEFAULTS, **self._connection.config(ours)}, logger=_log)
 
@@ -162,13 +167,16 @@ class _Records(Part):
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._producer is None:
-            self._producer = self._sink._producer(self._silence)
+            self._producer = self._sink._producer(self._silence, self._delivered)
         produce, topic = self._producer.produce, self._sink.topic
         with explained(f"{self._where}: a row cannot be sent"):
             for value, key, partition, headers in self._encoding.records(batch):
                 while True:
                     try:
-                        produce(topic, value, key, partition, on_delivery=self._delivered, headers=headers)
+                        if headers is None:
+                            produce(topic, value, key, partition)
+                        else:
+                            produce(topic, value, key, partition, headers=headers)
                         break
                     except BufferError:
                         self._wait(partial(self._producer.poll, _STEP_S))
@@ -307,6 +315,10 @@ def _as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
 def _bytes(column: pa.Array) -> list[bytes | None]:
     found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
     return found
+
+
+def _nobody(error: KafkaError | None, message: Message) -> None:
+    """Of a producer that sends nothing."""
 
 
 def _ignore(outcome: Done[None] | Failed) -> None:
