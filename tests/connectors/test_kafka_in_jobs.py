@@ -16,6 +16,7 @@ import pytest
 from kafka_broker import PASSWORD, USER, Broker, Kafka
 from midstream import Count as Rows
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState, WatermarkStrategy, tumbling
+from midstream.core.errors import MidstreamError
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 
@@ -73,14 +74,37 @@ def kill_a_slot(running: Any) -> None:
 
 def test_every_row_is_there_once_although_a_slot_is_killed(kafka, tmp_path, running):
     topic = kafka.topic(partitions=3)
-    for partition in range(3):
-        kafka.produce(topic, records(partition * 4000, (partition + 1) * 4000), partition=partition)
+    for first in range(0, 12_000, 2000):
+        kafka.transaction(topic, records(first, first + 2000), partition=first // 4000, commit=True)
+        kafka.transaction(topic, records(first, first + 500), partition=first // 4000, commit=False)
     running.append(job(kafka, topic, tmp_path, stop="latest", rows_per_s=5000).start(slots=ProcessSlots()))
     until("something is written", lambda: len(written(tmp_path)))
     kill_a_slot(running[0])
     status = running[0].wait(90)
     assert status.state == "finished" and status.restarts >= 1
     check_each_once(tmp_path, 12_000)
+
+
+def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_them(kafka, tmp_path, running):
+    topic = kafka.topic()
+    kafka.produce(topic, records(0, 1000))
+    running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots()))
+    until("all is written", lambda: len(written(tmp_path)) == 1000)
+    running[0].stop(timeout_s=60)
+    kafka.produce(topic, records(1000, 3000))
+    kafka.forget(topic, before=2000)
+    failing = job(kafka, topic, tmp_path).start(slots=ProcessSlots(), restore_from="latest")
+    running.append(failing)
+    expected = (
+        rf"topic '{topic}', partition 0: reading was to go on at offset 1000, and the broker has 2000 to 2999: 1000 "
+    )
+    with pytest.raises(MidstreamError, match=expected):
+        failing.wait(60)
+    assert failing.status().restarts == 0, "trying again would not bring them back"
+    running.append(job(kafka, topic, tmp_path, on_gap="skip").start(slots=ProcessSlots(), restore_from="latest"))
+    until("the rest is written", lambda: len(written(tmp_path)) == 2000)
+    running[2].stop(drain=True, timeout_s=60)
+    assert sorted(written(tmp_path)["n"].to_list()) == [*range(1000), *range(2000, 3000)]
 
 
 @own_broker_only
