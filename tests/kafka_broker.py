@@ -85,7 +85,7 @@ class Broker:
         }
         self._properties = directory / "server.properties"
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        cluster = base64.urlsafe_b64encode(b"midstream-tests.").rstrip(b"=").decode()  # a random one may begin with "-"
         format = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties)
         assert format.wait(START_S) == 0, self.log()
         self.start()

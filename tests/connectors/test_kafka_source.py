@@ -456,6 +456,8 @@ def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafk
             return any(text in record.getMessage() for record in caplog.records)
 
         until("it says so", lambda: says(f"{kafka.servers} does not answer; waiting"))
+        noise = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        assert len(noise) == 1, "each connection that fails is not worth a line"
         assert find(source, found.position) == Discovery((), found.position, exhausted=False)
     finally:
         kafka_broker.start()

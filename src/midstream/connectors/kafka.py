@@ -272,7 +272,7 @@ class KafkaSource(Source):
                 }
             ),
         }
-        return Consumer(config, logger=_log)
+        return Consumer(config)
 
 
 class _PartitionReader(SplitReader):

@@ -46,6 +46,9 @@ _OURS: Final = {
     "client.rack.id": "the option is client.rack",
 }
 _log = logging.getLogger(__name__)
+_client_log = logging.getLogger(f"{__name__}.librdkafka")
+"""What the clients themselves log, but for each connection that fails: `Silence` hears of those, and says less."""
+_client_log.addFilter(lambda record: not record.getMessage().startswith(("FAIL ", "ERROR ")))
 
 
 class Connection:
@@ -95,14 +98,17 @@ class Connection:
     def config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
         """For a client in this process; `ours` go before the user's. Raises ConfigError for a secret that is not there."""
         found = {name: self._resolved(name, value) for name, value in self._options.items()}
-        defaults = {"client.id": "midstream", "bootstrap.servers": self.servers}
-        return {**defaults, **found, **ours}
+        return {**self._defaults, **found, **ours}
 
     def admin_config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
         """Of the user's options those about getting in: others are for readers or for writers."""
         kept = {name: value for name, value in self._options.items() if name.startswith(_GETTING_IN)}
         resolved = {name: self._resolved(name, value) for name, value in kept.items()}
-        return {"client.id": "midstream", "bootstrap.servers": self.servers, **resolved, **ours}
+        return {**self._defaults, **resolved, **ours}
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        return {"client.id": "midstream", "bootstrap.servers": self.servers, "logger": _client_log}
 
     def _resolved(self, name: str, value: OptionValue) -> OptionValue:
         if not isinstance(value, str):

@@ -8,7 +8,6 @@ checkpoint are sent again.
 from __future__ import annotations
 
 import io
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -49,7 +48,6 @@ _DEFAULTS: Final = {
 _STEP_S: Final = 0.2
 """Between two looks whether the attempt has ended, while brokers are waited for."""
 _NO_PARTITION: Final = -1
-_log = logging.getLogger(__name__)
 
 
 class KafkaSink(Sink):
@@ -121,7 +119,7 @@ class KafkaSink(Sink):
             "on_delivery": delivered,
         }
         with made(self._where):
-            return Producer({**_DEFAULTS, **self._connection.config(ours)}, logger=_log)
+            return Producer({**_DEFAULTS, **self._connection.config(ours)})
 
 
 class _KafkaWriter(QueuedWriter):
