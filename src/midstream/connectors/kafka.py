@@ -281,6 +281,8 @@ class _PartitionReader(SplitReader):
         self._part = part
         self._where = _where(part)
         self._next = offset or part.start
+        self._notes: list[Message] = []
+        """What came beside the records of the last look, and behind them."""
         self._silence = Silence(self._where, source._connection.servers)
         with ExitStack() as stack:
             with made(self._where):
@@ -291,6 +293,9 @@ class _PartitionReader(SplitReader):
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         """Never waits: what has come is taken. Raises SchemaError (bad records), ConfigError (a gap), StorageError."""
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._take_note(note.error(), note)
         stop = self._part.stop
         if stop is not None and self._next >= stop:
             return None
@@ -298,10 +303,8 @@ class _PartitionReader(SplitReader):
             messages = self._consumer.consume(min(rows_max, _RECORDS_MAX), 0)
         self._silence.looked(bool(messages))
         good = [message for message in messages if message.error() is None]
-        for message in messages if len(good) < len(messages) else ():
-            error = message.error()
-            if error is not None:
-                self._take_note(error, message)
+        if len(good) < len(messages):
+            self._notes = [message for message in messages if message.error() is not None]
         if stop is not None and good and self._offset(good[-1]) >= stop:
             good = [message for message in good if self._offset(message) < stop]
             self._next = max(self._next, stop)
