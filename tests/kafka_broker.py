@@ -230,6 +230,18 @@ class Kafka:
             producer.commit_transaction(30)
         else:
             producer.abort_transaction(30)
+        # It is answered before the partitions show it.
+        until("the transaction is over", lambda: self._end(topic, stable=True) == self._end(topic, stable=False))
+
+    def _end(self, topic: str, *, stable: bool) -> list[int]:
+        """Of each partition: behind the last record, or (stable) what is before any open transaction."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
+        places = [TopicPartition(topic, partition) for partition in range(self._partitions(topic))]
+        asked = self.admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), isolation_level=level)
+        return [asked[place].result().offset for place in places]
 
     @staticmethod
     def _send(producer: Any, topic: str, values: Sequence[bytes | None], more: Mapping[str, Any]) -> None:
