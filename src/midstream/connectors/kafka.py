@@ -54,6 +54,7 @@ _PREFETCH: Final = {
     "queued.max.messages.kbytes": 16_384,
     "fetch.wait.max.ms": 100,
     "check.crcs": True,
+    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
     "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
 }
 """Per partition, unless the user says otherwise."""
@@ -222,6 +223,13 @@ class KafkaSource(Source):
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """What came into being while the job ran is read from its beginning."""
         topics = self._cluster.topics(self._topics)
+        for name in known:
+            # Readers may only hear nothing any more. A name that is listed was looked for, and would have raised.
+            if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and name not in topics:
+                raise ConfigError(
+                    f"{self._where}: topic {name!r} is gone since the job began to read it; have it back, or start without "
+                    "it and with --fresh"
+                )
         found = []
         for name, topic in topics.items():
             before = known.get(name, Topic(topic.id, 0))
