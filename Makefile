@@ -55,8 +55,9 @@ peers: setup  ## Flink, PyFlink and Bytewax in .peers/, for python benchmarks/co
 minimums: setup  ## tests with the oldest dependencies that pyproject.toml allows, in .minimums (PYTHON=python3.10: with that one)
 	@tools/test_minimums.sh
 
-nightly: check test minimums  ## also an hour of fresh seeds, recovery at length, and the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
+	@$(BIN)/midstream simulate --mutations
 	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
 	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done

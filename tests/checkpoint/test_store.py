@@ -18,6 +18,7 @@ from midstream.checkpoint.store import (
     begin,
     check_records,
     choose,
+    clean_up,
     drop,
     drop_attempts_before,
     list_checkpoints,
@@ -380,3 +381,25 @@ def test_small_files_of_older_versions_are_read() -> None:
     assert check_records(storage) == []
     found = opened(storage, "latest").restore
     assert found is not None and found.checkpoint_id == 1
+
+
+def test_an_id_that_was_claimed_is_never_used_again_by_those_who_come_later() -> None:
+    """The first coordinator is frozen behind its claim, the second cleans that up and completes nothing."""
+    storage = MemoryStorage()
+    first = opened(storage)
+    storage.create("chk-1/_owner", b"1")
+    second = opened(storage)
+    assert not storage.exists("chk-1/_owner")
+    third = opened(storage)
+    assert (first.next_checkpoint_id, second.next_checkpoint_id, third.next_checkpoint_id) == (1, 2, 2)
+
+
+def test_a_claim_that_comes_while_another_coordinator_begins_keeps_its_id() -> None:
+    storage = MemoryStorage()
+    taken = say_where_from(storage, take_over(storage, ROOT, "job", "id"), fresh=False)
+    storage.create("chk-1/_owner", b"1")  # of one that was frozen behind its look at the epochs
+    assert begin(storage, taken, None, 0, ()).next_checkpoint_id == 2
+    storage.create("chk-2/_owner", b"1")
+    clean_up(storage, 1, [], next_id=2)
+    assert not storage.exists("chk-1/_owner")
+    assert storage.exists("chk-2/_owner")

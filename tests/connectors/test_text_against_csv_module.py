@@ -113,6 +113,24 @@ def test_csv_gives_the_rows_of_pythons_reader_or_is_refused(
         event("refused")
 
 
+def test_reading_goes_on_within_a_block_that_was_cut_again(tmp_path, monkeypatch):
+    """What was judged to be its end lay in a quoted value; its rows are counted from where it begins all the same."""
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 12)
+    monkeypatch.setattr(lines, "JUDGED_BYTES", 10)
+    path = tmp_path / "a.csv"
+    path.write_bytes(b',1\n,2\n,3\n,"\n"\n,5\n,6\n,7\n,8')
+    source = FileSource(path, schema=pa.schema([("a", pa.string()), ("b", pa.string())]), csv=CsvOptions(header=False))
+    cuts = []
+    recut = lines.Lines.recut
+    monkeypatch.setattr(lines.Lines, "recut", lambda *arguments: cuts.append(arguments) or recut(*arguments))
+    [split] = all_splits(source)
+    rows, offsets = read_split(source, split, rows_max=1)
+    assert [row["b"] for row in rows] == ["1", "2", "3", "\n", "5", "6", "7", "8"]
+    assert cuts, "no block was cut again"
+    for done, offset in enumerate(offsets, 1):
+        assert read_split(source, msgspec.structs.replace(split, offset=offset))[0] == rows[done:]
+
+
 @PLACES
 @given(
     rows=st.lists(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,32 +12,20 @@ import pyarrow as pa
 from in_memory import MemoryStorage, NeverRun
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import (
-    CancelTimer,
-    ClientAsked,
-    CloseSlot,
     CoordinatorEvent,
-    IoDone,
+    Instruction,
     JobEnded,
     JobPlan,
     NewerOutput,
-    ReplyTo,
-    RequestSlot,
     RunIo,
-    Send,
     SetTimer,
-    SlotConnected,
-    SlotLost,
-    SlotMessage,
-    Started,
-    Tell,
-    TimePassed,
-    TimerFired,
 )
+from midstream.coordinator.shell import Shell
 from midstream.coordinator.slots import PYTHON
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed
+from midstream.core.seams import Done, Failed, Mail
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -127,8 +114,121 @@ def two_vertices(source: Source, sink: Sink, sources: int = 2, sinks: int = 2, k
     )
 
 
+class BenchTimer:
+    def __init__(self, at_ms: int, mail: Mail) -> None:
+        self.at_ms = at_ms
+        self.mail: Mail | None = mail
+
+    def cancel(self) -> None:
+        self.mail = None
+
+
+class Surroundings:
+    """All that the shell of a bench runs on: its loop, its lines and its host."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.slots_gone = ""
+        self.gone: set[int] = set()
+        """Slots whose connections are."""
+        self.elapsed_ms = 0
+        """On the clock that nobody sets."""
+        self.timers: list[BenchTimer] = []
+        self.abandoned: list[str] = []
+
+    def now_ms(self) -> int:
+        return self.bench.now_ms
+
+    def monotonic_s(self) -> float:
+        return self.elapsed_ms / 1000
+
+    def post(self, mail: Mail) -> None:
+        raise AssertionError("the shell posts nothing")
+
+    def call_later(self, delay_s: float, mail: Mail) -> BenchTimer:
+        timer = BenchTimer(self.elapsed_ms + round(delay_s * 1000), mail)
+        self.timers.append(timer)
+        return timer
+
+    def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        try:
+            outcome: Done[T] | Failed = Done(work())
+        except Exception as error:  # noqa: BLE001 - an outcome like another
+            outcome = Failed(error)
+        done(outcome)
+
+    def send(self, slot: int, message: m.ToSlot) -> None:
+        self.bench.sent.append((slot, message))
+        self.bench.answer(slot, message)
+
+    def release(self, slot: int) -> None:
+        self.bench.closed.append(slot)
+
+    def drop(self, slot: int) -> bool:
+        return slot not in self.bench.closed and slot not in self.gone
+
+    def request_slot(self, request: str) -> None:
+        self.bench.requests.append(request)
+
+    def abandon(self, request: str) -> None:
+        self.abandoned.append(request)
+
+    def last_lines(self, slot: int) -> str:
+        return ""
+
+    def answer(self, client: int, reply: m.Reply) -> None:
+        self.bench.replies[client] = reply
+
+    def tell(self, text: str) -> None:
+        self.bench.told.append(text)
+
+    def ended_with(self, outcome: JobEnded) -> None:
+        self.bench.ended = outcome
+
+
+class CheckedShell(Shell):
+    """Looks at each instruction before it is carried out, and at the coordinator's invariants after each event."""
+
+    def __init__(self, bench: Bench, surroundings: Surroundings) -> None:
+        super().__init__(bench.job, surroundings, surroundings, surroundings)
+        self._bench = bench
+        self._tokens: set[str] = set()
+
+    def _step(self, event: CoordinatorEvent) -> None:
+        super()._step(event)
+        self._bench.job.check()
+
+    def _execute(self, instruction: Instruction) -> None:
+        assert self.outcome is None, instruction
+        assert instruction.cause > 0
+        if isinstance(instruction, (SetTimer, RunIo)):
+            assert instruction.token not in self._tokens, instruction.token
+            self._tokens.add(instruction.token)
+        if isinstance(instruction, RunIo) and any(instruction.token.startswith(prefix) for prefix in self._bench.held):
+            self._bench.waiting.append(instruction)
+        else:
+            super()._execute(instruction)
+
+    def run(self, io: RunIo) -> None:
+        """I/O that was held back."""
+        super()._execute(io)
+
+    @property
+    def tokens(self) -> list[str]:
+        """Of the coordinator's timers that are set."""
+        return list(self._timers)
+
+    def fire(self, token: str) -> None:
+        """A timer, before its time."""
+        timer = self._timers[token]
+        assert isinstance(timer, BenchTimer) and timer.mail is not None
+        mail, timer.mail = timer.mail, None
+        mail()
+
+
 class Bench:
-    """Runs a coordinator. What is in `held` (prefixes of I/O tokens) waits for `release`.
+    """Runs a coordinator in its shell, and is all that this runs on. What is in `held` (prefixes of I/O tokens) waits
+    for `release`.
 
     Slots answer deployments and cancellations at once unless told otherwise; checkpoints are
     acknowledged when the test says so.
@@ -184,13 +284,13 @@ class Bench:
         self.requests: list[str] = []
         self.replies: dict[int, m.Reply] = {}
         self.ended: JobEnded | None = None
-        self.timers: dict[str, int] = {}
         self.told: list[str] = []
         self.waiting: list[RunIo] = []
         """I/O that is held back."""
         self.answers: dict[type, bool] = {m.Deploy: True, m.Start: True, m.Cancel: True}
-        self._tokens: set[str] = set()
-        self._events: deque[CoordinatorEvent] = deque()
+        self.surroundings = Surroundings(self)
+        self.shell = CheckedShell(self, self.surroundings)
+        self.feed = self.shell.feed
         self._slots = 0
         self._clients = 0
         self._prepared = 0
@@ -209,108 +309,59 @@ class Bench:
 
     # ---- driving ----
 
-    def feed(self, event: CoordinatorEvent) -> None:
-        self._events.append(event)
-        if len(self._events) > 1:
-            return
-        while self._events:
-            for instruction in self.job.handle(self._events[0], self.now_ms):
-                self._execute(instruction)
-            self.job.check()
-            self._events.popleft()
-
-    def _execute(self, instruction: Any) -> None:
-        assert self.ended is None or isinstance(instruction, ReplyTo), instruction
-        assert instruction.cause > 0
-        match instruction:
-            case Send(slot, message):
-                self.sent.append((slot, message))
-                self._answer(slot, message)
-            case RequestSlot(request):
-                assert request not in self.requests
-                self.requests.append(request)
-            case CloseSlot(slot):
-                self.closed.append(slot)
-            case SetTimer(token, delay_s):
-                self._use(token)
-                self.timers[token] = self.now_ms + round(delay_s * 1000)
-            case CancelTimer(token):
-                self.timers.pop(token, None)
-            case RunIo(token, _):
-                self._use(token)
-                if any(token.startswith(prefix) for prefix in self.held):
-                    self.waiting.append(instruction)
-                else:
-                    self._run(instruction)
-            case ReplyTo(client, reply):
-                assert client not in self.replies
-                self.replies[client] = reply
-            case Tell(text):
-                self.told.append(text)
-            case JobEnded():
-                self.ended = instruction
-
-    def _use(self, token: str) -> None:
-        assert token not in self._tokens, token
-        self._tokens.add(token)
-
-    def _run(self, io: RunIo) -> None:
-        try:
-            outcome: Done[object] | Failed = Done(io.work())
-        except Exception as error:  # noqa: BLE001 - an outcome like another
-            outcome = Failed(error)
-        self._events.append(IoDone(io.token, outcome))
-        if len(self._events) == 1:
-            self._events.clear()
-            self.feed(IoDone(io.token, outcome))
-
     def release(self, prefix: str = "") -> None:
         """Run what was held back."""
         chosen = [io for io in self.waiting if io.token.startswith(prefix)]
         assert chosen, (prefix, self.waiting)
         for io in chosen:
             self.waiting.remove(io)
-            self._run(io)
+            self.shell.run(io)
 
-    def _answer(self, slot: int, message: m.ToSlot) -> None:
+    def answer(self, slot: int, message: m.ToSlot) -> None:
+        """As the slot does, if it is to."""
         if not self.answers.get(type(message), False):
             return
         match message:
             case m.Deploy(attempt=attempt):
-                self._events.append(SlotMessage(slot, m.Deployed(attempt)))
+                self.shell.slot_said(slot, m.Deployed(attempt))
             case m.Start(attempt):
                 for ref in self.tasks_on(slot):
-                    self._events.append(SlotMessage(slot, m.TaskRunning(attempt, ref)))
+                    self.shell.slot_said(slot, m.TaskRunning(attempt, ref))
             case m.Cancel(attempt):
-                self._events.append(SlotMessage(slot, m.Cancelled(attempt)))
+                self.shell.slot_said(slot, m.Cancelled(attempt))
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass; timers fire in their order."""
-        until_ms = self.now_ms + round(seconds * 1000)
-        for _ in range(1000):
-            due = [(at, token) for token, at in self.timers.items() if at <= until_ms]
+    def wait(self, seconds: float) -> None:
+        """Time passes; timers fire in their order."""
+        surroundings = self.surroundings
+        until_ms = surroundings.elapsed_ms + round(seconds * 1000)
+        surroundings.timers = [timer for timer in surroundings.timers if timer.mail is not None]
+        for _ in range(1000 + 2 * round(seconds)):
+            due = [timer for timer in surroundings.timers if timer.at_ms <= until_ms and timer.mail is not None]
             if not due:
                 break
-            at, token = min(due)
-            del self.timers[token]
-            self.now_ms = max(self.now_ms, at)
-            self.feed(TimerFired(token))
+            timer = min(due, key=lambda timer: timer.at_ms)
+            surroundings.timers.remove(timer)
+            self._move_to(max(surroundings.elapsed_ms, timer.at_ms))
+            assert timer.mail is not None
+            timer.mail()
         else:
             raise AssertionError("timers fire without end")
-        self.now_ms = until_ms
+        self._move_to(until_ms)
 
-    def wait(self, seconds: int) -> None:
-        """The same, and the coordinator is told of it, second by second, as it is while a job runs."""
-        for _ in range(seconds):
-            self.advance(1)
-            if self.ended is None:
-                self.feed(TimePassed(1.0))
+    def _move_to(self, elapsed_ms: int) -> None:
+        self.now_ms += elapsed_ms - self.surroundings.elapsed_ms
+        self.surroundings.elapsed_ms = elapsed_ms
+
+    @property
+    def timers(self) -> list[str]:
+        """Tokens of the coordinator's timers that are set."""
+        return self.shell.tokens
 
     # ---- slots ----
 
     def start(self) -> Bench:
         """Up to the point where all slots are asked for."""
-        self.feed(Started())
+        self.shell.start()
         return self
 
     def connect(self, count: int | None = None, python: str = PYTHON) -> list[int]:
@@ -320,7 +371,9 @@ class Bench:
             slot = self._slots
             self._slots += 1
             connected.append(slot)
-            self.feed(SlotConnected(slot, m.Register(f"host{slot}", 7000 + slot, 100 + slot, python, request)))
+            register = m.Register(f"host{slot}", 7000 + slot, 100 + slot, python, request)
+            assert not self.shell.unwanted(register)
+            self.shell.slot_registered(slot, register)
         return connected
 
     def run(self) -> Bench:
@@ -330,7 +383,8 @@ class Bench:
         return self
 
     def lose(self, slot: int, crash: str = "", last_lines: str = "") -> None:
-        self.feed(SlotLost(slot, "connection reset", crash, last_lines))
+        """Its process has ended."""
+        self.shell.slot_failed(self.requests[slot], "connection reset", crash, last_lines)
 
     # ---- tasks ----
 
@@ -354,7 +408,7 @@ class Bench:
         return tuple(self.job.attempt.tasks_by_slot()[slot])
 
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
-        self.feed(SlotMessage(self.slots[ref.subtask], message))
+        self.shell.slot_said(self.slots[ref.subtask], message)
 
     def fail(self, ref: TaskId, summary: str = "ValueError: row 7 is bad", fatal: bool = False, same: str = "") -> None:
         self.say(ref, m.TaskFailed(self.attempt, ref, summary, f"Traceback …\n{summary}\n", fatal, same=same))
@@ -368,7 +422,7 @@ class Bench:
             self.say(ref, m.TaskFinished(self.attempt, ref, committables))
 
     def feed_from(self, slot: int, message: m.FromSlot) -> None:
-        self.feed(SlotMessage(slot, message))
+        self.shell.slot_said(slot, message)
 
     def feed_cancelled(self, slot: int) -> None:
         self.feed_from(slot, m.Cancelled(self.attempt))
@@ -430,7 +484,7 @@ class Bench:
         """Have one made and acknowledged by all."""
         self.ask(m.DoCheckpoint())
         if self.job.checkpoints.pending is None:
-            self.advance(0.2)
+            self.wait(0.2)
         pending = self.job.checkpoints.pending
         assert pending is not None
         self.ack(pending.checkpoint_id, *sorted(pending.missing), finished=finished)
@@ -440,7 +494,7 @@ class Bench:
 
     def ask(self, request: m.ClientRequest) -> int:
         self._clients += 1
-        self.feed(ClientAsked(self._clients, request))
+        self.shell.ask(self._clients, request)
         return self._clients
 
     @property

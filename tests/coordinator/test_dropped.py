@@ -32,7 +32,7 @@ def test_late_rows_add_up_over_subtasks_and_attempts_and_are_warned_of_once(capl
         heard(bench, WRITE1, 2)
         assert late_rows(bench) == [0, 7]
         bench.fail(WRITE0)
-        bench.advance(1)
+        bench.wait(1)
         assert late_rows(bench) == [0, 7]
         heard(bench, WRITE1, 4)
     assert late_rows(bench) == [0, 11]

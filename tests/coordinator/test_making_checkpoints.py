@@ -7,7 +7,6 @@ from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_verti
 
 from in_memory import TORN
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
-from midstream.coordinator.events import TimerFired
 from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
@@ -26,9 +25,9 @@ def chunk(file: str, rule: str = "keyed") -> m.PartHandle:
 
 def test_the_sources_are_triggered_at_the_interval_and_all_tasks_must_acknowledge() -> None:
     bench = Bench(checkpoint_interval_s=10.0).run()
-    bench.advance(9.9)
+    bench.wait(9.9)
     assert bench.triggers == []
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.triggers == [1]
     assert bench.triggered_tasks(1) == {READ0, READ1}
     bench.ack(1, READ0, READ1, WRITE0)
@@ -53,18 +52,18 @@ def test_nothing_is_told_before_the_metadata_is_durable() -> None:
 
 def test_the_next_one_waits_for_the_pause_after_the_last() -> None:
     bench = Bench(checkpoint_interval_s=1.0, min_pause_s=5.0).run()
-    bench.advance(5.1)
-    bench.advance(3)
+    bench.wait(5.1)
+    bench.wait(3)
     bench.ack(1, *ALL)
-    bench.advance(4.9)
+    bench.wait(4.9)
     assert bench.triggers == [1]
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.triggers == [1, 2]
 
 
 def test_never_two_at_once() -> None:
     bench = Bench(checkpoint_interval_s=1.0).run()
-    bench.advance(10)
+    bench.wait(10)
     assert bench.triggers == [1]
     bench.ack(1, *ALL)
     assert bench.triggers == [1, 2]
@@ -72,7 +71,7 @@ def test_never_two_at_once() -> None:
 
 def test_without_an_interval_only_those_asked_for_are_made() -> None:
     bench = Bench(checkpoint_interval_s=None).run()
-    bench.advance(1000)
+    bench.wait(1000)
     assert bench.triggers == []
     client = bench.ask(m.DoCheckpoint())
     bench.ack(1, *ALL)
@@ -102,7 +101,7 @@ def test_a_job_without_checkpoints_says_how_to_have_them() -> None:
     bench = Bench(checkpoint_dir=None).run()
     assert "pass checkpoint_dir=" in bench.replies[bench.ask(m.DoCheckpoint())].error
     assert "pass checkpoint_dir=" in bench.replies[bench.ask(m.DoStop())].error
-    bench.advance(100)
+    bench.wait(100)
     assert bench.triggers == []
 
 
@@ -155,7 +154,7 @@ def test_a_checkpoint_that_takes_too_long_fails_and_says_who_is_missing() -> Non
     bench = Bench(checkpoint_timeout_s=60.0, checkpoint_interval_s=None).run()
     client = bench.ask(m.DoCheckpoint())
     bench.ack(1, READ0, READ1, WRITE0)
-    bench.advance(61)
+    bench.wait(61)
     assert "not complete within 60 s" in bench.replies[client].error
     assert "write (subtask 1)" in bench.replies[client].error
     assert "READ" not in bench.replies[client].error
@@ -165,13 +164,13 @@ def test_too_many_failures_in_a_row_fail_the_attempt_but_a_success_starts_the_co
     bench = Bench(tolerable_failures=1).run()
 
     def decline() -> None:
-        bench.advance(0.2)
+        bench.wait(0.2)
         bench.ask(m.DoCheckpoint())
-        bench.advance(0.2)
+        bench.wait(0.2)
         bench.say(READ1, m.CheckpointDecline(0, bench.triggers[-1], READ1, "io error", True))
 
     decline()
-    bench.advance(0.2)
+    bench.wait(0.2)
     bench.checkpoint()
     decline()
     assert bench.state == "running"
@@ -185,7 +184,7 @@ def test_a_decline_that_does_not_count_is_tried_again_without_anybody_hearing_of
     client = bench.ask(m.DoCheckpoint())
     bench.say(READ1, m.CheckpointDecline(0, 1, READ1, "not ready", False))
     assert client not in bench.replies
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.triggers == [1, 2]
     bench.ack(2, *ALL)
     assert bench.replies[client].checkpoint
@@ -201,7 +200,7 @@ def test_metadata_that_cannot_be_written_fails_the_checkpoint_only() -> None:
     assert not [file for file in bench.storage.files if file.startswith(("chk-1/", "shared/"))]
     assert not bench.sink.committed
     bench.storage.refuse = lambda path: False
-    bench.advance(0.2)
+    bench.wait(0.2)
     bench.ask(m.DoCheckpoint())
     earlier = (m.EarlierCommittables(1, (b"kept",)),)
     bench.ack(2, READ0, READ1, WRITE0)
@@ -219,7 +218,7 @@ def test_metadata_of_unknown_fate_keeps_its_files_and_its_output() -> None:
     assert bench.state_file(1, READ0) in bench.storage.files
     bench.storage.refuse = bench.storage.refuse_delete = lambda path: False
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     assert not bench.sink.aborted
     assert bench.state_file(1, READ0).replace("a1", "a0") in bench.storage.files
@@ -280,7 +279,7 @@ def test_the_checkpoint_that_the_job_would_restart_from_is_not_dropped_for_newer
     bench = Bench(retained_checkpoints=1, storage=first.storage, **again).run()
     assert bench.storage.checkpoints() == [2, 3]
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running" and bench.job.restored_from == "memory://checkpoints/chk-2"
     assert bench.checkpoint() == 4
     assert bench.storage.checkpoints() == [4]
@@ -309,7 +308,7 @@ def test_when_all_tasks_are_at_the_end_of_their_data_a_checkpoint_follows_at_onc
     assert bench.triggers == [1]
     bench.ack(1, *ALL, finished=True)
     assert metadata(bench, 1).finished_vertices == (0, 1)
-    bench.advance(100)
+    bench.wait(100)
     assert bench.triggers == [1]  # they are about to finish: another one would only meet that
     bench.finish(*ALL)
     assert bench.ended is not None and bench.ended.state == "finished"
@@ -373,7 +372,7 @@ def test_a_task_that_finishes_while_its_trigger_is_on_the_way_aborts_that_checkp
     bench.finish(READ0)
     assert bench.status.checkpoints_failed == 0 and bench.status.checkpoints == ()
     assert client not in bench.replies
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.triggers == [1, 2]
     assert bench.triggered_tasks(2) == {READ1, WRITE0}
     bench.ack(2, READ1, WRITE0, WRITE1)
@@ -414,7 +413,7 @@ def test_a_failure_during_a_checkpoint_aborts_it_and_cleans_up_its_output() -> N
     assert bench.sink.aborted == [b"1/0"]
     assert bench.storage.checkpoints() == []
     assert not [file for file in bench.storage.files if file.startswith("shared/")]
-    bench.advance(1)
+    bench.wait(1)
     assert not bench.messages(m.Deploy)[-1].restore
 
 
@@ -423,7 +422,7 @@ def test_a_failure_while_the_metadata_is_being_written_waits_for_the_outcome_and
     bench.ask(m.DoCheckpoint())
     bench.ack(1, *ALL, parts=lambda ref: (chunk(bench.state_file(1, ref)),))
     bench.fail(READ1)
-    bench.advance(100)
+    bench.wait(100)
     assert len(bench.messages(m.Deploy)) == 2
     bench.release("publish")
     assert not bench.messages(m.CheckpointCompleted)  # nobody is left to be told
@@ -441,7 +440,7 @@ def test_a_failure_while_the_metadata_is_being_written_in_vain_restores_what_was
     bench.release("publish")
     bench.checkpoint()
     bench.fail(READ1)
-    bench.advance(1)
+    bench.wait(1)
     bench.storage.refuse = lambda path: path.endswith("/_metadata")
     bench.release("publish")
     assert bench.state == "running"
@@ -459,7 +458,7 @@ def test_the_next_attempt_starts_from_the_newest_checkpoint_and_its_leavings_are
     alive = f"shared/{TORN}e1-a1-c2-v0-s1.state"  # is being written
     bench.storage.files[alive] = b"ha"
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert bench.attempt == 1
     assert orphan in bench.storage.files
     bench.checkpoint()
@@ -476,7 +475,7 @@ def test_finished_vertices_are_deployed_as_finished_after_a_failure() -> None:
     bench.ack(1, WRITE0, WRITE1)
     bench.finish(READ0, READ1)
     bench.fail(WRITE0)
-    bench.advance(1)
+    bench.wait(1)
     assert [deploy.finished for deploy in bench.messages(m.Deploy)[-2:]] == [(READ0,), (READ1,)]
     bench.ask(m.DoCheckpoint())
     assert bench.triggers == [1]  # the two sources are about to say that they have finished
@@ -523,7 +522,7 @@ def test_a_stop_whose_checkpoint_fails_leaves_the_job_running() -> None:
     assert "the disk is full" in bench.replies[client].error
     assert "the job runs on" in bench.replies[client].error
     assert bench.state == "running"
-    bench.advance(100)
+    bench.wait(100)
     assert bench.triggers == [1]
 
 
@@ -533,7 +532,7 @@ def test_a_failure_during_a_stop_lets_the_job_go_on_and_says_so() -> None:
     bench.ack(1, READ0)
     bench.fail(READ1)
     assert "goes on" in bench.replies[client].error
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
 
 
@@ -541,8 +540,8 @@ def test_a_stop_asked_for_while_restarting_is_done_when_the_job_runs() -> None:
     bench = Bench().run()
     bench.fail(READ1)
     client = bench.ask(m.DoStop())
-    bench.advance(1)
-    bench.advance(0.2)
+    bench.wait(1)
+    bench.wait(0.2)
     bench.ack(bench.triggers[-1], *ALL)
     assert bench.replies[client].checkpoint
     assert bench.ended is not None and bench.ended.state == "stopped"
@@ -564,7 +563,7 @@ def test_a_drain_goes_on_after_a_failure() -> None:
     bench = Bench().run()
     bench.ask(m.DoStop(drain=True))
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert [x.attempt for x in bench.messages(m.StopSources)] == [0, 0, 1, 1]
     starts = [i for i, (_, x) in enumerate(bench.sent) if isinstance(x, m.Start) and x.attempt == 1]
     stops = [i for i, (_, x) in enumerate(bench.sent) if isinstance(x, m.StopSources) and x.attempt == 1]
@@ -591,29 +590,27 @@ def test_a_job_that_fails_answers_everybody_who_waits() -> None:
 def test_a_wall_clock_that_is_set_back_stops_neither_checkpoints_nor_restarts() -> None:
     bench = Bench(checkpoint_interval_s=10.0).run()
     for n in (1, 2):
-        bench.advance(1)
+        bench.wait(1)
         (wake,) = [token for token in bench.timers if token.startswith("wake")]
-        del bench.timers[wake]
         bench.now_ms -= 3_600_000
-        bench.feed(TimerFired(wake))
+        bench.shell.fire(wake)
         assert bench.triggers == list(range(1, n + 1))
         bench.ack(n, *ALL)
     bench.fail(READ0)
     (restart,) = [token for token in bench.timers if token.startswith("restart")]
-    del bench.timers[restart]
     bench.now_ms -= 3_600_000
-    bench.feed(TimerFired(restart))
+    bench.shell.fire(restart)
     assert bench.state == "running"
 
 
 def test_a_clock_that_is_set_back_after_a_failed_checkpoint_does_not_prolong_the_pause_behind_it() -> None:
     bench = Bench(checkpoint_interval_s=10.0).run()
-    bench.advance(10.1)
+    bench.wait(10.1)
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "the disk is full", counts=True))
-    bench.advance(10.1)
+    bench.wait(10.1)
     bench.now_ms -= 600_000
     bench.ack(2, *ALL)
-    bench.advance(1)
+    bench.wait(1)
     client = bench.ask(m.DoCheckpoint())
     assert bench.triggers == [1, 2, 3], "the pause after checkpoint 1 is long over"
     bench.ack(3, *ALL)
@@ -622,10 +619,10 @@ def test_a_clock_that_is_set_back_after_a_failed_checkpoint_does_not_prolong_the
 
 def test_a_clock_that_is_set_back_during_a_checkpoint_does_not_put_off_the_next_one() -> None:
     bench = Bench(checkpoint_interval_s=10.0).run()
-    bench.advance(10.1)
+    bench.wait(10.1)
     bench.now_ms -= 600_000
     bench.ack(1, *ALL)
-    bench.advance(10.1)
+    bench.wait(10.1)
     assert bench.triggers == [1, 2]
 
 

@@ -91,7 +91,7 @@ def test_a_checkpoint_that_fails_leaves_the_job_as_it_was() -> None:
     assert bench.state == "running"
     assert bench.attempt == 0
     assert bench.closed == [2]
-    bench.advance(1)
+    bench.wait(1)
     bench.checkpoint()
 
 
@@ -99,7 +99,7 @@ def test_slots_that_do_not_come_leave_the_job_as_it_was() -> None:
     bench = Bench(slot_timeout_s=20.0, checkpoint_interval_s=None).run()
     client = rescale(bench, 4)
     assert len(bench.connect(1)) == 1
-    bench.advance(20.1)
+    bench.wait(20.1)
     assert "the job goes on at 2: the job needs 4 slots, and 3 came within 20 s" in bench.replies[client].error
     assert bench.closed == [2]
     assert bench.state == "running" and bench.attempt == 0 and bench.status.slots_needed == 2
@@ -128,7 +128,7 @@ def test_a_failure_before_the_switch_is_a_failure_like_any_other() -> None:
     bench.fail(TaskId(1, 0))
     assert "the job goes on at 2: ValueError: row 7 is bad" in bench.replies[client].error
     assert bench.state == "restarting" and bench.status.restarts == 1
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     assert in_force(bench) == (2, 2, b"graph")
 
@@ -143,7 +143,7 @@ def test_new_tasks_that_cannot_be_deployed_lead_back_to_the_old_ones(parallelism
     assert bench.state == "rescaling"
     bench.answers[m.Deploy] = True
     bench.feed_from(0, m.DeployFailed(1, "pool_size: too small", "", fatal=True))
-    bench.advance(0.1)
+    bench.wait(0.1)
     bench.connect()
     assert f"not rescaled to parallelism {parallelism}, the job goes on at 2" in bench.replies[client].error
     assert bench.state == "running" and bench.status.restarts == 0
@@ -166,7 +166,7 @@ def test_it_goes_back_once_however_many_slots_say_that_the_new_tasks_cannot_be_d
     bench.answers[m.Deploy] = bench.answers[m.Cancel] = True
     for slot in (0, 1, 2):
         bench.feed_cancelled(slot)
-    bench.advance(0.1)
+    bench.wait(0.1)
     assert bench.state == "running"
     assert in_force(bench) == (2, 2, b"graph")
 
@@ -179,7 +179,7 @@ def test_a_new_task_that_fails_before_all_run_leads_back_too() -> None:
     acknowledged_by_all(bench)
     bench.answers[m.Start] = True
     bench.fail(TaskId(0, 2))
-    bench.advance(0.1)
+    bench.wait(0.1)
     assert "the job goes on at 2" in bench.replies[client].error
     assert bench.state == "running"
     assert in_force(bench) == (2, 2, b"graph")
@@ -258,11 +258,11 @@ def test_a_stop_leaves_what_the_program_can_go_on_from_at_its_own_parallelism(ow
     bench.connect()
     acknowledged_by_all(bench)
     bench.ask(m.DoCheckpoint())
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == 250, "in any other one barriers may overtake"
     acknowledged_by_all(bench)
     bench.ask(m.DoStop())
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == timeout_ms
 
 

@@ -42,7 +42,7 @@ def test_once_at_the_start_once_for_each_restart_and_once_for_a_rescale(dealt: l
     bench = Bench(storage=before.storage, restore="latest", job_id="job2").run()
     assert dealt == [(1, 2)]
     bench.fail(TaskId(1, 0))
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     assert dealt == [(1, 2), (1, 2)]
     client = bench.ask(m.DoRescale(1))
@@ -54,7 +54,7 @@ def test_once_at_the_start_once_for_each_restart_and_once_for_a_rescale(dealt: l
 def test_a_job_that_begins_at_the_beginning_waits_for_nothing(dealt: list[tuple[int, int]]) -> None:
     bench = Bench(held=("deal",)).run()
     bench.fail(TaskId(1, 0))
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     assert not dealt and not bench.messages(m.Deploy)[-1].restore
 
@@ -65,7 +65,7 @@ def test_a_slot_that_is_lost_while_it_is_dealt_out_is_replaced_and_that_was_not_
     bench = Bench(held=("deal",)).run()
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
-    bench.advance(1)
+    bench.wait(1)
     assert bench.job.phase is Phase.GATHERING and len(bench.messages(m.Deploy)) == 2
     bench.lose(1)
     bench.release("deal")
@@ -80,7 +80,7 @@ def test_a_job_that_is_cancelled_while_it_is_dealt_out_ends() -> None:
     bench = Bench(held=("deal",)).run()
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
-    bench.advance(1)
+    bench.wait(1)
     bench.feed(CancelRequested("enough"))
     bench.release("deal")
     assert bench.ended is not None and bench.ended.state == "stopped"
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monk
 
     monkeypatch.setattr(restoring, "assign_state", refuse)
     bench.fail(TaskId(1, 0))
-    bench.advance(1)
+    bench.wait(1)
     assert bench.ended is not None and bench.ended.state == "failed"
     assert "the checkpoint to go on from: rows are still being recovered" in str(bench.ended.error)
 
@@ -106,12 +106,12 @@ def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place()
     acknowledge_all(bench)
     assert bench.job.rescaling.stage is Stage.DEALING
     waiting = bench.ask(m.DoCheckpoint())
-    bench.advance(5)
+    bench.wait(5)
     assert bench.job.checkpoints.pending is None and bench.state == "running"
     bench.release("deal")
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-1")
     assert len(bench.slots) == 1
-    bench.advance(2)
+    bench.wait(2)
     acknowledge_all(bench)
     assert bench.replies[waiting].checkpoint == "memory://checkpoints/chk-2"
 
@@ -122,7 +122,7 @@ def test_a_failure_while_a_rescale_deals_out_leaves_the_job_at_the_parallelism_i
     acknowledge_all(bench)
     bench.fail(TaskId(1, 0))
     assert "the job goes on at 2" in bench.replies[client].error
-    bench.advance(1)
+    bench.wait(1)
     bench.release("deal")
     assert bench.state == "running" and len(bench.slots) == 2
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
@@ -154,7 +154,7 @@ def test_each_slot_gets_what_its_tasks_take_over() -> None:
         bench.say(ref, m.CheckpointAck(0, 1, ref, (m.OperatorSnapshot(uid, part),), (chunk.file,), 5))
     assert bench.replies[pending].error == ""
     bench.fail(TaskId(1, 0))
-    bench.advance(1)
+    bench.wait(1)
     deployed = bench.messages(m.Deploy)[3:]
     found = {ref: ops[0].parts[0].chunks[0].id for deploy in deployed for ref, ops in restored(deploy).tasks}
     assert found == {ref: f"c{ref}" for ref in bench.tasks}

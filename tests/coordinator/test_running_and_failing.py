@@ -72,7 +72,7 @@ def test_a_commit_that_fails_for_good_without_checkpoints_fails_the_job_rather_t
     bench.sink.failures = 99
     bench.run()
     bench.finish(*bench.tasks, committables=(("write", (b"x",)),))
-    bench.advance(60)
+    bench.wait(60)
     assert "the target is away" in bench.error
     assert "sink 'write'" in bench.error
     assert bench.attempt == 0
@@ -81,7 +81,7 @@ def test_a_commit_that_fails_for_good_without_checkpoints_fails_the_job_rather_t
 def test_too_few_slots_in_time_name_both_numbers() -> None:
     bench = Bench(slot_timeout_s=20.0).start()
     bench.connect(1)
-    bench.advance(21)
+    bench.wait(21)
     assert isinstance(bench.ended.error, ClusterError)  # type: ignore[union-attr]
     assert "needs 2 slots, and 1 came within 20 s" in bench.error
     assert "too few cores" in bench.error
@@ -93,7 +93,7 @@ def test_slots_that_cannot_be_started_fail_the_job_with_the_reason() -> None:
     for i in range(3):
         bench.feed(SlotRequestFailed(bench.requests[-1], "No module named 'midstream'"))
         assert (bench.ended is None) == (i < 2)
-        bench.advance(1)
+        bench.wait(1)
     assert "No module named 'midstream'" in bench.error
     assert "0 of 2" in bench.error
 
@@ -102,7 +102,7 @@ def test_a_slot_that_fails_to_start_once_is_asked_for_again() -> None:
     bench = Bench().start()
     bench.feed(SlotRequestFailed(bench.requests[0], "killed"))
     bench.feed(SlotRequestFailed(bench.requests[0], "killed"))  # said twice
-    bench.advance(1)
+    bench.wait(1)
     assert len(bench.requests) == 3
     for slot, request in enumerate(bench.requests[1:]):
         bench.feed(SlotConnected(slot, m.Register("h", 1, 1, __import__("coordinator_world").PYTHON, request)))
@@ -124,7 +124,7 @@ def test_slots_that_are_gone_for_good_end_the_job_whatever_it_does_and_name_its_
     if phase == "rescaling":
         bench.answers[m.Cancel] = False
         rescaling = bench.ask(m.DoRescale(1))
-        bench.advance(0.2)
+        bench.wait(0.2)
         bench.ack(2, *bench.tasks)
     assert bench.state == phase
     client = bench.ask(m.DoStop(drain=True))
@@ -175,9 +175,9 @@ def test_a_failed_task_cancels_everything_and_the_next_attempt_is_deployed_after
     bench.fail(READ1)
     assert [x.attempt for x in bench.messages(m.Cancel)] == [0, 0]
     assert bench.state == "restarting"
-    bench.advance(0.4)
+    bench.wait(0.4)
     assert len(bench.messages(m.Deploy)) == 2
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert [d.attempt for d in bench.messages(m.Deploy)] == [0, 0, 1, 1]
     assert bench.state == "running"
     assert bench.status.restarts == 1
@@ -188,7 +188,7 @@ def test_a_failed_task_cancels_everything_and_the_next_attempt_is_deployed_after
 def test_messages_of_an_old_attempt_are_ignored() -> None:
     bench = Bench().run()
     bench.fail(READ1)
-    bench.advance(1)
+    bench.wait(1)
     for message in (
         m.TaskFailed(0, READ0, "late", "", True),
         m.TaskRunning(0, READ0),
@@ -226,7 +226,7 @@ def test_restarts_are_exhausted() -> None:
     bench = Bench(restart=RestartStrategy(kind="fixed", attempts=2, delay_s=0.1)).run()
     for _ in range(2):
         bench.fail(READ0)
-        bench.advance(0.2)
+        bench.wait(0.2)
         assert bench.state == "running"
     bench.fail(READ0)
     assert "failed after 2 restarts" in bench.error
@@ -244,11 +244,11 @@ def test_the_exponential_delay_doubles_and_starts_over_after_a_quiet_time() -> N
     bench = Bench(restart=strategy).run()
     waits = []
     for quiet_s in (0, 0, 0, 0, 101):
-        bench.advance(quiet_s)
+        bench.wait(quiet_s)
         bench.fail(READ0)
         before_ms = bench.now_ms
         for _ in range(100):
-            bench.advance(0.1)
+            bench.wait(0.1)
             if bench.state == "running":
                 break
         waits.append(round((bench.now_ms - before_ms) / 1000, 1))
@@ -260,7 +260,7 @@ def test_a_lost_slot_is_replaced_and_the_others_are_kept() -> None:
     bench.lose(1)
     assert len(bench.requests) == 3
     assert [slot for slot, x in bench.sent if isinstance(x, m.Cancel)] == [0]
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "restarting"
     bench.connect()
     assert bench.state == "running"
@@ -274,7 +274,7 @@ def test_a_slot_lost_while_cancelling_is_not_waited_for() -> None:
     bench.fail(READ0)
     bench.say(READ0, m.Cancelled(0))
     bench.lose(1)
-    bench.advance(1)
+    bench.wait(1)
     bench.connect()
     assert bench.state == "running"
     assert bench.status.restarts == 1
@@ -286,7 +286,7 @@ def test_a_slot_that_does_not_cancel_in_time_is_given_up() -> None:
     bench.answers[m.Cancel] = False
     bench.fail(READ0)
     bench.say(READ0, m.Cancelled(0))
-    bench.advance(31)
+    bench.wait(31)
     assert bench.closed == [1]
     bench.connect()
     bench.feed(SlotMessage(1, m.Cancelled(0)))  # a zombie speaks
@@ -310,7 +310,7 @@ def test_a_slot_lost_while_deploying_is_replaced() -> None:
     bench.connect()
     bench.lose(0)
     bench.answers[m.Deploy] = True
-    bench.advance(1)
+    bench.wait(1)
     bench.connect()
     assert bench.state == "running"
     assert bench.attempt == 1
@@ -319,7 +319,7 @@ def test_a_slot_lost_while_deploying_is_replaced() -> None:
 def test_a_replacement_that_never_comes_is_asked_for_again_after_the_timeout() -> None:
     bench = Bench(slot_timeout_s=20.0).run()
     bench.lose(1)
-    bench.advance(21)
+    bench.wait(21)
     assert bench.ended is None
     assert len(bench.requests) == 4
     late = bench.requests[2]
@@ -339,10 +339,10 @@ def test_a_deployment_that_fails_later_is_a_failure_like_another() -> None:
     bench = Bench().run()
     bench.answers[m.Deploy] = False
     bench.fail(READ0)
-    bench.advance(0.6)
+    bench.wait(0.6)
     bench.answers[m.Deploy] = True
     bench.say(READ0, m.DeployFailed(1, "OSError: storage is away", ""))
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     assert bench.attempt == 2
 
@@ -367,7 +367,7 @@ def test_io_that_hangs_does_not_keep_the_job_from_ending() -> None:
     bench.feed(CancelRequested("Ctrl-C"))
     assert bench.ended is None
     assert bench.state == "stopping"
-    bench.advance(11)
+    bench.wait(11)
     assert bench.ended is not None and bench.ended.state == "stopped"
 
 
@@ -375,7 +375,7 @@ def test_io_that_comes_to_its_end_after_the_job_leads_to_nothing() -> None:
     bench = Bench(held=("publish",)).run()
     bench.checkpoint()
     bench.feed(CancelRequested("Ctrl-C"))
-    bench.advance(11)
+    bench.wait(11)
     assert bench.ended is not None
     bench.release("publish")
     assert not bench.sink.committed
@@ -427,7 +427,7 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     for rows, busy_ms in ((10, 0), (30, 500)):
         beat(0, rows, busy_ms)
         beat(1, rows, 0)
-        bench.advance(1)
+        bench.wait(1)
     read = bench.status.vertices[0]
     assert read.operators[0] == OperatorStatus("read", "read", 2, 60, 60)
     assert read.busy == pytest.approx(0.25)
@@ -435,7 +435,7 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     assert bench.status.slot_memory_bytes == (1000, 1001)
     assert bench.status.edges == ((0, 1, "keyed"),)
     bench.fail(READ1)
-    bench.advance(1)
+    bench.wait(1)
     assert bench.attempt == 1
     assert bench.status.vertices[0].operators[0].rows_out == 60, "totals are those of the job"
     ref = bench.tasks_on(0)[0]
@@ -468,7 +468,7 @@ def test_a_symptom_that_comes_after_its_cause_is_not_mentioned() -> None:
     bench = Bench().run()
     bench.lose(bench.slots[1])
     symptom(bench)
-    bench.advance(2.0)
+    bench.wait(2.0)
     assert [failure.summary for failure in bench.status.failures if "the connection to slot" in failure.summary] == []
     assert len(bench.status.failures) == 1 and "is lost" in bench.status.failures[0].summary
 
@@ -486,15 +486,15 @@ def test_a_lost_connection_waits_for_the_cause_which_is_what_is_reported() -> No
     bench.lose(bench.slots[1])
     assert bench.state == "restarting"
     assert [failure.summary.split(" (")[0] for failure in bench.status.failures] == [f"slot {bench.slots[1]}"]
-    bench.advance(5)
+    bench.wait(5)
     assert bench.status.restarts == 1
 
 
 def test_a_lost_connection_that_nothing_explains_is_a_failure_itself() -> None:
     bench = Bench().run()
     symptom(bench)
-    bench.advance(1.1)
-    bench.advance(5)
+    bench.wait(1.1)
+    bench.wait(5)
     assert bench.status.restarts == 1
     assert bench.status.failures[0].summary == "the connection to slot 1 is lost"
 
@@ -508,7 +508,7 @@ def failing(bench: Bench, times: int, same: str = DIVIDE, summary: str = "divide
     for _ in range(times):
         bench.fail(READ0, summary, same=same)
         if bench.ended is None:
-            bench.advance(100)
+            bench.wait(100)
             assert bench.state == "running", bench.status
 
 
@@ -523,7 +523,7 @@ def test_each_failure_is_told_when_it_happens_with_what_follows() -> None:
     (told,) = bench.told
     assert told.startswith("divide (subtask 0): division by zero\nTraceback …\n")
     assert told.endswith("\nRestart 1 in 0.2 s, from the beginning.")
-    bench.advance(1)
+    bench.wait(1)
     number = bench.checkpoint()
     bench.fail(READ0, "another", same="elsewhere")
     assert bench.told[1].endswith(f"Restart 2 in 0.4 s, from {ROOT}/chk-{number}.")
@@ -578,7 +578,7 @@ def test_slots_that_crash_the_same_way_count_and_outages_do_not() -> None:
         for _ in range(times):
             bench.lose(bench.slots[0], crash, "about to divide")
             bench.connect()
-            bench.advance(100)
+            bench.wait(100)
 
     lose(30, "")
     assert bench.state == "running"

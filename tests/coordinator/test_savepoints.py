@@ -80,7 +80,7 @@ def test_a_savepoint_asked_for_during_a_restart_is_made_once_the_job_runs_again(
     client = bench.ask(m.DoSavepoint(SAVED))
     assert client not in bench.replies
     bench.connect()
-    bench.advance(1)
+    bench.wait(1)
     acknowledge(bench, 2)
     assert bench.replies[client] == m.Reply(checkpoint=SAVED)
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_only_has_to_be_taken_again_makes_one_then() -> None:
     bench = Bench().run()
     client = bench.ask(m.DoSavepoint(SAVED))
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "a task had finished", counts=False))
-    bench.advance(0.2)
+    bench.wait(0.2)
     acknowledge(bench, 2)
     assert bench.replies[client].checkpoint == SAVED
     assert bench.elsewhere[SAVED].checkpoints() == [2]
@@ -194,7 +194,7 @@ def test_a_failure_of_the_job_does_not_disturb_a_savepoint_whose_checkpoint_is_c
     bench.fail(READ0)
     bench.release("savepoint:")
     assert bench.replies[client].checkpoint == SAVED
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
 
 
@@ -207,7 +207,7 @@ def test_a_job_stops_with_a_savepoint() -> None:
     assert all(trigger.stops for trigger in bench.messages(m.TriggerCheckpoint))
     acknowledge(bench, 1)
     assert bench.ended is None and bench.state == "stopping"
-    bench.advance(30)
+    bench.wait(30)
     assert bench.triggers == [1]
     bench.release("savepoint:")
     assert bench.ended is not None and (bench.ended.state, bench.ended.checkpoint) == ("stopped", SAVED)
@@ -250,7 +250,7 @@ def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_fr
     answer = bench.replies[client].error
     assert answer.startswith("no savepoint was made: ") and answer.endswith("it goes on and does not stop")
     assert bench.elsewhere[SAVED].files == {}
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running" and bench.status.restored_from == f"{ROOT}/chk-1"
 
 
@@ -274,7 +274,7 @@ def test_a_failure_while_another_savepoint_is_copied_takes_back_that_of_the_stop
     assert "it goes on and does not stop" in bench.replies[stopping].error and bench.elsewhere[SAVED].files == {}
     bench.release("savepoint:1")
     assert bench.replies[saving].checkpoint == "memory://other"
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
 
 
@@ -293,7 +293,7 @@ def test_a_failure_before_its_checkpoint_is_triggered_only_delays_a_stop() -> No
     bench = Bench(restart=RestartStrategy(kind="fixed", attempts=1, delay_s=0.5)).run()
     bench.fail(READ0)
     client = bench.ask(m.DoStop(savepoint=SAVED))
-    bench.advance(1)
+    bench.wait(1)
     acknowledge(bench, 1)
     assert bench.replies[client].checkpoint == SAVED
 
@@ -356,7 +356,7 @@ def test_a_bounded_job_finishes_its_savepoint_before_it_finishes() -> None:
     client = bench.ask(m.DoSavepoint(SAVED))
     acknowledge(bench, 1)
     bench.end_of_data(*ALL)
-    bench.advance(1)
+    bench.wait(1)
     bench.ack(2, *ALL, finished=True)
     bench.finish(*ALL)
     assert bench.ended is None
@@ -418,7 +418,7 @@ def test_in_a_directory_with_newer_checkpoints_it_becomes_the_newest() -> None:
     bench = Bench(storage=busy.storage, newer_output="keep", **again).run()
     assert bench.status.restored_from == f"{ROOT}/chk-5"
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert bench.status.restored_from == f"{ROOT}/chk-5"
 
 
@@ -473,7 +473,7 @@ class Watched(MemoryStorage):
 
 
 def next_checkpoint(bench: Bench) -> None:
-    bench.advance(0.2)
+    bench.wait(0.2)
     bench.ask(m.DoCheckpoint())
     acknowledge(bench, bench.triggers[-1])
 

@@ -108,11 +108,11 @@ def test_discovery_goes_on_at_its_interval_from_its_position_until_it_is_exhaust
     ask_split(bench, READ0)
     ask_split(bench, READ1)
     assert assigned(bench) == [(0, "a")]
-    bench.advance(1)
+    bench.wait(1)
     assert assigned(bench) == [(0, "a")]
-    bench.advance(1)
+    bench.wait(1)
     assert assigned(bench) == [(0, "a"), (1, "b")]
-    bench.advance(10)
+    bench.wait(10)
     assert source.positions == [None, b"1", b"2"]
 
 
@@ -120,7 +120,7 @@ def test_nothing_more_is_discovered_while_splits_wait_to_be_handed_out() -> None
     bench, source = world(("a", "b"), ("c",))
     bench.run()
     ask_split(bench, READ0)
-    bench.advance(10)
+    bench.wait(10)
     assert source.positions == [None]
     ask_split(bench, READ1)
     assert source.positions == [None, b"1"]
@@ -136,11 +136,11 @@ def test_every_subtask_is_told_once_of_each_round_that_its_last_split_is_handed_
     assert lasts(bench) == [("a", False), ("b", True)]
     assert told(bench) == [READ0, READ1]
     ask_split(bench, READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert lasts(bench)[2:] == [("c", True)]
     assert told(bench) == [READ0, READ1]  # a round of one is at nobody's cost
     ask_split(bench, READ1)
-    bench.advance(1)
+    bench.wait(1)
     ask_split(bench, READ1)
     assert lasts(bench)[3:] == [("d", False), ("e", True)]
     assert told(bench) == [READ0, READ1, READ0, READ1]
@@ -165,7 +165,7 @@ def test_a_split_that_follows_one_of_several_is_waited_for_after_a_restore_too()
     assert lasts(bench) == [("a", False), ("b", False), ("c", False)]
     bench.checkpoint()
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert told(bench) == []
     ask_split(bench, READ0)
     assert lasts(bench)[3:] == [("d", True)]
@@ -189,7 +189,7 @@ def test_after_a_restore_event_time_waits_for_what_the_checkpoint_had_pending() 
     bench.checkpoint()
     told_before = told(bench)
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert told(bench) == [*told_before, READ0, READ1]  # all were handed out in the checkpoint
 
     bench, _ = world(("a", "b"))
@@ -197,7 +197,7 @@ def test_after_a_restore_event_time_waits_for_what_the_checkpoint_had_pending() 
     ask_split(bench, READ0)
     bench.checkpoint()
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     assert told(bench) == []
     ask_split(bench, READ1)
     assert lasts(bench)[-1] == ("b", True)
@@ -225,11 +225,11 @@ def test_after_a_failure_the_splits_of_the_checkpoint_are_handed_out_again() -> 
     ask_split(bench, READ0)
     bench.checkpoint()
     ask_split(bench, READ1)
-    bench.advance(1)
+    bench.wait(1)
     ask_split(bench, READ0)
     assert assigned(bench) == [(0, "a"), (1, "b"), (0, "c")]
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     for ref in (READ1, READ0):
         ask_split(bench, ref)
     assert assigned(bench) == [(1, "b"), (0, "c")]
@@ -241,7 +241,7 @@ def test_without_a_checkpoint_discovery_begins_anew_after_a_failure() -> None:
     bench.run()
     ask_split(bench, READ0)
     bench.fail(READ1)
-    bench.advance(1)
+    bench.wait(1)
     ask_split(bench, READ1)
     assert assigned(bench) == [(1, "a")]
     assert source.positions == [None, None]
@@ -252,9 +252,9 @@ def test_a_discovery_of_an_old_attempt_is_waited_for_and_not_used() -> None:
     bench.run()
     ask_split(bench, READ1)
     bench.held = ("discover",)
-    bench.advance(1)  # the second discovery is under way
+    bench.wait(1)  # the second discovery is under way
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     ask_split(bench, READ0)
     assert assigned(bench) == []
     assert len(bench.waiting) == 1
@@ -277,11 +277,11 @@ def test_a_discovery_that_fails_later_restarts_the_job() -> None:
     bench.run()
     ask_split(bench, READ1)
     source.error = OSError("network is down")
-    bench.advance(1)
+    bench.wait(1)
     assert "OSError: network is down" in bench.status.failures[0].summary
     assert "Traceback" in bench.status.failures[0].details
     source.error = None
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     ask_split(bench, READ0)
     assert assigned(bench) == [(0, "a")]
@@ -292,7 +292,7 @@ def test_a_schema_error_in_discovery_is_fatal() -> None:
     bench.run()
     ask_split(bench, READ0)
     source.error = SchemaError("column x is missing")
-    bench.advance(1)
+    bench.wait(1)
     assert "column x is missing" in bench.error
 
 
@@ -304,7 +304,7 @@ def test_a_drain_gives_nobody_another_split_and_keeps_the_rest_in_the_checkpoint
     assert assigned(bench) == []
     assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0]
     before = len(bench.triggers)
-    bench.advance(60)
+    bench.wait(60)
     assert len(bench.triggers) == before  # until all tasks are at their end, some would be finished and others not
     bench.end_of_data(*bench.job.attempt.phases)
     held = sources_of(bench, bench.checkpoint(finished=True))
@@ -317,7 +317,7 @@ def test_a_discovery_that_fails_while_draining_does_no_harm() -> None:
     bench.run()
     ask_split(bench, READ0)
     bench.held = ("discover",)
-    bench.advance(1)
+    bench.wait(1)
     source.error = OSError("gone")
     bench.ask(m.DoStop(drain=True))
     bench.release()
@@ -366,7 +366,7 @@ def test_sources_are_not_called_side_by_side() -> None:
     bench.checkpoint()
     bench.checkpoint()
     assert len(bench.waiting) == 1
-    bench.advance(3)
+    bench.wait(3)
     assert source.positions == [None]
     bench.held = ()
     bench.release()
@@ -384,7 +384,7 @@ def test_a_commit_that_fails_is_tried_again_in_order() -> None:
     bench.checkpoint()
     assert bench.sink.committed == []
     assert bench.state == "running"
-    bench.advance(2)
+    bench.wait(2)
     assert [n for n, _ in bench.sink.committed] == [1, 2]
 
 
@@ -400,12 +400,12 @@ def test_commits_that_keep_failing_fail_the_attempt_and_nothing_is_deployed_befo
     bench = Bench().run()
     bench.sink.failures = 7
     bench.checkpoint()
-    bench.advance(3.2)
+    bench.wait(3.2)
     assert "the target is away" in bench.status.failures[0].summary
     deployed = len(bench.messages(m.Deploy))
-    bench.advance(0.5)
+    bench.wait(0.5)
     assert len(bench.messages(m.Deploy)) == deployed
-    bench.advance(3)
+    bench.wait(3)
     assert bench.sink.committed == [(1, (b"1/0", b"1/1"))]
     assert bench.state == "running"
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
@@ -416,7 +416,7 @@ def test_a_job_that_fails_for_good_because_of_commits_keeps_them_for_the_next_st
     bench.run()
     bench.sink.failures = 999
     bench.checkpoint()
-    bench.advance(120)
+    bench.wait(120)
     assert "sink 'write': committing what it wrote until checkpoint 1 (kept in the checkpoint" in bench.error
     assert "--from latest): OSError: the target is away" in bench.error
     again = Bench(storage=bench.storage, restore="latest", job_id="job2").start()
@@ -439,7 +439,7 @@ def test_output_of_tasks_that_finished_before_a_failure_without_checkpoints_is_c
     bench.finish(WRITE0, committables=(("write", (b"zero",)),))
     bench.fail(READ0)
     assert bench.sink.aborted == [b"zero"]
-    bench.advance(1)
+    bench.wait(1)
     assert bench.state == "running"
     assert not bench.sink.committed
 

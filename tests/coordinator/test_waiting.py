@@ -167,7 +167,7 @@ def test_slots_that_read_their_state_without_end_fail_the_attempt() -> None:
 def test_slots_and_tasks_that_do_not_answer_are_named() -> None:
     bench = Bench(checkpoint_interval_s=None).start()
     bench.wait(8)
-    assert sentences(bench) == ["waiting for 2 of 2 slots to come, 7 s so far (given up after 60 s)"]
+    assert sentences(bench) == ["waiting for 2 of 2 slots to come, 8 s so far (given up after 60 s)"]
     bench.connect()
     bench.ask(m.DoCheckpoint())
     bench.ack(1, READ0, READ1, WRITE0)
@@ -221,12 +221,12 @@ def test_a_savepoint_that_expires_fails_for_itself_only(request_: m.ClientReques
     bench = Bench(checkpoint_interval_s=None, checkpoint_timeout_s=10.0, tolerable_failures=0).run()
     for _ in range(2):
         client = bench.ask(request_)
-        bench.advance(11)
+        bench.wait(11)
         assert "not complete within 10 s" in bench.replies[client].error
         assert bench.status.failures == () and bench.status.checkpoints_failed == 0
     assert bench.status.checkpoints[0].state == "failed"
     bench.ask(m.DoCheckpoint())
-    bench.advance(11)
+    bench.wait(11)
     assert "1 checkpoints in a row have failed (0 are tolerable)" in bench.status.failures[0].summary
 
 
@@ -237,7 +237,7 @@ def test_the_final_checkpoint_is_tried_again_after_growing_pauses_as_often_as_an
     times = []
     for number in range(1, 5):
         while number not in bench.triggers:
-            bench.advance(0.1)
+            bench.wait(0.1)
         times.append(bench.now_ms)
         bench.ack(number, *ALL, finished=True)
     pauses_s = [round((later - earlier) / 1000, 1) for earlier, later in itertools.pairwise(times)]
@@ -251,7 +251,7 @@ def test_somebody_who_asks_for_a_checkpoint_does_not_wait_for_that_pause() -> No
     bench.end_of_data(*ALL)
     bench.ack(1, *ALL, finished=True)
     bench.ask(m.DoCheckpoint())
-    bench.advance(0.2)
+    bench.wait(0.2)
     assert bench.triggers == [1, 2]
 
 

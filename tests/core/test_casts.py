@@ -87,6 +87,8 @@ def test_what_would_become_another_value_is_refused(column: pa.Array, kind: pa.D
         (pa.array([np.float16(1.5), None], pa.float16()), pa.float64()),
         (pa.array([Decimal("1.50")]), pa.decimal128(10, 1)),
         (pa.array([Decimal("1.5"), None], pa.decimal256(76, 40)), pa.decimal32(9, 1)),
+        (pa.array([Decimal("12300"), None], pa.decimal128(5, -2)), pa.decimal128(7, 2)),
+        (pa.array([], pa.decimal128(5, -2)), pa.decimal128(5, 2)),
         (pa.array(["a", None]), pa.large_string()),
         (pa.array(["a", None]).dictionary_encode(), pa.large_string()),
         (pa.array([b"abc", None]), pa.binary(3)),
@@ -107,6 +109,19 @@ def test_what_stays_the_same_is_cast(column: pa.Array, kind: pa.DataType) -> Non
         assert made.type == kind
         made.validate(full=True)
         assert str(to_python(made)) == str(expected) or to_python(made) == expected
+
+
+def test_below_a_list_that_is_null_there_is_nothing() -> None:
+    """pyarrow leaves what was in memory there: times that no clock shows, and nanoseconds."""
+    kind = pa.list_(pa.time32("s"), 2)
+    lists = pa.array([None, [0, 1], None, [2, 3]], pa.list_(pa.time32("s")))
+    nothing = pa.array([None, None], pa.list_(pa.null()))
+    for column in (lists, lists[1:], lists.cast(pa.large_list(pa.time32("s"))), nothing):
+        made = cast_exactly(column, kind)
+        made.validate(full=True)
+        assert made.type == kind
+        assert made.to_pylist() == column.to_pylist()
+        assert made.values.null_count == 2 * made.null_count
 
 
 @settings(max_examples=400, deadline=None)

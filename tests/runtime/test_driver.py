@@ -149,7 +149,7 @@ class LetsGo(Scripted):
 
 
 def test_a_released_slot_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.runtime.driver.RELEASE_WAIT_S", 0.3)
+    monkeypatch.setattr("midstream.coordinator.shell.RELEASE_WAIT_S", 0.3)
     made: list[LetsGo] = []
 
     def make(plan: JobPlan, now_ms: int) -> LetsGo:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import midstream.coordinator
+import midstream.worker.slot
+from midstream.coordinator.effects import IoKind, TimerKind
+from midstream.sim import coverage
 from midstream.sim.command import simulate
-from midstream.sim.coverage import MACHINES, lines_of, recording, report
+from midstream.sim.coverage import lines_of, recording, report
+from midstream.sim.machines import COORDINATOR_EVENTS, NO_MAILS, TASK_MAILS
+from midstream.sim.pairs import MACHINES
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
 
@@ -17,19 +29,23 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
     for pair in (
         ("barrier handler", "IDLE", "BarrierReceived newer"),
         ("barrier handler", "ALIGNING", "BarrierReceived same"),
-        ("task", "RUNNING", "rows"),
-        ("task", "FINISHING", "checkpoint_completed"),
+        ("barrier handler", "CAPTURING", "BarrierAnnounced same"),
+        ("task", "RUNNING, IDLE", "rows"),
+        ("task", "RUNNING, ALIGNING", "rows"),
+        ("task", "FINISHING, IDLE", "checkpoint_completed"),
+        ("slot request", "LOST", "word of the process"),
         ("slot", "RUNNING", "Cancel"),
         ("coordinator", "RUNNING", "CheckpointAck"),
         ("coordinator", "CANCELLING", "Cancelled"),
         ("task, to the coordinator", "FINISHING", "FINISHED"),
-        ("checkpoint", "COLLECTING", "ack"),
+        ("checkpoint", "COLLECTING", "acknowledge"),
         ("channel", "remote: empty", "buffer"),
         ("channel", "local: data", "take"),
     ):
         assert pair in seen, pair
     for machine in report(pairs):
         assert machine.surprising == (), machine.machine
+        assert machine.unlisted == (), machine.machine
         assert machine.seen + len(machine.unseen) == machine.possible
 
 
@@ -48,6 +64,36 @@ def test_what_was_never_seen_is_listed() -> None:
     text = "\n".join(lines_of(found))
     assert "never in RUNNING" in text
     assert "SURPRISING: Welcome in DEPLOYED" in text
+
+
+def test_what_is_in_no_list_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = tuple(replace(machine, states=machine.states[1:]) for machine in MACHINES)
+    monkeypatch.setattr(coverage, "MACHINES", without)
+    found = report({("slot", "IDLE", "Welcome"): 3})
+    slot = next(machine for machine in found if machine.machine == "slot")
+    assert slot.unlisted == (("IDLE", "Welcome"),) and slot.seen == 0
+    assert "NOT LISTED: Welcome in IDLE" in "\n".join(lines_of(found))
+
+
+def test_every_token_of_the_coordinator_is_listed() -> None:
+    """Whoever asks for a timer or I/O names its kind: there are no others."""
+    listed = set(COORDINATOR_EVENTS)
+    assert {f"timer {kind.value}" for kind in TimerKind} <= listed
+    assert {f"{kind.value} {outcome}" for kind in IoKind for outcome in ("done", "failed")} <= listed
+    used = set()
+    for file in sorted(Path(midstream.coordinator.__path__[0]).glob("*.py")):
+        for call in re.findall(r"(?:set_timer|run_io|self\._run)\(\s*([\w.]+)", file.read_text(encoding="utf-8")):
+            if call not in ("self", "kind"):  # where they are defined, or passed on
+                assert re.fullmatch(r"(TimerKind|IoKind)\.\w+", call), (file.name, call)
+                used.add(call)
+    assert used == {f"{type(kind).__name__}.{kind.name}" for kind in (*TimerKind, *IoKind)}
+
+
+def test_every_mail_that_a_slot_sends_its_tasks_is_listed() -> None:
+    assert midstream.worker.slot.__file__ is not None
+    text = Path(midstream.worker.slot.__file__).read_text(encoding="utf-8")
+    called = set(re.findall(r"(?:\btask|self\._task\(ref\)|self\.tasks\[ref\])\.(\w+)\(", text))
+    assert called == {*TASK_MAILS, *NO_MAILS}
 
 
 def test_the_command_reports_every_machine() -> None:

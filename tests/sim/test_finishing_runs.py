@@ -13,7 +13,8 @@ from midstream.checkpoint.metadata import OperatorState
 from midstream.graph.job_graph import JobGraph, Partitioning
 from midstream.sim.run import run
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.topologies import SHAPES, with_parallelism
+from midstream.sim.shapes import SHAPES
+from midstream.sim.topologies import with_parallelism
 
 KINDS = ("stop", "kill_driver", "stop_savepoint", "rescale")
 

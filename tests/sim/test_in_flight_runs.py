@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from midstream.coordinator import Coordinator
+from midstream.coordinator.events import JobPlan
 from midstream.sim.faults import IN_RECOVERY
+from midstream.sim.keeper import Start
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, Fault, Scenario, draw
-from midstream.sim.topologies import FORWARD, KEYED, SHAPES, Input, Node, Shape, with_parallelism
+from midstream.sim.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
+from midstream.sim.topologies import with_parallelism
 from midstream.worker.checkpoints import TaskCheckpoints
 
 
@@ -104,14 +107,14 @@ STOPPED = IN_RECOVERY.index("stop") + 6 * len(IN_RECOVERY)
 class _Damaged(Run):
     """Before the job goes on, a byte of every file of rows in flight is changed."""
 
-    def _launch(self, shape: Shape, restore: str | None) -> None:
-        if restore is not None:
+    def _plan(self, job_id: str, root: str, shape: Shape, start: Start) -> JobPlan:
+        if start.restore is not None:
             for path, content in self.disk.files.items():
                 if path.endswith(".channels"):
                     changed = bytearray(content)
                     changed[len(changed) // 2] ^= 1
                     self.disk.files[path] = bytes(changed)
-        super()._launch(shape, restore)
+        return super()._plan(job_id, root, shape, start)
 
 
 def test_damaged_rows_in_flight_are_refused_before_a_task_runs() -> None:

@@ -12,7 +12,8 @@ from midstream.graph.job_graph import Partitioning
 from midstream.sim.faults import PARALLELISMS
 from midstream.sim.run import run
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.topologies import SHAPES, with_parallelism
+from midstream.sim.shapes import SHAPES
+from midstream.sim.topologies import with_parallelism
 
 PAIRS = ((1, 2), (2, 1), (2, 3), (3, 2), (4, 8), (8, 3), (5, 6), (7, 4))
 

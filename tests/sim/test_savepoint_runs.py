@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.coordinator import Coordinator
+from midstream.sim.keeper import Keeper
 from midstream.sim.run import Run, run
 from midstream.sim.savepoints import Savepoints
 from midstream.sim.scenario import SAVEPOINTS, Scenario, draw
@@ -31,7 +32,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(Savepoints, "move")
     count(Savepoints, "forget_below")
-    count(Run, "_go_on_from")
+    count(Keeper, "_go_on_from")
     return found
 
 
@@ -77,9 +78,9 @@ class _Forked(Run):
     forks = 0
 
     def _fork(self, share: float = 1.0) -> None:
-        before = self.outcome.launches
+        before = self.keeper.launches
         super()._fork(share)
-        type(self).forks += self.outcome.launches > before
+        type(self).forks += self.keeper.launches > before
 
 
 def _scenario(seed: int) -> Scenario:

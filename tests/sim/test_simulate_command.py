@@ -6,8 +6,9 @@ import pytest
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Options, shrink
-from midstream.sim.command import measure_mutations, parse_seeds, replay, simulate
-from midstream.sim.mutations import applied
+from midstream.sim.command import line_of, measure_mutations, parse_seeds, replay, simulate
+from midstream.sim.kills import applied
+from midstream.sim.mutations import MUTATIONS
 from midstream.sim.run import run
 
 
@@ -31,7 +32,7 @@ def test_two_processes_find_what_one_finds() -> None:
 
 
 def test_a_failing_seed_is_named_made_smaller_and_replayed() -> None:
-    with applied("block_nothing"):
+    with applied(MUTATIONS["block_nothing"]):
         result = simulate(seeds="0:60", topology="union", rows=100, jobs=1)
         assert not result.ok
         seed = result.data["first_failing_seed"]
@@ -100,14 +101,27 @@ def test_a_channel_that_is_none_is_refused(channel: str) -> None:
 
 def test_unknown_mutations_are_refused() -> None:
     with pytest.raises(ConfigError, match="there is no 'typo'"):
-        measure_mutations(names="typo")
+        measure_mutations(names=["typo"])
 
 
-def test_a_mutation_is_reported_with_the_seeds_it_took() -> None:
-    result = measure_mutations(names="block_nothing", jobs=1)
-    assert result.ok
-    assert result.data["mutations"][0]["seeds"] >= 1
-    assert "block_nothing" in result.text
+def test_a_mutation_is_reported_with_the_seeds_it_took_in_its_scenario_and_in_random_ones() -> None:
+    lines: list[str] = []
+    done = measure_mutations(
+        names=["forget_rest"], seeds_max=20, jobs=1, progress=lambda kill: lines.append(line_of(kill))
+    )
+    (found,) = done.data["mutations"]
+    assert done.ok
+    assert 1 <= found["own"]["seeds"] <= 20
+    assert 1 <= found["random"]["seeds"] <= 20
+    assert len(lines) == 1
+    assert lines[0] in done.text
+
+
+def test_a_mutation_that_survives_is_a_hole() -> None:
+    done = measure_mutations(names=["swallow_read_error"], seeds_max=1, jobs=1)
+    assert not done.ok
+    assert done.data["survivors"] == ["swallow_read_error"]
+    assert ">1" in done.text
 
 
 def test_seeds_are_a_range_or_one() -> None:

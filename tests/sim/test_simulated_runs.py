@@ -13,7 +13,7 @@ import pytest
 
 from midstream.sim.run import run
 from midstream.sim.scenario import FAULTS, Fault, draw
-from midstream.sim.topologies import SHAPES
+from midstream.sim.shapes import SHAPES
 from midstream.worker.task import Task
 
 

@@ -34,6 +34,8 @@ COMMANDS = ("run", "list", "status", "checkpoint", "savepoint", "stop", "inspect
             ["--coverage, --jobs: --trace shows one"],
         ),
         (["simulate", "--mutations", "--rows", "0", "--seed", "1"], ["--seed, --rows: --mutations says"]),
+        (["simulate", "--seeds-max", "5"], ["--seeds-max: says how long", "add --mutations"]),
+        (["simulate", "--mutations", "typo", "--seeds-max", "5"], ["there is no 'typo'"]),
         (["rescale"], ["say at which parallelism", "midstream rescale --parallelism 4"]),
         (["rescale", "--parallelism", "0"], ["parallelism 0 is not a positive whole number"]),
         (["rescale", "--parallelism", "40000"], ["parallelism 40000 is above max_parallelism 32768"]),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
+from itertools import chain
 
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of
 from midstream.checkpoint.references import Piece, joined, left_of, pieces_of, sharing
@@ -64,7 +64,13 @@ def assign_channels(
 
 def _in_order(states: list[ChannelState]) -> list[ChannelState]:
     """By consumer, and for each: what it had received (in the order noted), then what it had not."""
-    return sorted(states, key=attrgetter("consumer", "is_output"))
+    by_consumer: dict[int, tuple[list[ChannelState], list[ChannelState]]] = {}
+    for state in states:  # sorting them makes a key of each, and takes three times as long
+        parts = by_consumer.get(state.consumer)
+        if parts is None:
+            parts = by_consumer[state.consumer] = [], []
+        parts[state.is_output].append(state)
+    return [state for consumer in sorted(by_consumer) for part in by_consumer[consumer] for state in part]
 
 
 def _deal(states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph) -> Iterator[ChannelState]:
@@ -100,24 +106,17 @@ def _by_key(
     whose = _ranges(had, max_parallelism) if same_keys else [everything] * had
     owned = _ranges(parallelism, max_parallelism)
     shares: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {}
-    """Of a range of key groups: which consumers have which of them. Those lie side by side, and few ranges occur."""
     for number, (state, pieces) in enumerate(_each_once(states, whose)):
+        if pieces is None:  # nearly always; there may be 130,000 of them
+            first_and_behind = state.key_groups or whose[state.consumer]
+            is_whole = same_keys and state.key_groups is None
+            for subtask, groups in _share(first_and_behind, owned, max_parallelism, shares):
+                kept = None if is_whole and groups == first_and_behind == owned[subtask] else groups
+                yield ChannelState(edge.id, state.producer, subtask, False, state.segments, 0, kept, (), number)
+            continue
         by_consumer: dict[int, list[Piece]] = {}
         for first, behind, skip in pieces:
-            share = shares.get((first, behind))
-            if share is None:
-                last = (behind - 1) * parallelism // max_parallelism
-                consumers = range(first * parallelism // max_parallelism, last + 1)
-                share = shares[first, behind] = [
-                    (i, (max(first, owned[i][0]), min(behind, owned[i][1]))) for i in consumers
-                ]
-            if skip == 0 and len(pieces) == 1:  # nearly always
-                for subtask, groups in share:
-                    is_all = same_keys and state.key_groups is None and groups == (first, behind) == owned[subtask]
-                    kept = None if is_all else groups
-                    yield ChannelState(edge.id, state.producer, subtask, False, state.segments, 0, kept, (), number)
-                break
-            for subtask, (low, high) in share:
+            for subtask, (low, high) in _share((first, behind), owned, max_parallelism, shares):
                 by_consumer.setdefault(subtask, []).append((low, high, skip))
         for subtask, mine in by_consumer.items():
             left = left_of(state, mine)
@@ -128,14 +127,32 @@ def _by_key(
                 yield ChannelState(edge.id, state.producer, subtask, False, segments, skip, kept, ahead, number)
 
 
+def _share(
+    key_groups: tuple[int, int],
+    owned: list[tuple[int, int]],
+    max_parallelism: int,
+    known: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]],
+) -> list[tuple[int, tuple[int, int]]]:
+    """Which consumers have which of these key groups. They lie side by side, and few ranges occur: `known` keeps them."""
+    share = known.get(key_groups)
+    if share is None:
+        first, behind = key_groups
+        last = (behind - 1) * len(owned) // max_parallelism
+        consumers = range(first * len(owned) // max_parallelism, last + 1)
+        share = known[key_groups] = [(i, (max(first, owned[i][0]), min(behind, owned[i][1]))) for i in consumers]
+    return share
+
+
 def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
     """The key groups of each subtask: the first, and one behind the last."""
     ranges = (key_group_range(subtask, parallelism, max_parallelism) for subtask in range(parallelism))
     return [(groups.start, groups.stop) for groups in ranges]
 
 
-def _each_once(states: list[ChannelState], whose: list[tuple[int, int]]) -> Iterator[tuple[ChannelState, list[Piece]]]:
-    """In one order for all consumers, in which those of each old consumer are as they were.
+def _each_once(
+    states: list[ChannelState], whose: list[tuple[int, int]]
+) -> Iterator[tuple[ChannelState, list[Piece] | None]]:
+    """In one order for all consumers, in which those of each old consumer are as they were; no pieces: nothing is gone.
 
     What had been dealt out before is by its numbers, so it is in the same order with all of them, and
     joined. In front of it is what an old consumer had begun with, behind it what came to it since.
@@ -150,12 +167,12 @@ def _each_once(states: list[ChannelState], whose: list[tuple[int, int]]) -> Iter
             dealt_to = state.consumer
         else:
             (behind if state.consumer == dealt_to else front).append(state)
-    for state in front:
-        yield state, pieces_of(state, whose[state.consumer])
-    for sharers in sharing(shared):
-        yield joined(sharers, [whose[state.consumer] for state in sharers])
-    for state in behind:
-        yield state, pieces_of(state, whose[state.consumer])
+    for sharers in chain(([state] for state in front), sharing(shared), ([state] for state in behind)):
+        state = sharers[0]
+        if len(sharers) > 1:
+            yield joined(sharers, [whose[sharer.consumer] for sharer in sharers])
+        else:
+            yield state, pieces_of(state, whose[state.consumer]) if state.skip or state.ahead else None
 
 
 def _ends_now(graph: JobGraph) -> list[_Ends]:

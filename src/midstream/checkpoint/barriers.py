@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TypeAlias
 
 from midstream.core.elements import CheckpointBarrier
@@ -153,6 +154,16 @@ class AbortCheckpoint:
 BarrierInstruction: TypeAlias = Block | Resume | TakeSnapshot | CaptureComplete | AbortCheckpoint
 
 
+class Alignment(Enum):
+    """The state of a handler, as its table names it."""
+
+    IDLE = auto()
+    ALIGNING = auto()
+    OVERTAKING = auto()
+    """ALIGNING, and it may overtake: only channels that cannot be captured are still to be read up to their barriers."""
+    CAPTURING = auto()
+
+
 class _Pending:
     __slots__ = ("announced", "barrier", "capturing", "clear", "may_overtake", "received")
 
@@ -180,6 +191,15 @@ class BarrierHandler:
         self._pending: _Pending | None = None
         self._last_id = -1
         """The newest checkpoint that was begun, taken or cancelled here."""
+
+    @property
+    def state(self) -> Alignment:
+        pending = self._pending
+        if pending is None:
+            return Alignment.IDLE
+        if pending.capturing:
+            return Alignment.CAPTURING
+        return Alignment.OVERTAKING if pending.may_overtake else Alignment.ALIGNING
 
     @property
     def pending_id(self) -> int | None:

@@ -36,6 +36,12 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     fresh: bool = False
     """It began at the beginning, although there were checkpoints."""
+    first: int = 0
+    """The id from which on its own checkpoints are numbered, so that those who come later begin no lower.
+
+    Ids that were claimed and never completed are not to be seen any more once they have been cleaned up; who has
+    claimed one may still write it. 0 in those of older versions.
+    """
 
 
 _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 import msgspec
@@ -159,9 +159,11 @@ def _batches_left(state: ChannelState) -> int:
 
 def sharing(states: Iterable[ChannelState]) -> Iterator[list[ChannelState]]:
     """The states that were dealt out from one reference, together, in the order of their numbers; each has a number."""
-    shared: dict[int, list[ChannelState]] = {}
-    for state in states:
-        assert state.number is not None, state
-        shared.setdefault(state.number, []).append(state)
-    for number in sorted(shared):
-        yield shared[number]
+    together: list[ChannelState] = []
+    for state in sorted(states, key=attrgetter("number")):
+        if together and state.number != together[0].number:
+            yield together
+            together = []
+        together.append(state)
+    if together:
+        yield together

@@ -110,16 +110,18 @@ def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenO
     return TakenOver(epoch, tuple(list_checkpoints(storage)))
 
 
-def say_where_from(storage: Storage, taken: TakenOver, *, giving_up_after: int | None = None, fresh: bool) -> TakenOver:
-    """Write down, for all who come later, which checkpoints count; those that do.
+def say_where_from(
+    storage: Storage, taken: TakenOver, *, giving_up_after: int | None = None, fresh: bool, newest_seen: int = 0
+) -> TakenOver:
+    """Write down, for all who come later, which checkpoints count, and from where on new ones are numbered; those that count.
 
-    `giving_up_after`: of the coordinators before this one none above that id.
+    `giving_up_after`: of the coordinators before this one none above that id. `newest_seen`: see `begin`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
         newest = min(newest, giving_up_after)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
-    storage.create(path, sealed(path, FromFile(newest, fresh)))
+    storage.create(path, sealed(path, FromFile(newest, fresh, next_checkpoint_id(storage, newest_seen))))
     return TakenOver(taken.epoch, tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest))
 
 
@@ -129,7 +131,7 @@ def begin(
     """Clean up after the dead, and begin. `newest_seen`: the newest checkpoint that anybody, such as a sink, knows of."""
     next_id = next_checkpoint_id(storage, newest_seen)
     usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
-    warnings += clean_up(storage, taken.epoch, taken.listed)
+    warnings += clean_up(storage, taken.epoch, taken.listed, next_id)
     return Opened(
         epoch=taken.epoch,
         next_checkpoint_id=next_id,
@@ -140,7 +142,9 @@ def begin(
 
 
 def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
-    return max([0, newest_seen, *_checkpoint_ids(storage)]) + 1
+    """Above every id that anybody has claimed, and may yet publish."""
+    begun = (start.first - 1 for start in _starts(storage).values())
+    return max([0, newest_seen, *begun, *_checkpoint_ids(storage)]) + 1
 
 
 def claim_directory(storage: Storage, job_name: str) -> None:
@@ -457,9 +461,10 @@ def split_retained(
     return kept, dropped, frozenset().union(*(r.files for r in dropped)) - referenced
 
 
-def clean_up(storage: Storage, epoch: int, listed: Collection[Listed]) -> tuple[str, ...]:
+def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: int) -> tuple[str, ...]:
     """Delete state files of earlier epochs that no complete checkpoint references, and unfinished checkpoints.
 
+    Of these only those below `next_id`: a claim that has come since then keeps its id from being used again.
     If any metadata cannot be read, nothing is deleted: it may reference anything. Returns warnings.
     """
     unreadable = [entry.path for entry in listed if entry.metadata is None]
@@ -467,7 +472,7 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed]) -> tuple[
         return (f"left-over files are not cleaned up, because {', '.join(unreadable)} cannot be read",)
     referenced = {file for entry in listed if entry.metadata for file in entry.metadata.files}
     complete = {entry.checkpoint_id for entry in listed}
-    drop(storage, epoch, [n for n in _checkpoint_ids(storage) if n not in complete], ())
+    drop(storage, epoch, [n for n in _checkpoint_ids(storage) if n < next_id and n not in complete], ())
     storage.sweep("", lambda name: _CHECKPOINT.fullmatch(name) is not None)
     _drop_state_files(storage, epoch, lambda file: file.epoch < epoch, referenced)
     for name in storage.list(_EPOCHS):

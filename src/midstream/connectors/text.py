@@ -145,8 +145,9 @@ class TextReader(SplitReader):
     def _open_block(self, data: bytes) -> None:
         if data.isspace() and self._has_no_rows(data):
             return
+        begins = self._lines.position - len(data)  # before it is parsed: a block that is cut again is longer
         batch = self._parsed(data)
-        self._block_start, self._done_rows = self._lines.position - len(data), min(self._skip_rows, batch.num_rows)
+        self._block_start, self._done_rows = begins, min(self._skip_rows, batch.num_rows)
         self._skip_rows -= self._done_rows
         if batch.num_rows > self._done_rows:
             self._rest = batch.slice(self._done_rows)

@@ -6,7 +6,8 @@ inside the closures that it hands out in `RunIo`.
 
 Reading order: `events` (its border), `machine` (what comes next), `attempt` (who runs what),
 `attempts`, `opening`, `deploying`, `checkpoints` (with `completing`, `cleaning`), `committing`, `sources`,
-`slots`, `requests`, `savepoints`, `rescaling`, `failures`; `effects`, `phase` and `status` on the way.
+`slots`, `requests`, `savepoints`, `rescaling`, `failures`; `effects`, `phase` and `status` on the way. `shell` feeds
+the machine and carries out its instructions.
 """
 
 from midstream.coordinator.machine import Coordinator

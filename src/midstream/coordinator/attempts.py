@@ -11,7 +11,7 @@ from typing import Final
 
 from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.deploying import deployments
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure
 from midstream.coordinator.restoring import Dealt
@@ -68,7 +68,7 @@ class Attempts:
     def has_symptom(self, failure: Failure) -> None:
         """A peer is gone. Its cause, which is what people want to read, has a moment to come first."""
         if self._symptom is None:
-            self._symptom = self._effects.set_timer("symptom", CAUSE_WAIT_S, partial(self._fail, failure))
+            self._symptom = self._effects.set_timer(TimerKind.SYMPTOM, CAUSE_WAIT_S, partial(self._fail, failure))
 
     def cancel(self, timeout_s: float) -> None:
         attempt = self._attempt()
@@ -77,7 +77,7 @@ class Attempts:
             self._effects.send(slot, Cancel(attempt.number))
         self._effects.cancel_timer(self._symptom)
         self._symptom = None
-        self._cancel_timer = self._effects.set_timer("cancel", timeout_s, self._cancel_timed_out)
+        self._cancel_timer = self._effects.set_timer(TimerKind.CANCEL, timeout_s, self._cancel_timed_out)
 
     def _cancel_timed_out(self) -> None:
         """Whoever has not answered by now may go on writing: it is let go, and fenced by its attempt."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import Final
 
@@ -43,7 +44,7 @@ from midstream.coordinator.completing import (
     operator_states,
     refusal,
 )
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
@@ -57,6 +58,16 @@ FINAL_RETRY_MS: Final = 1_000
 """The same before the next one without which the job's end cannot come; doubles with each failure."""
 FINAL_RETRY_MS_MAX: Final = 60_000
 HISTORY_MAX: Final = 20
+
+
+class Progress(Enum):
+    """How far the one in progress is."""
+
+    NONE = auto()
+    COLLECTING = auto()
+    PUBLISHING = auto()
+    ORPHANED = auto()
+    """PUBLISHING, and the attempt is over."""
 
 
 @dataclass(slots=True)
@@ -186,6 +197,14 @@ class Checkpoints:
         self._names = names_of(plan.graph)
 
     @property
+    def progress(self) -> Progress:
+        if self.pending is None:
+            return Progress.NONE
+        if not self.pending.publishing:
+            return Progress.COLLECTING
+        return Progress.ORPHANED if self.pending.attempt_is_over else Progress.PUBLISHING
+
+    @property
     def settled(self) -> bool:
         """It is known which checkpoint is the newest."""
         return self.pending is None or not self.pending.publishing
@@ -215,7 +234,7 @@ class Checkpoints:
             if self._wake is not None:
                 self._effects.cancel_timer(self._wake[1])
             woken = partial(self._woken, due_ms)
-            self._wake = due_ms, self._effects.set_timer("wake", (due_ms - now_ms) / 1000, woken)
+            self._wake = due_ms, self._effects.set_timer(TimerKind.WAKE, (due_ms - now_ms) / 1000, woken)
         return now_ms >= due_ms or self._woken_for_ms == due_ms
 
     def _woken(self, due_ms: int) -> None:
@@ -271,7 +290,7 @@ class Checkpoints:
             self._effects.send(slot, trigger)
         timeout_s = self._plan.config.checkpoint_timeout_s
         expired = partial(self._expired, checkpoint_id, timeout_s)
-        pending.timer = self._effects.set_timer(f"checkpoint:{checkpoint_id}", timeout_s, expired)
+        pending.timer = self._effects.set_timer(TimerKind.CHECKPOINT, timeout_s, expired, checkpoint_id)
         return checkpoint_id
 
     def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt) -> None:
@@ -329,7 +348,7 @@ class Checkpoints:
         if self.storage is not None:
             look = partial(check_epoch, self.storage, self.epoch)
             what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
-            self._effects.run_io("epoch", look, self._epochs_seen, waits_for=what)
+            self._effects.run_io(IoKind.EPOCH, look, self._epochs_seen, waits_for=what)
 
     def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
@@ -442,7 +461,7 @@ class Checkpoints:
         what = self.publishing_call
         assert what is not None
         published = partial(self._published, pending, metadata, own)
-        self._effects.run_io(f"publish:{pending.checkpoint_id}", work, published, waits_for=what)
+        self._effects.run_io(IoKind.PUBLISH, work, published, about=pending.checkpoint_id, waits_for=what)
 
     def _published(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from midstream.checkpoint.store import FencedError, drop, drop_attempts_before
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 
@@ -47,14 +47,20 @@ class Cleaning:
         checkpoints, files, before = sorted(self._checkpoints), frozenset(self._files), self._before
         self._checkpoints, self._files, self._before = set(), set(), None
         work = partial(_clean, self.storage, self.epoch, checkpoints, files, before)
-        done = partial(self._done, checkpoints, files)
-        self._effects.run_io("clean", work, done, waits_for="old checkpoint files to be deleted")
+        done = partial(self._done, checkpoints, files, before)
+        self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self) -> None:
         """Touch nothing more: somebody else owns the directory."""
         self._stopped = True
 
-    def _done(self, checkpoints: list[int], files: frozenset[str], outcome: Done[None] | Failed) -> None:
+    def _done(
+        self,
+        checkpoints: list[int],
+        files: frozenset[str],
+        before: tuple[int, frozenset[str]] | None,
+        outcome: Done[None] | Failed,
+    ) -> None:
         self._running = False
         if isinstance(outcome, Done):
             self.run()
@@ -63,6 +69,7 @@ class Cleaning:
         else:
             self._checkpoints.update(checkpoints)
             self._files.update(files)
+            self._before = self._before or before  # what was referred to then and is not now is among `files`
             self._warn(f"old checkpoint files could not be deleted (tried again later): {outcome.error}")
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from midstream.checkpoint.metadata import Committables, names_of
 from midstream.coordinator.completing import merged
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.failures import Failure, failure_of
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
@@ -132,26 +132,27 @@ class Committing:
             return
         if self._commits and not self.stalled:
             what = self._commits[0].what
-            self._run("commit", what, self._committed, partial(self._commit, what))
+            self._run(IoKind.COMMIT, what, self._committed, partial(self._commit, what))
         elif self._aborts:
             what = self._aborts.popleft()
-            self._run("abort", what, self._aborted, partial(self._abort, what))
+            self._run(IoKind.ABORT, what, self._aborted, partial(self._abort, what))
 
     def _run(
         self,
-        name: str,
+        kind: IoKind,
         what: Committables,
         done: Callable[[Committables, Done[None] | Failed], None],
         work: Callable[[], None],
     ) -> None:
         self._running = True
         sink, _ = self._sinks[what.uid]
-        does = "commit what it wrote" if name == "commit" else "clean up what was never completed"
-        until = f" until checkpoint {what.checkpoint_id}" if name == "commit" and what.checkpoint_id else ""
+        does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
+        until = f" until checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
         self._effects.run_io(
-            f"{name}:{what.uid}:{what.checkpoint_id}",
+            kind,
             work,
             partial(done, what),
+            about=f"{what.uid}:{what.checkpoint_id}",
             waits_for=f"sink {sink!r} to {does}{until}",
             has_limit=True,
         )
@@ -167,7 +168,7 @@ class Committing:
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
-            self._timer = self._effects.set_timer(f"commit:{what.uid}", delay_s, self._try_again)
+            self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
             return
         self.stalled = True
         self._fail(failure_of(outcome.error, self._where(what)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeVar, cast
 
 from midstream.coordinator.events import (
@@ -29,6 +30,52 @@ from midstream.core.seams import Done, Failed
 from midstream.protocol.messages import Reply, ToSlot
 
 T = TypeVar("T")
+
+
+class TimerKind(Enum):
+    """What a timer is for. The first word of its token."""
+
+    WAKE = "wake"
+    """The next checkpoint may be due."""
+    CHECKPOINT = "checkpoint"
+    """One has not been completed in time."""
+    COMMIT = "commit"
+    """A commit that has failed is tried again."""
+    DISCOVER = "discover"
+    """A source is asked for splits again."""
+    SYMPTOM = "symptom"
+    """Nothing has explained by now what a task has said of its peers."""
+    CANCEL = "cancel"
+    """Slots have not cancelled their tasks in time."""
+    SLOTS = "slots"
+    """Slots have not come in time."""
+    SLOT_RETRY = "slot-retry"
+    RESTART = "restart"
+    """The pause before the next attempt is over."""
+    END = "end"
+    """I/O that is still under way keeps the job from ending no longer."""
+
+
+class IoKind(Enum):
+    """What a piece of I/O does. The first word of its token."""
+
+    OPEN = "open"
+    DEAL = "deal"
+    """A checkpoint is dealt out to the tasks that go on from it."""
+    PUBLISH = "publish"
+    COMMIT = "commit"
+    ABORT = "abort"
+    CLEAN = "clean"
+    EPOCH = "epoch"
+    DISCOVER = "discover"
+    SETTLED = "settled"
+    """A source is told of a completed checkpoint."""
+    CLOSE = "close"
+    """A source is closed."""
+    RESCALE = "rescale"
+    SAVEPOINT_PLACE = "savepoint-place"
+    SAVEPOINT = "savepoint"
+    SAVEPOINT_DISCARD = "savepoint-discard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +123,9 @@ class Effects:
     def end(self, ended: JobEnded) -> None:
         self._out.append(ended)
 
-    def set_timer(self, name: str, delay_s: float, then: Callable[[], None]) -> str:
-        """Its token, for `cancel_timer`. `name` is for who reads a trace."""
-        token = self._token(name)
+    def set_timer(self, kind: TimerKind, delay_s: float, then: Callable[[], None], about: object = None) -> str:
+        """Its token, for `cancel_timer`. `about` is for who reads a trace."""
+        token = self._token(kind, about)
         self._timers[token] = then
         self._out.append(SetTimer(token, max(0.0, delay_s), cause=self.cause))
         return token
@@ -90,22 +137,23 @@ class Effects:
 
     def run_io(
         self,
-        name: str,
+        kind: IoKind,
         work: Callable[[], T],
         done: Callable[[Done[T] | Failed], None],
         *,
+        about: object = None,
         waits_for: str,
         has_limit: bool = False,
     ) -> None:
         """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.waiting`."""
-        token = self._token(name)
+        token = self._token(kind, about)
         told = cast("Callable[[Done[object] | Failed], None]", done)
         self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
         self._out.append(RunIo(token, work, cause=self.cause))
 
-    def _token(self, name: str) -> str:
+    def _token(self, kind: TimerKind | IoKind, about: object) -> str:
         self._tokens += 1
-        return f"{name}-{self._tokens}"
+        return f"{kind.value}:{about}-{self._tokens}" if about is not None else f"{kind.value}-{self._tokens}"
 
     # ---- outcomes ----
 
@@ -135,6 +183,18 @@ class Effects:
     def take(self) -> list[Instruction]:
         out, self._out = self._out, []
         return out
+
+
+def timer_kind(token: str) -> TimerKind:
+    return TimerKind(_first_word(token))
+
+
+def io_kind(token: str) -> IoKind:
+    return IoKind(_first_word(token))
+
+
+def _first_word(token: str) -> str:
+    return token.rpartition("-")[0].partition(":")[0]
 
 
 def brief(event: CoordinatorEvent) -> str:

@@ -1,6 +1,6 @@
 """What can happen to a coordinator, and what it can ask for: the whole border between it and the world.
 
-Whoever runs a coordinator (`midstream.runtime`, `midstream.sim`) feeds it events one at a time and
+The shell around a coordinator (`shell`) feeds it events one at a time, until it has ended, and
 carries out the instructions of each step in order before the next event. What an instruction
 leads to comes back as another event, later. Nothing else crosses this border.
 """
@@ -58,8 +58,7 @@ class Started:
 class SlotConnected:
     """A slot has authenticated itself and registered.
 
-    `slot` is a number from 0 that whoever runs the coordinator gives to each connection and never
-    gives again. It is the slot's id everywhere; the answer `Welcome` tells it to the slot.
+    `slot` is a number from 0 that is given to each connection and never given again. It is the slot's id everywhere; the answer `Welcome` tells it to the slot.
     """
 
     slot: int
@@ -76,7 +75,7 @@ class SlotMessage:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """The connection is gone or no heartbeat came in time. Heartbeats are the business of the runner."""
+    """The connection is gone or no heartbeat came in time. Heartbeats are the business of the lines."""
 
     slot: int
     reason: str
@@ -230,7 +229,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The last instruction of all but answers to later questions: slots are released, I/O is over.
+    """The last instruction of all: slots are released, I/O is over.
 
     `error` is set when the state is `failed`; it is ready to be raised to the user, and carries the
     traceback of the user's function in its text where there is one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, TimerKind
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, MidstreamError, SchemaError
 from midstream.core.tracebacks import kind_and_line, users_part
@@ -110,7 +110,7 @@ class Restarts:
 
     def delay(self, delay_s: float) -> None:
         self._effects.cancel_timer(self._delay)
-        self._delay = self._effects.set_timer("restart", delay_s, self._delay_is_over)
+        self._delay = self._effects.set_timer(TimerKind.RESTART, delay_s, self._delay_is_over)
 
     def _delay_is_over(self) -> None:
         self._delay = None

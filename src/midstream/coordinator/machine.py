@@ -29,7 +29,7 @@ from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, Listener
 from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
-from midstream.coordinator.effects import Effects, brief
+from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
 from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
@@ -137,8 +137,8 @@ class Coordinator:
     # ---- events ----
 
     def _on(self, event: ev.CoordinatorEvent) -> None:
-        if self.phase is Phase.ENDED and not isinstance(event, ev.ClientAsked):
-            return  # I/O that hung until nobody waited for it any more, slots that are gone
+        if self.phase is Phase.ENDED:
+            raise InvariantError(f"{type(event).__name__} after the end")
         match event:
             case ev.Started():
                 self._start()
@@ -182,7 +182,7 @@ class Coordinator:
         copies = copies_in(self.plan)
         if copies:
             what += f", and {self.plan.restore} to be copied to it"
-        self._effects.run_io("open", work, self._opened, waits_for=what, has_limit=not copies)
+        self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=not copies)
 
     def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
         if self.phase is not Phase.OPENING:
@@ -611,7 +611,7 @@ class Coordinator:
         self._sources.stop()
         self._committing.give_up()
         self.slots.release(why)
-        self._effects.set_timer("end", END_TIMEOUT_S, self._conclude)
+        self._effects.set_timer(TimerKind.END, END_TIMEOUT_S, self._conclude)
 
     def _try_conclude(self) -> bool:
         if self._effects.io_in_flight:

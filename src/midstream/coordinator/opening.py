@@ -156,7 +156,11 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
 
     start, decision, copied = _while_it_moves_on(plan, open_storage, look)
     taken = say_where_from(
-        storage, taken, giving_up_after=decision.after if decision.takes_back else None, fresh=plan.fresh
+        storage,
+        taken,
+        giving_up_after=decision.after if decision.takes_back else None,
+        fresh=plan.fresh,
+        newest_seen=decision.newest_seen,
     )
     if start.metadata is not None:
         take_back(decision, start.metadata)

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from functools import partial
 
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.requests import NO_STORAGE
 from midstream.coordinator.restoring import Restoring
@@ -97,7 +97,7 @@ class Rescaling:
             work = partial(plan.rescaled, parallelism)
             planned = partial(self._planned, self._current)
             what = f"the plan of the job at parallelism {parallelism}"
-            self._effects.run_io(f"rescale:{parallelism}", work, planned, waits_for=what)
+            self._effects.run_io(IoKind.RESCALE, work, planned, about=parallelism, waits_for=what)
 
     def _planned(self, rescale: _Rescale, outcome: Done[JobPlan] | Failed) -> None:
         if self._current is not rescale:

@@ -16,7 +16,7 @@ import msgspec
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import JobPlan
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
@@ -81,7 +81,7 @@ class Restoring:
         """Then `done`, which answers whether it is still wanted; only then it is kept."""
         ready = partial(self._ready, (metadata, plan.graph), done)
         what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
-        self._effects.run_io("deal", partial(deal, metadata, plan), ready, waits_for=what)
+        self._effects.run_io(IoKind.DEAL, partial(deal, metadata, plan), ready, waits_for=what)
 
     def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
         """Whether the next attempt can go on with it. If not, it is being dealt out, and there will be an event."""

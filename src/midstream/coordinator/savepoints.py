@@ -24,7 +24,7 @@ from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
 from midstream.checkpoint.store import FencedError, check_epoch
 from midstream.coordinator.attempt import Attempt
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.requests import NO_STORAGE, Requests, Stop
 from midstream.core.errors import StorageError
@@ -119,7 +119,7 @@ class Savepoints:
             self._all.append(savepoint)
             work = partial(claim_place, self._open_storage, place, self._root, self._about)
             what = f"the place of a savepoint, {place or 'below the checkpoint directory'}, to be made"
-            self._effects.run_io("savepoint-place", work, partial(self._claimed, savepoint), waits_for=what)
+            self._effects.run_io(IoKind.SAVEPOINT_PLACE, work, partial(self._claimed, savepoint), waits_for=what)
 
     def _claimed(self, savepoint: _Savepoint, outcome: Done[Place] | Failed) -> None:
         if isinstance(outcome, Failed):
@@ -164,7 +164,7 @@ class Savepoints:
             work = partial(_copy, source, savepoint.metadata, savepoint.place)
             what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
             copied = partial(self._copied, savepoint)
-            self._effects.run_io(f"savepoint:{savepoint.checkpoint_id}", work, copied, waits_for=what)
+            self._effects.run_io(IoKind.SAVEPOINT, work, copied, about=savepoint.checkpoint_id, waits_for=what)
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
         assert savepoint.place is not None
@@ -213,7 +213,7 @@ class Savepoints:
         else:
             gone = partial(self._discarded, savepoint)
             what = f"the place of a savepoint that is not made, {savepoint.place.url}, to be cleared"
-            self._effects.run_io("savepoint-discard", partial(discard, savepoint.place), gone, waits_for=what)
+            self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.place), gone, waits_for=what)
 
     def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:
         """If that failed: what is left of it cannot be restored, and says so."""

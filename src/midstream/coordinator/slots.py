@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from midstream.coordinator.dropped import Dropped, late_rows, late_timers
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.failures import Failure
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
@@ -90,7 +90,7 @@ class Slots:
             self._open.add(request)
             self._effects.request_slot(request)
         if not self.complete and self._timer is None:
-            self._timer = self._effects.set_timer("slots", self._timeout_s, self._timed_out)
+            self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
 
     def resize(self, needed: int) -> None:
         """So many from now on; of those that are too many, requests are forgotten first, then the newest let go."""
@@ -140,7 +140,7 @@ class Slots:
             self._fail(Failure(str(error), "", error, fatal=True))
             return
         self._warn(text)
-        self._effects.set_timer("slot-retry", RETRY_S, self._ask_again)
+        self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._ask_again)
 
     def _ask_again(self) -> None:
         if self._is_gathering:

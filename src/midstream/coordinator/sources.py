@@ -24,7 +24,7 @@ import msgspec
 from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition
 from midstream.checkpoint.state_files import read_parts
 from midstream.coordinator.attempt import Attempt
-from midstream.coordinator.effects import Effects
+from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.failures import Failure, failure_of
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
@@ -234,15 +234,16 @@ class Sources:
             work = partial(_tell, state.spec, settled, self.storage)
             what = f"source {state.spec.name!r} to take note of a checkpoint"
             told = partial(self._told, state)
-            self._effects.run_io(f"settled:{state.spec.uid}", work, told, waits_for=what, has_limit=True)
+            self._effects.run_io(IoKind.SETTLED, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
         elif self._is_open and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
             work_discover = partial(state.spec.source.discover, state.position, context)
             self._effects.run_io(
-                f"discover:{state.spec.uid}",
+                IoKind.DISCOVER,
                 work_discover,
                 partial(self._discovered, state, state.generation),
+                about=state.spec.uid,
                 waits_for=f"source {state.spec.name!r} to find its splits",
                 has_limit=True,
             )
@@ -273,7 +274,7 @@ class Sources:
         if not state.exhausted:
             again = partial(self._timer_fired, state)
             interval_s = state.spec.source.discovery_interval_s
-            state.timer = self._effects.set_timer(f"discover:{state.spec.uid}", interval_s, again)
+            state.timer = self._effects.set_timer(TimerKind.DISCOVER, interval_s, again, state.spec.uid)
         self._tell_assigned(state)
         self._hand_out(state)
         self._next_call(state)
@@ -291,7 +292,7 @@ class Sources:
             state.busy = True
             what = f"source {state.spec.name!r} to be closed"
             closed = partial(self._closed, state)
-            self._effects.run_io(f"close:{state.spec.uid}", state.spec.source.close, closed, waits_for=what)
+            self._effects.run_io(IoKind.CLOSE, state.spec.source.close, closed, about=state.spec.uid, waits_for=what)
 
     def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):

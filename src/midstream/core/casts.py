@@ -52,7 +52,7 @@ def _cast(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     try:
         if pa.types.is_integer(given) and pa.types.is_decimal(kind):
             column = column.cast(pa.decimal128(20, 0))  # pyarrow asks for room for all integers, not for these
-        if pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and _is_far(column.type, kind):
+        if pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and _must_be_one_by_one(column.type, kind):
             return _cast_one_by_one(column, kind, path)
         made = column.cast(kind)
     except pa.ArrowException as error:
@@ -88,9 +88,10 @@ def _cast_list(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         between = column.cast(pa.large_list(column.type.value_type))
         items = pa.large_list(kind.value_type)
         try:
-            return _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
+            made = _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
         except pa.ArrowException as error:
             raise CastRefused(_refusal(column.type, kind, path, str(error))) from error
+        return _without_garbage(made) if pa.types.is_fixed_size_list(kind) and made.null_count else made
     items = _cast(column.flatten(), kind.value_type, f"{path}[]")
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
@@ -98,6 +99,13 @@ def _cast_list(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     listed = pa.LargeListArray if is_large else pa.ListArray
     width = pa.int64() if is_large else pa.int32()
     return listed.from_arrays(pa.array(offsets, width), items, type=kind, mask=_mask(column))
+
+
+def _without_garbage(lists: pa.FixedSizeListArray) -> pa.FixedSizeListArray:
+    """The same with nulls below its nulls, where pyarrow's cast leaves whatever was in memory."""
+    is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
+    places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+    return pa.FixedSizeListArray.from_arrays(lists.flatten().take(places), type=lists.type, mask=lists.is_null())
 
 
 def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
@@ -115,10 +123,13 @@ def _cast_map(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
     )
 
 
-def _is_far(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether the point moves so far that pyarrow, which knows no such power of ten, makes other values."""
+def _must_be_one_by_one(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether pyarrow cannot compare these decimals (a negative scale), or makes other values of them.
+
+    It does where the point moves further than the largest power of ten that it knows.
+    """
     powers = {32: 9, 64: 18, 128: 38, 256: 76}
-    return bool(abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
+    return bool(given.scale < 0 or abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
 
 
 def _cast_one_by_one(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:

@@ -1,10 +1,9 @@
-"""The driver's side of a job: carries out what the Coordinator decides, on a thread of its own.
+"""The driver's side of a job: a coordinator in its shell, on a thread of its own.
 
-The Coordinator is a pure machine. This feeds it one event at a time and executes its instructions
-in order: slots are asked for from a SlotProvider, connect to our control port, prove themselves and
-register; their messages, losses and silences become events; timers and I/O too. Questions come from
-the `Job` handle (any thread) or over a connection of the command line. When the job has ended, for
-whatever reason, everything that was opened for it is closed before anyone hears of it.
+What happens between the two is `coordinator.shell`'s. This is what the shell runs on here: an event
+loop, a SlotProvider, our control port, at which slots prove themselves and register, and people.
+Questions come from the `Job` handle (any thread) or over a connection of the command line. When the
+job has ended, for whatever reason, everything that was opened for it is closed before anyone hears of it.
 """
 
 from __future__ import annotations
@@ -15,44 +14,19 @@ import secrets
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from midstream.coordinator import Coordinator
-from midstream.coordinator.events import (
-    CancelRequested,
-    CancelTimer,
-    ClientAsked,
-    CloseSlot,
-    CoordinatorEvent,
-    Instruction,
-    IoDone,
-    JobEnded,
-    JobPlan,
-    ReplyTo,
-    RequestSlot,
-    RunIo,
-    Send,
-    SetTimer,
-    SlotConnected,
-    SlotLost,
-    SlotMessage,
-    SlotRequestFailed,
-    SlotsGone,
-    Started,
-    Tell,
-    TimePassed,
-    TimerFired,
-)
-from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
+from midstream.coordinator.events import JobEnded, JobPlan
+from midstream.coordinator.shell import CoordinatorMachine, Shell
+from midstream.core.errors import InvariantError, MidstreamError, StorageError
 from midstream.core.row_text import printable
-from midstream.core.seams import Done, Failed, Timer
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.protocol.job_status import FailureStatus, JobStatus
 from midstream.protocol.messages import ClientRequest, FromSlot, GetLogs, Logged, Register, Reply
@@ -66,27 +40,12 @@ from midstream.runtime.storage import FileStorage
 
 END_TIMEOUT_S: Final = 6.0
 """How long peers may take to hear of the end, before they are cut off."""
-RELEASE_WAIT_S: Final = 10.0
-"""How long the process of a slot that was released may take to end by itself."""
 EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
-TELL_TIME_S: Final = 1.0
-EXIT_WAIT_S_MAX: Final = 0.8
-"""How long a slot whose connection is gone waits for word of how its process has ended, before it counts as lost. Shorter
-than the coordinator waits for the cause of what its peers see of it."""
-_ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 _log = logging.getLogger(__name__)
 _told = logging.getLogger("midstream")
 """What the users of a job are to hear."""
-
-
-class CoordinatorMachine(Protocol):
-    """`midstream.coordinator.Coordinator`, or a probe in tests."""
-
-    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]: ...
-
-    def status(self, now_ms: int) -> JobStatus: ...
 
 
 class Driver:
@@ -107,22 +66,15 @@ class Driver:
         """Set once all is over and closed; `outcome` is there then."""
         self.awaited = 0
         """How many wait for the end, and hear of a failure from there."""
-        self.outcome: JobEnded | None = None
         self._slots = slots
         self._loop = EventLoop("driver", fatal=self._fatal)
-        self._coordinator = make_coordinator(plan, self._loop.now_ms())
+        coordinator = make_coordinator(plan, self._loop.now_ms())
         self._log_levels = levels_set()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._lines = Lines(
             self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self, modules=plan.modules
         )
-        self._events: deque[CoordinatorEvent] = deque()
-        self._stepping = False
-        self._timers: dict[str, Timer] = {}
-        self._requests: dict[str, int | None] = {}
-        """Requests that are open (None) or that a connected slot answers."""
-        self._lost: dict[int, str] = {}
-        """Slots whose connection is gone, and how; see `EXIT_WAIT_S_MAX`."""
+        self._shell = Shell(coordinator, self._loop, self._lines, self)
         self._logs = JobLogs()
         self._client_count = 0
         self._clients: dict[int, ClientLine | Future[Reply]] = {}
@@ -131,6 +83,10 @@ class Driver:
         """Questions of other threads that are not answered; their last resort when the loop has ended."""
         self._announced: Path | None = None
         self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
+
+    @property
+    def outcome(self) -> JobEnded | None:
+        return self._shell.outcome
 
     # ---- for other threads
 
@@ -164,7 +120,7 @@ class Driver:
 
     def cancel(self, reason: str) -> None:
         """End the job now; returns at once."""
-        self._loop.post(partial(self._feed, CancelRequested(reason)))
+        self._loop.post(partial(self._shell.cancel, reason))
 
     # ---- the thread
 
@@ -204,106 +160,33 @@ class Driver:
             except KeyError:  # another thread took the last one
                 return
             if not future.done():
-                future.set_result(self._ended_reply())
-
-    # ---- events and instructions
+                future.set_result(self._shell.last_reply)
 
     def _begin(self) -> None:
         self._lines.start()
-        self._feed(Started())
-        self._tell_time(self._loop.monotonic_s())
+        self._shell.start()
 
-    def _feed(self, event: CoordinatorEvent) -> None:
-        """One event after the other: what an instruction brings about at once waits for its turn."""
-        self._events.append(event)
-        if self._stepping:
-            return
-        self._stepping = True
-        try:
-            while self._events and self.outcome is None:
-                for instruction in self._coordinator.handle(self._events.popleft(), self._loop.now_ms()):
-                    self._execute(instruction)
-        finally:
-            self._stepping = False
+    # ---- for the shell: slots
 
-    def _tell_time(self, since_s: float) -> None:
-        """As a machine that slept has slept: no wait is longer for it than one interval."""
-        if self.outcome is not None:
-            return
-        now_s = self._loop.monotonic_s()
-        self._feed(TimePassed(min(now_s - since_s, 2 * TELL_TIME_S)))
-        self._loop.call_later(TELL_TIME_S, partial(self._tell_time, now_s))
+    @property
+    def slots_gone(self) -> str:
+        return self._slots.gone
 
-    def _execute(self, instruction: Instruction) -> None:
-        match instruction:
-            case Send(slot, message):
-                self._lines.send(slot, message)
-            case RequestSlot(request):
-                self._request_slot(request)
-            case CloseSlot(slot, _):
-                self._lines.release(slot)
-                self._loop.call_later(RELEASE_WAIT_S, partial(self._abandon, slot))
-            case SetTimer(token, delay_s):
-                assert token not in self._timers, token
-                self._timers[token] = self._loop.call_later(delay_s, partial(self._timer_fired, token))
-            case CancelTimer(token):
-                timer = self._timers.pop(token, None)
-                if timer is not None:
-                    timer.cancel()
-            case RunIo(token, work):
-                self._loop.submit(work, partial(self._io_done, token))
-            case ReplyTo(client, reply):
-                self._reply(client, reply)
-            case Tell(text):
-                _told.warning("job %s: %s", printable(self.plan.config.name), printable(text))
-            case JobEnded():
-                self._conclude(instruction)
-            case _:
-                raise InvariantError(f"the driver does not know the instruction {instruction!r}")
-
-    def _timer_fired(self, token: str) -> None:
-        del self._timers[token]
-        self._feed(TimerFired(token))
-
-    def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
-        self._feed(IoDone(token, outcome))
-
-    # ---- slots
-
-    def _request_slot(self, request: str) -> None:
-        assert request not in self._requests, request
-        self._requests[request] = None
+    def request_slot(self, request: str) -> None:
         launch = SlotLaunch(
             self._slots.driver_host, self._lines.port, self._secret, self.plan.job_id, request, self._log_levels
         )
 
         def failed(reason: str, crash: str = "", last_lines: str = "") -> None:
-            self._loop.post(partial(self._slot_failed, request, reason, crash, last_lines))
+            self._loop.post(partial(self._shell.slot_failed, request, reason, crash, last_lines))
 
-        try:
-            self._slots.request(launch, failed)
-        except ClusterError as error:
-            self._feed(SlotsGone(str(error)))
+        self._slots.request(launch, failed)
 
-    def _slot_failed(self, request: str, reason: str, crash: str, last_lines: str) -> None:
-        """The provider says that the process of this request is no more, or never was."""
-        if self._slots.gone:
-            self._feed(SlotsGone(self._slots.gone))
-        if request not in self._requests:
-            return
-        slot = self._requests.pop(request)
-        if slot is None:
-            self._feed(SlotRequestFailed(request, reason))
-        elif self._lines.drop(slot) or self._lost.pop(slot, None) is not None:
-            said = "\n".join(filter(None, (self._logs.last_of(slot), last_lines)))
-            self._feed(SlotLost(slot, reason, crash, said))
+    def abandon(self, request: str) -> None:
+        self._slots.abandon(request)
 
-    def _abandon(self, slot: int) -> None:
-        """The slot is lost or does not end although released: its process may live on and hold a core."""
-        for request, answered_by in list(self._requests.items()):
-            if answered_by == slot:
-                del self._requests[request]
-                self._slots.abandon(request)
+    def last_lines(self, slot: int) -> str:
+        return self._logs.last_of(slot)
 
     # ---- what the lines tell
 
@@ -315,43 +198,31 @@ class Driver:
         return ""
 
     def unwanted(self, register: Register) -> str:
-        """A request is good for one slot: a task that Spark runs a second time is turned away."""
-        if register.request not in self._requests:
-            return "its request is closed"
-        return "its request was answered before" if self._requests[register.request] is not None else ""
+        return self._shell.unwanted(register)
 
     def slot_registered(self, slot: int, register: Register) -> None:
-        self._requests[register.request] = slot
-        self._feed(SlotConnected(slot, register))
+        self._shell.slot_registered(slot, register)
 
     def slot_said(self, slot: int, message: FromSlot) -> None:
-        self._feed(SlotMessage(slot, message))
+        self._shell.slot_said(slot, message)
 
     def slot_logged(self, slot: int, logged: Logged) -> None:
         self._logs.add(slot, logged)
 
     def slot_lost(self, slot: int, reason: str) -> None:
-        """How its process has ended, if it has, says more than that its connection has."""
-        self._lost[slot] = reason
-        self._loop.call_later(EXIT_WAIT_S_MAX, partial(self._lost_without_a_word, slot))
-
-    def _lost_without_a_word(self, slot: int) -> None:
-        reason = self._lost.pop(slot, None)
-        if reason is not None:
-            self._abandon(slot)
-            self._feed(SlotLost(slot, reason, last_lines=self._logs.last_of(slot)))
+        self._shell.slot_lost(slot, reason)
 
     def client_asked(self, client: ClientLine | Future[Reply], request: ClientRequest | GetLogs) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):
-            self._reply(self._client_count, Reply(logs=self._logs.since(request.after)))
-        elif self.outcome is not None:
-            self._reply(self._client_count, self._ended_reply())
+            self.answer(self._client_count, Reply(logs=self._logs.since(request.after)))
         else:
-            self._feed(ClientAsked(self._client_count, request))
+            self._shell.ask(self._client_count, request)
 
-    def _reply(self, client: int, reply: Reply) -> None:
+    # ---- for the shell: people, and the end
+
+    def answer(self, client: int, reply: Reply) -> None:
         asker = self._clients.pop(client)
         if isinstance(asker, ClientLine):
             asker.answer(reply)
@@ -360,23 +231,12 @@ class Driver:
         if not asker.done():
             asker.set_result(reply)
 
-    def _ended_reply(self) -> Reply:
-        assert self.outcome is not None
-        return Reply(error=f"the job has ended: it {_ENDED_HOW[self.outcome.state]}", status=self.outcome.status)
+    def tell(self, text: str) -> None:
+        _told.warning("job %s: %s", printable(self.plan.config.name), printable(text))
 
-    # ---- the end
-
-    def _conclude(self, outcome: JobEnded) -> None:
-        if self.outcome is not None:
-            return
-        self.outcome = outcome
+    def ended_with(self, outcome: JobEnded) -> None:
         if outcome.error is not None and not self.awaited:
             _told.warning("job %s failed: %s", printable(self.plan.config.name), printable(str(outcome.error)))
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        for client in list(self._clients):
-            self._reply(client, self._ended_reply())
         self._loop.call_later(END_TIMEOUT_S, self._loop.stop)
         self._lines.release_all(self._loop.stop)
 
@@ -390,12 +250,12 @@ class Driver:
             cause = error
             error = InvariantError(f"the driver of job {self.plan.job_id} failed: {type(error).__name__}: {error}")
             error.__cause__ = cause
-        self._conclude(JobEnded("failed", error, self._last_status(error)))
+        self._shell.conclude(JobEnded("failed", error, self._last_status(error)))
 
     def _last_status(self, error: BaseException) -> JobStatus:
         now_ms = self._loop.now_ms()
         try:
-            status = msgspec.structs.replace(self._coordinator.status(now_ms), state="failed")
+            status = msgspec.structs.replace(self._shell.coordinator.status(now_ms), state="failed")
         except Exception as second:  # noqa: BLE001 - the coordinator is what broke; the job must end all the same
             _log.error("job %s: no status to be had: %s", self.plan.job_id, second)
             status = _empty_status(self.plan, now_ms)

@@ -7,7 +7,8 @@ pure function of its scenario.
 
 Reading order: `world` (time and processes, `trace` of what they do), `network` and `disk` (what is
 between and below them), `rows`, `tally`, `timed` and `topologies` (what is computed), `scenario` (what a
-seed draws), `cluster` (coordinator and slots bound to a world), `faults`, `oracle` (what must be true),
-`run` (one seed; `report` of one that is stuck), `coverage`, `campaign` and `command` (many), `mutations`
+seed draws), `cluster` (coordinator and slots bound to a world), `faults`, `oracle` (what must be true; `lines`:
+which output belongs together; `on_disk`: which files), `keeper` (who starts the job again), `run` (one seed;
+`recoveries` counts what is rare in it, `report` is of one that is stuck), `coverage`, `campaign` and `command` (many), `mutations`
 (known bugs).
 """

@@ -57,6 +57,7 @@ class Result:
     seed: int
     failure: str
     is_stuck: bool
+    is_long: bool
     lost: int
     doubled: int
     rows: int
@@ -68,6 +69,9 @@ class Result:
     rescales: int
     in_flight_in_checkpoint: int
     checkpoints_during_recovery: int
+    recovering_restores: int
+    recovering_rescaled_restores: int
+    recovering_failures: int
     savepoints: int
     savepoints_restored: int
     savepoints_failed: int
@@ -82,12 +86,19 @@ class Summary:
     lost: int = 0
     duplicated: int = 0
     deadlocks: int = 0
+    long: int = 0
+    """Runs that were still getting on when they had had all their steps: neither failed nor judged to their ends."""
     failures: int = 0
     """Runs that went wrong, in whatever way."""
     checkpoints_completed: int = 0
     checkpoints_during_recovery: int = 0
     checkpoints_with_finished_tasks: int = 0
     checkpoints_with_rows_in_flight: int = 0
+    restores_during_recovery: int = 0
+    """Of checkpoints that were taken while rows were being recovered."""
+    rescaled_restores_during_recovery: int = 0
+    """Of these, at another parallelism."""
+    failures_during_recovery: int = 0
     restarts_of_the_job: int = 0
     rescaled_restores: int = 0
     rescales_while_running: int = 0
@@ -113,10 +124,14 @@ class Summary:
         self.lost += result.lost
         self.duplicated += result.doubled
         self.deadlocks += result.is_stuck
+        self.long += result.is_long
         self.checkpoints_completed += result.checkpoints
         self.checkpoints_with_finished_tasks += result.finished_in_checkpoint
         self.checkpoints_with_rows_in_flight += result.in_flight_in_checkpoint
         self.checkpoints_during_recovery += result.checkpoints_during_recovery
+        self.restores_during_recovery += result.recovering_restores
+        self.rescaled_restores_during_recovery += result.recovering_rescaled_restores
+        self.failures_during_recovery += result.recovering_failures
         self.restarts_of_the_job += result.launches - 1
         self.rescaled_restores += result.rescaled_restores
         self.rescales_while_running += result.rescales
@@ -148,6 +163,7 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         seed=outcome.scenario.seed,
         failure=outcome.failures[0] if outcome.failures else "",
         is_stuck=outcome.is_stuck,
+        is_long=outcome.is_long,
         lost=outcome.lost,
         doubled=outcome.doubled,
         rows=outcome.rows,
@@ -159,6 +175,9 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         rescales=outcome.rescales,
         in_flight_in_checkpoint=outcome.in_flight_in_checkpoint,
         checkpoints_during_recovery=outcome.checkpoints_during_recovery,
+        recovering_restores=outcome.recovering_restores,
+        recovering_rescaled_restores=outcome.recovering_rescaled_restores,
+        recovering_failures=outcome.recovering_failures,
         savepoints=outcome.savepoints,
         savepoints_restored=outcome.savepoints_restored,
         savepoints_failed=outcome.savepoints_failed,

@@ -8,73 +8,51 @@ SlotMachine each. Control connections are pairs of pipes. Nothing here decides a
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import re
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from midstream.coordinator.events import (
-    CancelRequested,
-    CancelTimer,
-    ClientAsked,
-    CloseSlot,
-    CoordinatorEvent,
-    Instruction,
-    IoDone,
-    JobEnded,
-    JobPlan,
-    ReplyTo,
-    RequestSlot,
-    RunIo,
-    Send,
-    SetTimer,
-    SlotConnected,
-    SlotLost,
-    SlotMessage,
-    SlotRequestFailed,
-    Started,
-    Tell,
-    TimePassed,
-    TimerFired,
-)
+from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.checkpoint.store import UnknownOutcomeError
+from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.slots import PYTHON
-from midstream.core.seams import Done, Failed, Storage, Timer
+from midstream.core.errors import ClusterError
+from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
-from midstream.protocol.job_status import JobStatus
+from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.reasons import Reasons
 from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
 from midstream.worker.slot import SlotMachine
 
 HEARTBEAT_S: Final = 0.5
 CHECK_STEPS: Final = 16
-CLAIM: Final = "savepoint-place"
-"""How tokens of I/O begin that claims the place of a savepoint."""
+LAUNCH_US: Final = 20_000
+"""How long a slot process takes to start."""
+WORD_US: Final = 1_000_000
+"""How long word of the end of a process takes, mostly much less: the driver does not always wait for so long."""
+RUN_AGAIN: Final = 0.15
+"""How often a slot's task is run a second time when its process is killed, as Spark may, instead of giving word of it."""
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
+_RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure (\d+) times in a row without a checkpoint in between")
 
 
-class CoordinatorMachine(Protocol):
-    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]: ...
-
-    def status(self, now_ms: int) -> JobStatus: ...
-
-    def check(self) -> None: ...
-
-
-MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage]], CoordinatorMachine]
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage]], CheckedMachine]
 
 
 class Cluster:
@@ -91,14 +69,26 @@ class Cluster:
         self.world = world
         self.open_storage = open_storage
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
+        self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
+        """Called with what each slot of an attempt is told."""
+        self.failed: Callable[[Driver], None] = lambda driver: None
+        """Called when an attempt has failed and another one is to follow."""
         self.network = network
         self.make_coordinator = make_coordinator
         self.drivers: list[Driver] = []
         self.slots: list[Slot] = []
+        self.struck_us: list[int] = []
+        """When faults have struck."""
+        self.patience_s = math.inf
+        """See `Reasons`."""
+        self.denied: Callable[[str], bool] = lambda directory: False
+        """Whether a file in this directory may be said to be there before: by another driver, or by a storage that lies."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
         """By job id and attempt: uid and subtask of each operator that is deployed as finished."""
+        self.drained: set[str] = set()
+        """Jobs whose sources were told to end, by id."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -153,9 +143,10 @@ class _Pickler(pickle.Pickler):
 class Connection:
     """A control connection between a driver and a slot process, from the driver's side."""
 
-    def __init__(self, driver: Driver, slot: Slot, number: int) -> None:
+    def __init__(self, driver: Driver, slot: Slot) -> None:
         world = driver.cluster.world
-        self.number = number
+        self.number = -1
+        """Of the slot, once it is one of the job's."""
         self.slot = slot
         self.to_slot = Pipe(world, slot.process, slot.received)
         self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
@@ -169,9 +160,15 @@ class Connection:
         self.to_slot.is_cut = True
         self.to_driver.is_cut = True
 
+    def release(self) -> None:
+        """The slot ends once it has got all that was sent; the driver hears no more of it."""
+        self.is_open = False
+        self.to_driver.is_cut = True
+        self.to_slot.send(m.Release())
+
 
 class Driver:
-    """One run of one job: a coordinator and everything that carries out its instructions."""
+    """One run of one job: a coordinator in its shell, with the lines and the host of a simulated world."""
 
     def __init__(self, cluster: Cluster, plan: JobPlan, name: str) -> None:
         world = cluster.world
@@ -179,43 +176,52 @@ class Driver:
         self.plan = plan
         self.process = Process(world, name)
         self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage)
-        self.outcome: JobEnded | None = None
+        self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
+        self.slots_gone = ""
         self._told = 0
         """How many failures people were told of since a checkpoint completed."""
+        self._restarts_told = 0
         self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
-        self.failed_checkpoints: list[str] = []
-        """Checkpoints that were not complete in time, and those that tasks have declined for a fault: why."""
+        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
+        self.completed: set[int] = set()
+        """Checkpoints of which it has told the attempt that made them."""
+        self.uncertain: dict[int, frozenset[str]] = {}
+        """Checkpoints of which it does not know whether they are there, and the files that they refer to."""
+        self._publishing: dict[int, frozenset[str]] = {}
         self.rescales = 0
         """How often the job has gone on at another parallelism."""
+        self.turned_away = 0
+        """How many slot processes came that were not wanted (any more)."""
         self.triggered: list[int] = []
-        """Checkpoints of its job as they were triggered, each once for every slot that was told."""
+        """Checkpoints of its job as they were triggered, each once for every slot."""
         self.claimed: dict[int, int] = {}
         """By client: how many there were of them when the place of its savepoint was claimed."""
-        self._claims: dict[str, int] = {}
-        """By token of the I/O: whose place it claims."""
-        self._unanswered: dict[int, m.ClientRequest] = {}
+        self._asked: dict[int, m.ClientRequest] = {}
+        """By client: what is not answered."""
         self.connections: dict[int, Connection] = {}
         """By slot number; open ones."""
         self._slot_count = 0
         self._clients = 0
-        self._requests: dict[str, Slot | None] = {}
-        self._timers: dict[str, Timer] = {}
-        self._tokens_used: set[str] = set()
-        self._events: deque[CoordinatorEvent] = deque()
+        self._processes: dict[str, list[Slot]] = {}
+        """Of each request that was answered by the cluster: its task is run once, or again."""
         self.process.on_death.append(self._died)
         self.process.post(self._begin)
 
     def _begin(self) -> None:
-        self._feed(Started())
+        self.shell.start()
         self._watch()
+
+    @property
+    def outcome(self) -> JobEnded | None:
+        return self.shell.outcome
 
     @property
     def is_over(self) -> bool:
         """The job has ended, or this driver has died."""
-        return self.outcome is not None or not self.process.alive
+        return self.shell.outcome is not None or not self.process.alive
 
     @property
     def state(self) -> str:
@@ -231,89 +237,170 @@ class Driver:
             world.delay(world.tempo.control_us),
             self.process,
             Kind.CONTROL,
-            partial(self._asked, client, request),
+            partial(self._comes_in, client, request),
             request,
         )
         return client
 
-    def _asked(self, client: int, request: m.ClientRequest) -> None:
-        self._unanswered[client] = request
-        self._feed(ClientAsked(client, request))
+    def _comes_in(self, client: int, request: m.ClientRequest) -> None:
+        self._asked[client] = request
+        self.shell.ask(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
-        self.process.post(partial(self._feed, CancelRequested(reason)))
+        self.process.post(partial(self.shell.cancel, reason))
 
-    # ---- events and instructions
+    # ---- the shell's lines
 
-    def _feed(self, event: CoordinatorEvent) -> None:
-        """As in `runtime.driver`: one event after the other, each one's instructions before the next."""
-        self._events.append(event)
-        if len(self._events) > 1:
+    def send(self, slot: int, message: m.ToSlot) -> None:
+        if isinstance(message, m.Deploy):
+            self._note_finished(message)
+            self.reasons.deployed(message)
+            self.cluster.deployed(self, message)
+        elif isinstance(message, m.TriggerCheckpoint):
+            self.triggered.append(message.checkpoint_id)
+            self.reasons.triggered(message.checkpoint_id, self.cluster.world.now_us)
+        elif isinstance(message, m.CheckpointAborted) and self.reasons.is_new(message.checkpoint_id):
+            self._look_why(message.checkpoint_id)
+        elif isinstance(message, m.StopSources):
+            self.cluster.drained.add(self.plan.job_id)
+        elif isinstance(message, m.CheckpointCompleted):
+            self._told = 0
+            self.completed.add(message.checkpoint_id)
+        connection = self.connections.get(slot)
+        if connection is not None:
+            connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
+
+    def release(self, slot: int) -> None:
+        connection = self.connections.pop(slot, None)
+        if connection is not None:
+            connection.release()
+
+    def drop(self, slot: int) -> bool:
+        connection = self.connections.pop(slot, None)
+        if connection is None:
+            return False
+        connection.cut()
+        connection.slot.lose_driver(f"{SIM} the driver has given the slot up")
+        return True
+
+    # ---- the shell's host
+
+    def request_slot(self, request: str) -> None:
+        cluster, world = self.cluster, self.cluster.world
+        if self.slots_gone:
+            raise ClusterError(self.slots_gone)
+        if cluster.slot_failures:
+            cluster.slot_failures -= 1
+            self.process.call_later(0.01, partial(self.shell.slot_failed, request, f"no core {SIM}"))
             return
-        while self._events:
-            after_end = self.outcome is not None
-            for instruction in self.coordinator.handle(self._events[0], self.process.now_ms()):
-                if after_end and not isinstance(instruction, ReplyTo):
-                    self.cluster.world.bug(f"the coordinator asks for {instruction!r} after the end of the job")
-                self._execute(instruction)
-            self.coordinator.check()
-            self._events.popleft()
+        delay_us = 500 + world.delay(LAUNCH_US)
+        if self.slots_late:
+            self.slots_late -= 1
+            delay_us = int(self.plan.config.slot_timeout_s * 1.1e6)
+        world.schedule(delay_us, None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}")
 
-    def _execute(self, instruction: Instruction) -> None:
+    def _launch(self, request: str) -> None:
+        if self.is_over:
+            return
+        if self.slots_gone:
+            self.process.post(partial(self.shell.slot_failed, request, self.slots_gone))
+            return
+        slot = Slot(self.cluster, self, request)
+        self.cluster.slots.append(slot)
+        self._processes.setdefault(request, []).append(slot)
+
+    def abandon(self, request: str) -> None:
+        """The cluster kills what runs for this request, unless that is out of reach: then as soon as it is not."""
         world = self.cluster.world
-        match instruction:
-            case Send(slot, message):
-                connection = self.connections.get(slot)
-                if connection is not None:
-                    if isinstance(message, m.Deploy):
-                        self._note_finished(message)
-                    elif isinstance(message, m.TriggerCheckpoint):
-                        self.triggered.append(message.checkpoint_id)
-                    elif isinstance(message, m.CheckpointCompleted):
-                        self._told = 0
-                    connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
-            case RequestSlot(request):
-                self._request_slot(request)
-            case CloseSlot(slot, reason):
-                self._close_slot(slot, reason)
-            case SetTimer(token, delay_s):
-                self._use(token)
-                self._timers[token] = self.process.call_later(delay_s, partial(self._timer_fired, token))
-            case CancelTimer(token):
-                timer = self._timers.pop(token, None)
-                if timer is not None:
-                    timer.cancel()
-            case RunIo(token, work):
-                self._use(token)
-                if token.startswith(CLAIM) and isinstance(event := self._events[0], ClientAsked):
-                    self._claims[token] = event.client
-                self.process.submit(work, partial(self._io_done, token))
-            case ReplyTo(client, reply):
-                if client in self.replies:
-                    world.bug(f"client {client} is answered twice")
-                self.replies[client] = reply
-                asked = self._unanswered.pop(client)
-                self._check_reply(asked, reply)
-                if self.cluster.answered is not None:
-                    self.cluster.answered(self, client, asked, reply)
-                world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
-            case Tell(text):
-                self._told += 1
-                world.note(("told", text))
-            case JobEnded(state, error):
-                self._check_row(str(error))
-                if self.outcome is not None:
-                    world.bug("the job ends twice")
-                if self._unanswered:
-                    world.bug(f"the job ends, and nobody has answered {list(self._unanswered.values())}")
-                self.outcome = instruction
-                world.note(("job ended:", state, str(error) if error else ""))
-                for timer in self._timers.values():
-                    timer.cancel()
-                self._timers.clear()
-                for number in list(self.connections):
-                    self._close_slot(number, "the job has ended")
+        for slot in self._processes.pop(request, ()):
+            world.schedule(
+                world.delay(WORD_US), slot.process, Kind.CLUSTER, slot.process.crash, f"{request} is abandoned"
+            )
+
+    def process_died(self, slot: Slot, reason: str) -> None:
+        """The cluster runs the task again, or gives word of it: before its connection is found closed, or after."""
+        processes, world = self._processes.get(slot.request, []), self.cluster.world
+        if self.is_over or slot not in processes:
+            return
+        again = world.chance() < RUN_AGAIN and not self.slots_gone
+        processes.remove(slot)
+        if again:
+            delay_us = 500 + world.delay(LAUNCH_US)
+            run = partial(self._launch, slot.request)
+            world.schedule(delay_us, None, Kind.CLUSTER, run, f"the task of {slot.request} is run again")
+        elif not processes:
+            crash = "" if world.chance() < 0.5 else f"{SIM} a process has crashed"
+            word = partial(self.shell.slot_failed, slot.request, reason, crash)
+            world.schedule(
+                world.delay(WORD_US), self.process, Kind.CLUSTER, word, f"the process of {slot.request} is gone"
+            )
+
+    def last_lines(self, slot: int) -> str:
+        return ""
+
+    def answer(self, client: int, reply: m.Reply) -> None:
+        if client in self.replies:
+            self.bug(f"client {client} is answered twice")
+        self.replies[client] = reply
+        asked = self._asked.pop(client)
+        self._check_reply(asked, reply)
+        if self.cluster.answered is not None:
+            self.cluster.answered(self, client, asked, reply)
+        self.cluster.world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
+
+    def tell(self, text: str) -> None:
+        self._told += 1
+        self.cluster.failed(self)
+        number = _RESTART.search(text)
+        if number is not None:
+            self._restarts_told += 1
+            if int(number[1]) != self._restarts_told:
+                self.bug(f"people are told of restart {number[1]}, after {self._restarts_told - 1}")
+        self.cluster.world.note(("told", text))
+
+    def ended_with(self, outcome: JobEnded) -> None:
+        self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
+        for number in list(self.connections):
+            self.release(number)
+
+    # ---- what the shell's observer is told
+
+    def bug(self, text: str) -> None:
+        self.cluster.world.bug(text)
+
+    def _has_no_reason(self, text: str) -> None:
+        """A driver that was replaced may miss what its successor has deleted."""
+        if self is self.cluster.drivers[-1]:
+            self.bug(text)
+
+    def _look_why(self, checkpoint_id: int) -> None:
+        for status in self.coordinator.checkpoints.history:
+            if status.id == checkpoint_id:  # else it is only taken again
+                self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+
+    def place_claimed(self, client: int) -> None:
+        self.claimed[client] = len(self.triggered)
+
+    def publishing(self, metadata: CheckpointMetadata) -> None:
+        self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
+
+    def checkpoint_expired(self) -> None:
+        self.uncertain.update(self._publishing)
+
+    def published(self, outcome: Done[object] | Failed) -> None:
+        if isinstance(outcome, Failed) and isinstance(outcome.error, UnknownOutcomeError):
+            self.uncertain.update(self._publishing)
+        self._publishing.clear()
+
+    def about_to_end(self, outcome: JobEnded) -> None:
+        self._check_row(str(outcome.error))
+        if self._asked:
+            self.bug(f"the job ends, and nobody has answered {list(self._asked.values())}")
+        if outcome.status.restarts != self._restarts_told:
+            self.bug(
+                f"the job was restarted {outcome.status.restarts} times, people were told of {self._restarts_told}"
+            )
 
     def _note_finished(self, deploy: m.Deploy) -> None:
         vertices = self.plan.graph.vertices  # the same at any parallelism
@@ -325,118 +412,68 @@ class Driver:
             self.rescales += reply.checkpoint is not None
             status = self.coordinator.status(self.process.now_ms())
             if status.slots_needed != request.parallelism:
-                self.cluster.world.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
+                self.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
             if reply.checkpoint is not None and status.restored_from != reply.checkpoint:
-                self.cluster.world.bug(f"rescaled from {reply.checkpoint}, but restored from {status.restored_from}")
+                self.bug(f"rescaled from {reply.checkpoint}, but restored from {status.restored_from}")
 
     def _check_row(self, why: str) -> None:
         """A job that ends of the same failure so many times in a row has failed so often since its last checkpoint."""
         row = _IN_A_ROW.match(why)
         if row is not None and self._told < int(row[1]) - 1:
-            self.cluster.world.bug(f"the job ends of {row[1]} failures in a row, {self._told + 1} since a checkpoint")
-
-    def _use(self, token: str) -> None:
-        if token in self._tokens_used:
-            self.cluster.world.bug(f"token {token} is used a second time")
-        self._tokens_used.add(token)
-
-    def _timer_fired(self, token: str) -> None:
-        if self._timers.pop(token, None) is not None:
-            if token.startswith("checkpoint:"):
-                self.failed_checkpoints.append(f"{token} has expired")
-            self._feed(TimerFired(token))
-
-    def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
-        client = self._claims.pop(token, None)
-        if client is not None and isinstance(outcome, Done):
-            self.claimed[client] = len(self.triggered)
-        self._feed(IoDone(token, outcome))
+            self.bug(f"the job ends of {row[1]} failures in a row, {self._told + 1} since a checkpoint")
 
     # ---- slots
 
-    def _request_slot(self, request: str) -> None:
-        cluster, world = self.cluster, self.cluster.world
-        if request in self._requests:
-            world.bug(f"slot request {request} is made twice")
-        self._requests[request] = None
-        if cluster.slot_failures:
-            cluster.slot_failures -= 1
-            self.process.call_later(0.01, partial(self._feed, SlotRequestFailed(request, f"no core {SIM}")))
-            return
-        delay_us = 500 + world.delay(20_000)
-        if self.slots_late:
-            self.slots_late -= 1
-            delay_us = int(self.plan.config.slot_timeout_s * 1.1e6)
-        world.schedule(delay_us, None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}")
-
-    def slot_failed(self, request: str, reason: str) -> None:
-        """Its process ended before it was known."""
-        if self.process.alive and self.outcome is None:
-            self.process.post(partial(self._feed, SlotRequestFailed(request, reason)))
-
-    def _launch(self, request: str) -> None:
-        if self.process.alive and self.outcome is None:
-            slot = Slot(self.cluster, self, request)
-            self.cluster.slots.append(slot)
-            self._requests[request] = slot
-
     def register(self, slot: Slot, register: m.Register) -> None:
-        """A new slot process has connected and proved itself."""
+        """A slot process has connected and proved itself."""
         if not slot.process.alive:
             return
-        number = self._slot_count
+        connection = slot.connection = Connection(self, slot)
+        reason = self.shell.unwanted(register)
+        if reason:
+            self.turned_away += 1
+            self.cluster.world.note((slot.process.name, "is turned away:", reason))
+            connection.release()
+            return
+        number = connection.number = self._slot_count
         self._slot_count += 1
-        connection = Connection(self, slot, number)
-        slot.connection = connection
         self.connections[number] = connection
-        if self.outcome is not None:
-            self._close_slot(number, "the job has ended")
-        else:
-            connection.to_slot.send(m.Welcome(number, HEARTBEAT_S, self.plan.config.heartbeat_timeout_s))
-            self._feed(SlotConnected(number, register))
+        connection.to_slot.send(m.Welcome(number, HEARTBEAT_S, self.plan.config.heartbeat_timeout_s))
+        self.shell.slot_registered(number, register)
 
     def received(self, connection: Connection, message: m.FromSlot) -> None:
-        if connection.is_open and self.outcome is None:
+        if connection.is_open:
             connection.heard_us = self.cluster.world.now_us
-            if isinstance(message, m.CheckpointDecline) and message.counts:
-                self.failed_checkpoints.append(f"checkpoint {message.checkpoint_id} is declined: {message.reason}")
-                if SIM not in message.reason:
-                    self.cluster.world.bug(f"a declined checkpoint counts as a failure: {message.reason}")
-            self._feed(SlotMessage(connection.number, message))
+            self.reasons.heard(message)
+            self.shell.slot_said(connection.number, message)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """The slot's process is gone, or its connection."""
-        if connection.is_open:
-            connection.is_open = False
-            del self.connections[connection.number]
-            connection.cut()
-            connection.slot.lose_driver(f"{SIM} the driver has given the slot up")
-            if self.outcome is None:
-                self._feed(SlotLost(connection.number, reason))
-
-    def _close_slot(self, number: int, reason: str) -> None:
-        connection = self.connections.pop(number, None)
-        if connection is not None:
-            connection.is_open = False
-            connection.to_driver.is_cut = True
-            connection.to_slot.send(m.Release())
+        if connection.is_open and self.drop(connection.number):
+            self.shell.slot_lost(connection.number, reason)
 
     def _watch(self) -> None:
-        """Heartbeats are the business of the runner."""
+        """Heartbeats are the business of the lines."""
         world = self.cluster.world
         limit_us = self.plan.config.heartbeat_timeout_s * 1e6
         for connection in list(self.connections.values()):
             if connection.slot.calls_since_us is not None:  # its other thread is heard
                 connection.heard_us = world.now_us
                 for_ms = (world.now_us - connection.slot.calls_since_us) // 1000
-                self._feed(SlotMessage(connection.number, m.InCall(f"a function {SIM}", for_ms, "")))
+                self.shell.slot_said(connection.number, m.InCall(f"a function {SIM}", for_ms, ""))
             elif world.now_us - connection.heard_us > limit_us:
                 self.connection_lost(connection, f"no heartbeat {SIM}")
             else:
                 connection.to_slot.send(m.Heartbeat())
         if self.outcome is None:
-            self._feed(TimePassed(HEARTBEAT_S))
             self.process.call_later(HEARTBEAT_S, self._watch)
+
+    def lose_cluster(self, reason: str) -> None:
+        """What the slots run on has ended, for good."""
+        self.slots_gone = reason
+        for processes in list(self._processes.values()):
+            for slot in list(processes):
+                slot.process.crash()
 
     def _died(self) -> None:
         for connection in self.connections.values():
@@ -458,6 +495,7 @@ class Slot:
         self.process = Process(world, f"slot{len(cluster.slots)}")
         self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
         self.connection: Connection | None = None
+        self.is_released = False
         self.calls_since_us: int | None = None
         """Since when its loop has been in one call."""
         self.machine: SlotMachine | None = None
@@ -477,6 +515,7 @@ class Slot:
 
     def received(self, message: m.ToSlot) -> None:
         if isinstance(message, m.Release):
+            self.is_released = True
             self.end()
         elif isinstance(message, m.Heartbeat):
             return
@@ -530,12 +569,14 @@ class Slot:
         self.process.end()
 
     def _died(self) -> None:
-        """The driver finds the connection closed, after all that was sent on it."""
-        connection = self.connection
-        if connection is None:
-            self.driver.slot_failed(self.request, f"{SIM} {self.process.name} died before it had registered")
+        """The driver finds the connection closed, after all that was sent on it, and hears of the process."""
+        connection, driver = self.connection, self.driver
+        if not driver.process.alive:
             return
-        connection.to_slot.is_cut = True
-        driver = self.driver
-        if connection.is_open and driver.process.alive:
-            connection.to_driver.close(partial(driver.connection_lost, connection, f"{SIM} {self.process.name} died"))
+        if not self.is_released:
+            driver.process_died(self, f"{SIM} {self.process.name} died")
+        if connection is not None:
+            connection.to_slot.is_cut = True
+            if connection.is_open:
+                lost = partial(driver.connection_lost, connection, f"{SIM} {self.process.name} died")
+                connection.to_driver.close(lost)

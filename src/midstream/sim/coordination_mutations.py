@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from unittest.mock import patch
 
 import msgspec
 
-from midstream.checkpoint import assign
-from midstream.coordinator import checkpoints, machine, sources
+from midstream.checkpoint import assign, store
+from midstream.coordinator import checkpoints, completing, machine, sources
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.failures import Restarts
 from midstream.coordinator.requests import Requests
@@ -19,14 +21,13 @@ from midstream.core.elements import MAX_WATERMARK_US, EndOfData
 from midstream.core.ids import TaskId
 from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.state.parts import Redistribute
 from midstream.worker import slot, source
 from midstream.worker.chain import Chain
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.task import Task, TaskState
-
-Replacements = list[tuple[Any, str, Any]]
-
 
 # ---- metadata that is written late
 
@@ -291,3 +292,164 @@ def timers_before_rows() -> Replacements:
         return original(self, started_s)
 
     return [(Task, "_step", step)]
+
+
+def metadata_before_acks() -> Replacements:
+    """The checkpoint is published when one task has not answered yet."""
+    original = checkpoints.Checkpoints.acknowledge
+
+    def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
+        original(self, slot, ack, attempt)
+        pending = self.pending
+        if pending is not None and not pending.publishing and len(pending.missing) == 1 and len(pending.acks) > 1:
+            ref = next(iter(pending.missing))
+            pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
+            self._publish(pending)
+
+    return [(checkpoints.Checkpoints, "acknowledge", acknowledge)]
+
+
+def commit_before_completion() -> Replacements:
+    original = checkpoints.Checkpoints._publish
+
+    def publish(self: Any, pending: Any) -> None:
+        own = completing.committables_of(pending.acks, self._names, self._newest_id)
+        owner = self._listener.completed.__self__
+        owner._committing._commits.extend(type("C", (), {"what": w, "holder": pending.checkpoint_id})() for w in own)
+        owner._committing._next()
+        original(self, pending)
+
+    return [(checkpoints.Checkpoints, "_publish", publish)]
+
+
+def forget_committables_on_restore() -> Replacements:
+    original = machine.Coordinator._opened
+
+    def opened(self: Any, outcome: Any) -> None:
+        add = self._committing.add
+        self._committing.add = lambda holder, what: add(holder, ())
+        original(self, outcome)
+        self._committing.add = add
+
+    return [(machine.Coordinator, "_opened", opened)]
+
+
+def shared_chunks_by_checkpoint() -> Replacements:
+    def split_retained(retained: Any, keep: int, in_use: Any = ()) -> Any:
+        ordered = tuple(sorted(retained, key=lambda r: r.checkpoint_id))
+        cut = max(len(ordered) - keep, 0)
+        dropped, kept = ordered[:cut], ordered[cut:]
+        return kept, dropped, frozenset().union(*(r.files for r in dropped))
+
+    return [(checkpoints, "split_retained", split_retained)]
+
+
+def pending_splits_late() -> Replacements:
+    """The coordinator's splits are taken when the checkpoint completes, not when it is triggered."""
+    original = checkpoints.Checkpoints._publish
+    owner: dict[str, Any] = {}
+    trigger = machine.Coordinator._trigger_when_due
+
+    def trigger_when_due(self: Any) -> None:
+        owner["sources"] = self._sources
+        trigger(self)
+
+    def publish(self: Any, pending: Any) -> None:
+        pending.sources = owner["sources"].snapshot()
+        original(self, pending)
+
+    return [
+        (machine.Coordinator, "_trigger_when_due", trigger_when_due),
+        (checkpoints.Checkpoints, "_publish", publish),
+    ]
+
+
+def no_fence() -> Replacements:
+    return [(store, "check_epoch", lambda storage, epoch: None)]
+
+
+def zombie_goes_on() -> Replacements:
+    return [(checkpoints.Checkpoints, "look_at_the_epochs", nothing)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "metadata_before_acks": Mutation("publish while a task has not answered", metadata_before_acks),
+    "commit_before_completion": Mutation("commit before the metadata is durable", commit_before_completion),
+    "forget_committables_on_restore": Mutation("forget committables on restore", forget_committables_on_restore),
+    "shared_chunks_by_checkpoint": Mutation("shared chunks are deleted by checkpoint", shared_chunks_by_checkpoint),
+    "pending_splits_late": Mutation("pending splits are those at completion", pending_splits_late),
+    "no_fence": Mutation("a stale coordinator is not fenced", no_fence),
+    "zombie_goes_on": Mutation(
+        "a stale coordinator without files restarts for ever", zombie_goes_on, scenarios.superseded
+    ),
+    "every_decline_counts": Mutation("that a task is not ready counts as a failure", every_decline_counts),
+    "watermark_of_the_fastest": Mutation(
+        "event time is restored as of the fastest subtask", watermark_of_the_fastest, scenarios.on_time
+    ),
+    "event_time_of_the_fastest_split": Mutation(
+        "event time is that of all splits together", event_time_of_the_fastest_split, scenarios.several_splits
+    ),
+    "pending_splits_are_newer": Mutation(
+        "event time does not wait for splits that nobody has", pending_splits_are_newer, scenarios.several_splits
+    ),
+    "parts_among_files": Mutation(
+        "event time does not wait for the second part of one file among several",
+        parts_among_files,
+        partial(scenarios.several_splits, splits=8),
+    ),
+    "broadcast_of_the_first": Mutation(
+        "broadcast state is taken from subtask 0, finished or not",
+        broadcast_of_the_first,
+        scenarios.ending("broadcast"),
+    ),
+    "union_with_finished": Mutation(
+        "union state is accepted when some subtasks have finished", union_with_finished, scenarios.ending_rescaled
+    ),
+    "finished_runs_again": Mutation(
+        "a finished operator runs again and gets the last watermark again", finished_runs_again, scenarios.summed
+    ),
+    "finished_is_opened": Mutation("a finished operator is opened again", finished_is_opened, scenarios.summed),
+    "last_timers_are_dropped": Mutation(
+        "timers that wait for the clock at the end never fire", last_timers_are_dropped, scenarios.alarmed
+    ),
+    "timers_behind_the_end": Mutation(
+        "timers that are due at the end fire behind it", timers_behind_the_end, scenarios.alarmed
+    ),
+    "timers_forgotten": Mutation(
+        "timers that wait for the clock are not restored", timers_forgotten, scenarios.alarmed
+    ),
+    "watermark_before_timers": Mutation(
+        "a watermark goes on before all its timers have fired", watermark_before_timers, scenarios.on_time
+    ),
+    "timers_before_rows": Mutation(
+        "timers that are always due keep the rows waiting", timers_before_rows, scenarios.always_due
+    ),
+    "checkpoint_while_draining": Mutation(
+        "a checkpoint while only some sources have drained", checkpoint_while_draining, scenarios.draining
+    ),
+    "late_metadata_is_failed": Mutation(
+        "metadata that is not written in time is taken for failed", late_metadata_is_failed, scenarios.hanging
+    ),
+    "late_metadata_completes": Mutation(
+        "a checkpoint that was given up becomes complete", late_metadata_completes, scenarios.hanging
+    ),
+    "checkpoints_do_not_count": Mutation(
+        "failures are in a row in spite of checkpoints", checkpoints_do_not_count, scenarios.poisoned
+    ),
+    "rescale_keeps_splits": Mutation(
+        "a rescale goes on with the splits of now", rescale_keeps_splits, scenarios.rescaled
+    ),
+    "rescale_keeps_layout": Mutation(
+        "checkpoints are described as before the rescale", rescale_keeps_layout, scenarios.rescaled
+    ),
+    "rescale_is_not_answered": Mutation(
+        "a rescale that comes to nothing is not answered", rescale_is_not_answered, scenarios.rescaled
+    ),
+    "rescale_does_not_go_back": Mutation(
+        "a plan that does not work is not left again", rescale_does_not_go_back, scenarios.rescaled
+    ),
+    "rescale_keeps_slots": Mutation("slots that are too many stay", rescale_keeps_slots, scenarios.rescaled),
+    "rescale_before_stored": Mutation(
+        "a rescale switches before its checkpoint is complete", rescale_before_stored, scenarios.rescaled
+    ),
+}

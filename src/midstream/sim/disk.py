@@ -29,6 +29,15 @@ class Disk:
         """Numbers of write operations that fail."""
         self.failing_names: dict[str, int] = {}
         """Base name: how many of the next writes of such files fail."""
+        self.lies = 0
+        """How many of the next writes and deletions happen, and are said to have failed."""
+        self.denials = 0
+        """How many of the next files that are created exclusively are said to have been there before."""
+        self.lied = 0
+        self.denied: set[str] = set()
+        """Directories in which it has made a file and said that it was there before."""
+        self._unseen: dict[str, bytes] = {}
+        """Files of which nobody knows that they are there: `on_write` hears of them when somebody finds them."""
         self.hangs_us: dict[str, int] = {}
         """Base name: for how long the next write of such a file hangs before it happens."""
         self.before_write: dict[str, Callable[[], None]] = {}
@@ -39,13 +48,24 @@ class Disk:
         self.writes = 0
         self.on_write: Callable[[str, bytes], None] | None = None
         """Called with every file that has just been written."""
+        self.on_change: list[Callable[[str, bytes | None], None]] = []
+        """Called with every file that has just been written, created, or (None) deleted."""
+        self.torn_in: dict[str, int] = {}
+        """The steps in which crashes have left them."""
+        self.refused_in = -1
+        """The last step in which it was gone when something was asked of it."""
         self._world = world
 
     def read(self, path: str) -> bytes:
         self._touch()
-        data = self.files.get(_confined(path))
+        name = _confined(path)
+        data = self.files.get(name)
         if data is None:
             raise StorageError(f"cannot read {path}: there is no such file")
+        if name in self._unseen and not self._world.is_looking:
+            del self._unseen[name]
+            if self.on_write is not None:
+                self.on_write(name, data)
         return data
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
@@ -60,6 +80,10 @@ class Disk:
             raise Bug(name)
         self.files[name] = data
         self._world.note(("wrote", name, str(len(data)), "bytes"))
+        self._tell(name, data)
+        if self.lies:
+            self._unseen[name] = data
+            self._lie(name)
         if self.on_write is not None:
             self.on_write(name, data)
 
@@ -70,6 +94,14 @@ class Disk:
             return False
         self.files[name] = data
         self._world.note(("created", name))
+        self._tell(name, data)
+        if self.denials:
+            self.denials -= 1
+            self.lied += 1
+            self.denied.add(name.partition("/")[0])
+            return False
+        if self.lies:
+            self._lie(name)
         return True
 
     def delete(self, path: str) -> None:
@@ -77,11 +109,14 @@ class Disk:
         name = _confined(path)
         if self._world.torn:
             raise Killed
-        if self.files.pop(name, None) is None:
-            below = name + "/"
-            for file in [file for file in self.files if file.startswith(below)]:
-                del self.files[file]
+        below = name + "/"
+        for file in [name] if name in self.files else [file for file in self.files if file.startswith(below)]:
+            del self.files[file]
+            self._unseen.pop(file, None)
+            self._tell(file, None)
         self._world.note(("deleted", name))
+        if self.lies:
+            self._lie(name)
 
     def list(self, path: str) -> list[str]:
         self._touch()
@@ -101,10 +136,21 @@ class Disk:
         name = _confined(path)
         return name in self.files or any(file.startswith(name + "/") for file in self.files)
 
+    def _tell(self, name: str, data: bytes | None) -> None:
+        for told in self.on_change:
+            told(name, data)
+
+    def _lie(self, name: str) -> None:
+        self.lies -= 1
+        self.lied += 1
+        self._world.note(("it is said to have failed:", name))
+        raise StorageError(f"no answer about {name} {SIM}")
+
     def _touch(self) -> None:
         self._world.io_point()
         if self.is_gone and not self._world.is_looking:
             self.refusals += 1
+            self.refused_in = self._world.step_number
             raise StorageError(f"the storage does not answer {SIM}")
 
     def _begin_write(self, name: str, data: bytes) -> None:
@@ -113,6 +159,7 @@ class Disk:
         if world.torn:
             directory, _, base = name.rpartition("/")
             self.torn[f"{directory}/{TEMPORARY}{base}"] = data[: world.below(len(data) + 1)]
+            self.torn_in[f"{directory}/{TEMPORARY}{base}"] = world.step_number
             raise Killed
         self.writes += 1
         base = name.rpartition("/")[2]

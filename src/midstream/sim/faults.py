@@ -5,17 +5,17 @@ A fault that finds nothing to strike does nothing. Each one that strikes is coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from midstream.exchange.gate import InputGate
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
+from midstream.sim.recoveries import Recoveries, gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.savepoints import Savepoints
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault
+from midstream.sim.scenario import BACKLOGGED, IN_FLIGHT, RECOVERING, REQUESTS, Fault
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -25,15 +25,25 @@ class Stage(Protocol):
 
     world: World
     cluster: Cluster
-    disk: Disk
     outside: Outside
     sources: Mapping[str, SimSource]
     savepoints: Savepoints
-    driver: Driver
-    drained: bool
+    recoveries: Recoveries
+    looks: int
+    """How often it was asked whether it is time to strike."""
+
+    @property
+    def driver(self) -> Driver: ...
+
+    @property
+    def disk(self) -> Disk: ...
 
     def give_up_driver(self) -> None:
         """Believe that the driver is dead, and start the job again."""
+        ...
+
+    def go_back(self, victim: int) -> None:
+        """With the next start, to an older checkpoint, or to the beginning."""
         ...
 
 
@@ -52,10 +62,12 @@ IN_RECOVERY: Final = (
     "disk_gone",
 )
 """What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
+WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "rescale")
+"""By what a job comes to recover rows in flight for certain."""
 RECOVERY_US: Final = 40_000
 """How long recovery goes on undisturbed at most."""
 LOOK_US: Final = 500
-LOOKS_MAX: Final = 1_000
+LOOKS_MAX: Final = 2_000
 
 Strike = Callable[[Stage, int], bool]
 
@@ -66,6 +78,8 @@ def strike(stage: Stage, fault: Fault) -> bool:
     if stage.driver.outcome is not None:
         return False
     struck = STRIKES[fault.kind](stage, fault.victim)
+    if struck and fault.kind not in REQUESTS:
+        stage.cluster.struck_us.append(world.now_us)
     if struck and world.trace is not None:
         world.trace.add(world.step_number, world.step_number, world.now_us, "", Kind.FAULT, fault.kind)
     return struck
@@ -194,6 +208,38 @@ def _crash_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _freeze_at_publish(stage: Stage, victim: int) -> bool:
+    """The driver is stopped between its look at the epochs and the writing of metadata; another one takes over.
+
+    Only then the old one writes.
+    """
+    world, disk, driver = stage.world, stage.disk, stage.driver
+    if "_metadata" in disk.before_write:
+        return False
+    delay_us = 100_000 + victim % 1_000_000
+
+    def about_to_publish() -> None:
+        process = driver.process
+        if world.writer is not process or process.paused or stage.driver is not driver:
+            return
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        disk.hangs_us["_metadata"] = delay_us
+        stage.give_up_driver()
+
+    disk.before_write["_metadata"] = about_to_publish
+    return True
+
+
+def _storage_lies(stage: Stage, victim: int) -> bool:
+    """What is written, created or deleted is there, or gone, and is said to have failed."""
+    if victim % 3:
+        stage.disk.lies += 1 + victim // 3 % 4
+    else:
+        stage.disk.denials += 1
+    return True
+
+
 def _write_fails(stage: Stage, victim: int) -> bool:
     first = stage.disk.writes + 1 + victim % 5
     stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
@@ -260,6 +306,14 @@ def _cancel(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _go_back(stage: Stage, victim: int) -> bool:
+    """The job ends, and is started from an older checkpoint, from an older savepoint, or over."""
+    if stage.cluster.drained:  # where its sources have ended was up to whoever drained it
+        return False
+    stage.go_back(victim // 5)
+    return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)
+
+
 def _read_fails(stage: Stage, victim: int) -> bool:
     stage.outside.read_failures += 1
     return True
@@ -276,6 +330,14 @@ def _slot_fails(stage: Stage, victim: int) -> bool:
     return _kill_slot(stage, victim)
 
 
+def _cluster_gone(stage: Stage, victim: int) -> bool:
+    """What the slots run on ends, for good, and they with it: the job has to be started again."""
+    if not stage.cluster.live_slots or not stage.driver.process.alive:
+        return False
+    stage.driver.lose_cluster(f"{SIM} the cluster has ended")
+    return True
+
+
 def _stop(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=False))
     return True
@@ -283,7 +345,6 @@ def _stop(stage: Stage, victim: int) -> bool:
 
 def _drain(stage: Stage, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=True))
-    stage.drained = True
     return True
 
 
@@ -355,43 +416,43 @@ def _slots_late(stage: Stage, victim: int) -> bool:
 def _strike_backlogged(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as there is much in flight."""
     waiting = 2 + victim // 7 % 30
-    _strike_when(stage, victim, lambda: sum(len(c.queue) for gate in _gates(stage) for c in gate.channels) >= waiting)
+    _strike_when(
+        stage,
+        victim,
+        lambda: sum(len(c.queue) for gate in gates_of(stage.cluster.live_slots) for c in gate.channels) >= waiting,
+    )
+    return True
+
+
+def _strike_in_flight(stage: Stage, victim: int) -> bool:
+    """Something befalls the job as soon as a checkpoint with rows in flight is complete."""
+    before = stage.recoveries.in_flight
+    _strike_when(stage, victim, lambda: stage.recoveries.in_flight > before, WITH_IN_FLIGHT)
     return True
 
 
 def _strike_recovering(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as rows in flight are being recovered, or a while later."""
-    _strike_when(stage, victim, lambda: is_recovering(stage))
+    _strike_when(stage, victim, lambda: is_recovering(stage.cluster.live_slots))
     return True
 
 
-def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool]) -> None:
+def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY) -> None:
     world = stage.world
-    name = IN_RECOVERY[victim % len(IN_RECOVERY)]
+    name = names[victim % len(names)]
     delay_us = victim // 7 % RECOVERY_US
 
     def another() -> None:
         strike(stage, Fault(world.step_number, name, victim // 3))
 
     def look(looks: int) -> None:
+        stage.looks += 1
         if is_time():
             world.schedule(delay_us, None, Kind.FAULT, another, name)
         elif looks < LOOKS_MAX:
             world.schedule(LOOK_US, None, Kind.FAULT, lambda: look(looks + 1), "is it time to strike?")
 
     look(0)
-
-
-def is_recovering(stage: Stage) -> bool:
-    """Whether some task still has recovered rows to take."""
-    return any(gate.recovered is not None and not gate.recovered.is_over for gate in _gates(stage))
-
-
-def _gates(stage: Stage) -> Iterator[InputGate]:
-    for slot in stage.cluster.live_slots:
-        if slot.machine is not None:
-            for task in slot.machine.tasks.values():
-                yield from task.gates
 
 
 STRIKES: Final[Mapping[str, Strike]] = {
@@ -406,6 +467,8 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "publish_fails": _publish_fails,
     "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
+    "freeze_at_publish": _freeze_at_publish,
+    "storage_lies": _storage_lies,
     "write_fails": _write_fails,
     "disk_full": _disk_full,
     "slow_storage": _slow_storage,
@@ -415,10 +478,12 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    "cluster_gone": _cluster_gone,
     "stop": _stop,
     "drain": _drain,
     "checkpoint": _checkpoint,
     "cancel": _cancel,
+    "go_back": _go_back,
     "rescale": _rescale,
     "rescale_struck": _rescale_struck,
     "drain_struck": _drain_struck,
@@ -428,5 +493,6 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "savepoint_fails": _savepoint_fails,
     "savepoint_struck": _savepoint_struck,
     BACKLOGGED: _strike_backlogged,
+    IN_FLIGHT: _strike_in_flight,
     RECOVERING: _strike_recovering,
 }

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 from unittest.mock import patch
 
 import msgspec
 
-from midstream.checkpoint import assign_channels, references
+from midstream.checkpoint import assign_channels, references, state_files
 from midstream.coordinator import checkpoints, completing
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition, Subpartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
 from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
-
-Replacements = list[tuple[Any, str, Any]]
 
 
 def forget_rest() -> Replacements:
@@ -275,3 +276,79 @@ def output_aside() -> Replacements:
         broadcast(self, event)
 
     return [(ResultPartition, "emit", emit_or_keep), (ResultPartition, "broadcast", flush_and_broadcast)]
+
+
+def old_parallelism() -> Replacements:
+    return [(state_files, "_keyed_rows", lambda chunk, key_groups: state_files._ALL)]
+
+
+def remaining_behind_the_queue() -> Replacements:
+    """A checkpoint during recovery forgets what has been read and not consumed."""
+    original = GateRecovery.remaining
+
+    def remaining(self: Any) -> Any:
+        with patch.object(self, "_queue", ()):
+            return original(self)
+
+    return [(GateRecovery, "remaining", remaining)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "old_parallelism": Mutation("keyed state is not filtered", old_parallelism, scenarios.backpressured),
+    "remaining_behind_the_queue": Mutation(
+        "recovered data is stored from where it has been read to", remaining_behind_the_queue
+    ),
+    "forget_rest": Mutation("the rest of a sliced batch is not captured", forget_rest, scenarios.backpressured),
+    "forget_partly_sent": Mutation(
+        "a batch that is partly sent is not captured", forget_partly_sent, scenarios.backpressured
+    ),
+    "forget_arrivals": Mutation(
+        "what arrives before its barrier is not captured", forget_arrivals, scenarios.backpressured
+    ),
+    "forget_output": Mutation("queued output is not captured", forget_output, scenarios.backpressured),
+    "no_filter": Mutation("rows in flight are not filtered by key group", no_filter, scenarios.backpressured),
+    "forget_recovered": Mutation(
+        "a checkpoint during recovery forgets what is not consumed", forget_recovered, scenarios.backpressured
+    ),
+    "ignore_skip": Mutation(
+        "what was consumed before a checkpoint is recovered again", ignore_skip, scenarios.backpressured
+    ),
+    "live_before_recovered": Mutation(
+        "live data is read before recovered data", live_before_recovered, scenarios.backpressured
+    ),
+    "output_before_input": Mutation(
+        "what had arrived is read behind what had not", output_before_input, scenarios.backpressured
+    ),
+    "old_ranges": Mutation("rows in flight are dealt by the key groups of before", old_ranges, scenarios.backpressured),
+    "as_far_as_the_first": Mutation(
+        "what consumers share is gone for all once it is for one", as_far_as_the_first, scenarios.rejoined
+    ),
+    "joined_over_gaps": Mutation("shared key groups are joined over gaps", joined_over_gaps, scenarios.rejoined),
+    "ahead_counts_from_the_start": Mutation(
+        "what is gone for some key groups is counted from a segment that is gone",
+        ahead_counts_from_the_start,
+        scenarios.rejoined,
+    ),
+    "unannounced_barrier": Mutation(
+        "a barrier that overtakes what waits for credit is not announced", unannounced_barrier, scenarios.far_behind
+    ),
+    "position_late": Mutation(
+        "the place in recovered data moves when a batch is done, not when it is taken", position_late, scenarios.sliced
+    ),
+    "barrier_later": Mutation(
+        "what is in flight is captured one mail after the operators", barrier_later, scenarios.backpressured
+    ),
+    "missing_barrier": Mutation("one channel gets no barrier", missing_barrier, scenarios.backpressured),
+    "forgotten_channel_files": Mutation(
+        "files of rows in flight are not kept with their checkpoint", forgotten_channel_files, scenarios.backpressured
+    ),
+    "recovery_waits_for_pool": Mutation(
+        "recovered rows wait for room in the pool", recovery_waits_for_pool, scenarios.tight_pool
+    ),
+    "swallow_read_error": Mutation(
+        "an error in recovering rows is swallowed", swallow_read_error, scenarios.recovering
+    ),
+    "output_aside": Mutation(
+        "output is kept beside the queues while the pool is empty", output_aside, scenarios.tight_pool
+    ),
+}

@@ -8,8 +8,19 @@ from random import Random
 from typing import Any
 
 from midstream.sim.faults import IN_RECOVERY
-from midstream.sim.scenario import BACKLOGGED, HANGS, RECOVERING, SAVEPOINTS, Fault, Scenario, draw, with_backlog
-from midstream.sim.topologies import SHAPES, Shape, with_parallelism
+from midstream.sim.scenario import (
+    BACKLOGGED,
+    HANGS,
+    LONG_CALL,
+    RECOVERING,
+    SAVEPOINTS,
+    Fault,
+    Scenario,
+    draw,
+    with_backlog,
+)
+from midstream.sim.shapes import SHAPES, Shape
+from midstream.sim.topologies import with_parallelism
 
 
 def backpressured(seed: int) -> Scenario:
@@ -138,6 +149,11 @@ def rejoined(seed: int) -> Scenario:
     return replace(slow, keys=50, skew=0.0, key_groups=16, text_bytes=200, pool_buffers=1024, interval_s=0.005)
 
 
+def segmented(seed: int) -> Scenario:
+    """Likewise, of rows so large that what is stored of a channel has several segments."""
+    return replace(rejoined(seed), text_bytes=2000, buffer_bytes=4096)
+
+
 def sliced(seed: int) -> Scenario:
     """Slow functions and large batches: barriers come in the middle of them."""
     return replace(backpressured(seed), batch_rows=50, row_us=2000, sink_rows=0, interval_s=0.0005)
@@ -217,3 +233,92 @@ def saving(seed: int) -> Scenario:
         timeout_s=60.0,
         faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
     )
+
+
+def timed_out(seed: int) -> Scenario:
+    """Barriers wait their turn, and overtake the rows when their time has come."""
+    return replace(backpressured(seed), aligned_timeout_s=(0.001, 0.01)[seed % 2], interval_s=0.005)
+
+
+def shared(seed: int) -> Scenario:
+    """Large batches of a broadcast are processed slowly while barriers come."""
+    drawn = draw(seed, topology="keyed_broadcast", parallelism=2, rows=100)
+    drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003)
+    return replace(drawn, batch_rows=50, row_us=2000, interval_s=0.0005)
+
+
+def firing(seed: int) -> Scenario:
+    """Watermarks take many slices to fire: looking at the clock takes long, and slots die meanwhile."""
+    drawn = draw(
+        seed, topology=("timers", "sliding", "window")[seed % 3], parallelism=2, faults=("kill_slot",), rows=100
+    )
+    drawn = replace(drawn, shape=without_idle(drawn.shape), splits=1, rounds=1, interval_s=0.002, timeout_s=60.0)
+    return replace(drawn, tempo=replace(drawn.tempo, clock_tick_us=2000), aligned_timeout_s=0.0)
+
+
+def fired_unevenly(seed: int) -> Scenario:
+    """The job is stopped while windows fire, and goes on at another parallelism."""
+    drawn = draw(seed, topology=("sliding", "window", "session")[seed % 3], parallelism=3, rescale_to=2, rows=100)
+    drawn = replace(drawn, shape=without_idle(drawn.shape), splits=1, rounds=1, interval_s=0.002, timeout_s=60.0)
+    if drawn.rescaled is not None:
+        drawn = replace(drawn, rescaled=without_idle(drawn.rescaled))
+    return replace(drawn, tempo=replace(drawn.tempo, clock_tick_us=2000), aligned_timeout_s=0.0)
+
+
+def adapting(seed: int) -> Scenario:
+    """Rows of an edge are in flight when the job goes on at a parallelism at which they could not be."""
+    drawn = draw(seed, topology="adapting", rescale_to=(2, 3)[seed % 2], rows=200)
+    drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, interval_s=0.002)
+    return replace(drawn, queue_time_s=None, row_us=1000)
+
+
+def unwritable(seed: int) -> Scenario:
+    """Now and then nothing can be written of what is in flight to the sinks, which have prepared output."""
+    drawn = backpressured(seed)
+    random = Random(f"unwritable {seed}")
+    faults = tuple(
+        Fault(100 + 60 * i, ("write_fails", "disk_full")[i % 2], random.randrange(1 << 20)) for i in range(8)
+    )
+    return replace(drawn, interval_s=0.002, rounds=1, text_bytes=2000, faults=faults)
+
+
+def undisturbed(seed: int) -> Scenario:
+    """Nothing happens to the job, whose checkpoints follow at once, with state in files that take their time."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    tempo = replace(drawn.tempo, io_us=2000, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, keys=50)
+
+
+def cut_short(seed: int) -> Scenario:
+    """Connections are cut while batches of many buffers are on their way."""
+    drawn = draw(seed, topology="keyed", parallelism=3, rows=100, faults=())
+    cuts = tuple(Fault(100 + 60 * i + seed % 50, "cut_link", seed * 31 + i) for i in range(8))
+    drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, wire_bytes=2048, batch_rows=50, pool_buffers=1024)
+    return replace(drawn, rounds=1, row_us=0, sink_rows=0, queue_time_s=None, faults=cuts)
+
+
+def timely(seed: int) -> Scenario:
+    """Windows of several splits, none of whose rows may be late, and slots that die."""
+    drawn = draw(
+        seed, topology=("splits", "window")[seed % 2], parallelism=3, faults=("kill_slot", "user_error"), rows=100
+    )
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, row_us=1000, shape=without_idle(drawn.shape))
+    return replace(drawn, splits=3, rounds=1)
+
+
+def tight(seed: int) -> Scenario:
+    """Batches of several buffers each, and no buffer more than it takes, in a job to which nothing happens."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, rows=100, faults=())
+    drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=(3, 10)[seed % 2], row_us=0)
+    return replace(drawn, rounds=1, sink_rows=1, sink_pause_s=0.003)
+
+
+def dawdling(seed: int) -> Scenario:
+    """Slots are in a long call while others wait for their barriers, and hold rows for the checkpoint meanwhile."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=3, rows=200, faults=())
+    random = Random(f"dawdling {seed}")
+    calls = tuple(Fault(100 + 150 * i, LONG_CALL, 3 * random.randrange(1000)) for i in range(5))
+    kill = Fault(400 + random.randrange(600), "kill_slot", seed)
+    faults = tuple(sorted((*calls, kill), key=lambda fault: fault.step))
+    drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, faults=faults)
+    return replace(drawn, sink_rows=1, sink_pause_s=0.003, rounds=1, batch_rows=3)

@@ -7,36 +7,38 @@ must be exactly what a sequential run over those rows gives.
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import pyarrow as pa
 
-from midstream.checkpoint.channel_state import read_segment, rows_of
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
-from midstream.checkpoint.state_files import SHARED, read_parts
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, decode_metadata
+from midstream.checkpoint.state_files import verify_chunks
 from midstream.checkpoint.store import is_superseded, list_checkpoints
 from midstream.core.errors import StorageError
+from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
-from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.source import Split
-from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.contents import some
 from midstream.sim.ends import said_by
-from midstream.sim.rows import SCHEMA, Outside, SimSource, Staged, time_ms
-from midstream.sim.tables import COUNTED, HELD
+from midstream.sim.event_time import EventTimes
+from midstream.sim.inspection import Found, Inspection, tables_of
+from midstream.sim.lines import After, Lines
+from midstream.sim.rows import Outside, SimSource, Staged
+from midstream.sim.shapes import Shape
+from midstream.sim.state_oracle import StateOracle
+from midstream.sim.tables import COUNTED
 from midstream.sim.tally import LIST, UNION
-from midstream.sim.timed import WAITING, rows_waiting, windows_of
-from midstream.sim.topologies import Expectation, Shape, behind_timers, expectation, is_on_time, uid_of
+from midstream.sim.topologies import Expectation, expectation
+from midstream.sim.windowed import Made
+from midstream.state.parts import KEY_GROUP, Redistribute
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
 CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
 """In the job's own directory."""
-SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,14 @@ class Cut:
     expected: Expectation
     output: tuple[str, ...]
     """Names of all that the sinks have staged up to it."""
+    operators: tuple[OperatorState, ...]
+    sources: tuple[SourcePosition, ...]
+    done: Mapping[str, frozenset[int]]
+    finished_at: Mapping[str, int]
+    """What is known of operators that have finished, wholly or in part, see `Oracle`."""
+    ended: Mapping[str, dict[int, int]]
+    said: Mapping[str, tuple[OperatorState, Counter[int]]]
+    """What is known of its sources and of operators that sum up, see `Oracle`."""
 
 
 class Oracle:
@@ -67,39 +77,48 @@ class Oracle:
         """Of the job's checkpoint directory."""
         self._sources = sources
         self._outside = outside
+        self.lines = Lines(outside)
+        self._job_id = ""
+        """Of the start that the job is in now."""
         self._cuts: dict[tuple[str, int], Cut] = {}
         """By job id and checkpoint."""
         self._ended: dict[str, dict[int, int]] = {}
         """Rows of the sources that were at their end in the newest completed checkpoint."""
-        self._done_with: dict[str, set[int]] = {}
-        """Keys of subtasks that had finished in a checkpoint: a restore drops their state, which nobody needs."""
+        self._done: dict[str, frozenset[int]] = {}
+        """Key groups of subtasks that had finished in a checkpoint: nothing comes to them any more, and a restore at
+        another parallelism drops their state, which nobody needs."""
+        self._finished_at: dict[str, int] = {}
+        """At which parallelism an operator had finished as a whole; 0 if it has been restored at another one since."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
-        self._last: Expectation | None = None
-        """What the newest completed checkpoint must hold."""
+        self._last: Cut | None = None
+        """The newest completed checkpoint."""
+        self.inspection = Inspection(shape, sources, outside, key_groups)
+        tables = lambda subtask, *parts: tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
+        self._states = StateOracle(shape, sources, tables)
+        self._event_times = EventTimes(shape, sources.values(), tables)
 
     # ---- at every checkpoint
 
-    def check_checkpoint(self, data: bytes) -> list[str]:
-        """Complaints about a checkpoint whose metadata has just been written."""
+    def check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
+        """Complaints about a checkpoint whose metadata has just been written; `is_copy_of`: what it was copied from."""
         with self._outside.world.looking():
             complaints = []
             try:
-                for complaint in self._check_checkpoint(data):
+                for complaint in self._check_checkpoint(metadata, is_copy_of):
                     complaints.append(complaint)
             except StorageError as error:
                 complaints.append(f"a completed checkpoint cannot be read: {error}")
             return complaints
 
-    def _check_checkpoint(self, data: bytes) -> Iterator[str]:
-        metadata = decode_metadata(data, "oracle")
+    def _check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None) -> Iterator[str]:
         if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
         if any(entry.checkpoint_id > metadata.checkpoint_id for entry in list_checkpoints(self.storage)):
             # Given up, written late, and newer ones have been committed: one of the older ones, no more.
             lost = [file for file in metadata.files if not self.storage.exists(file)]
             if lost:
-                yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {_some(lost)}, which is not there"
+                yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {some(lost)}, which is not there"
             return
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
@@ -115,42 +134,107 @@ class Oracle:
                 self._ended[uid] = emitted[uid]
             else:
                 self._ended.pop(uid, None)
-        held = {
-            uid: self._held(operator)
-            for uid, operator in operators.items()
-            if uid.startswith(("timer", "alarm", "table"))
-        }
-        in_flight = self._in_flight(metadata)
-        self.in_flight += bool(in_flight)
-        expected = expectation(self.shape, emitted, held, in_flight)
-        self._last = expected
+            if ended and before is None and metadata.job_id not in self._outside.drained:
+                rows = sum(self._sources[uid].rows)
+                if len(emitted[uid]) < rows:
+                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
+        if is_copy_of is not None:
+            self._know(is_copy_of)
+            self._event_times.begin_again()
+            output = dict.fromkeys(is_copy_of.output)
+        else:
+            output = self.lines.output(metadata.job_id)
+            yield from self.lines.check_id(metadata.job_id, metadata.checkpoint_id)
+        output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
+        found = Found(
+            self._by_sink(output),
+            self.inspection.rows_in_flight(self.storage, metadata),
+            {
+                uid: list(self.inspection.rows_held(self.storage, where, operator))
+                for uid, operator in operators.items()
+                if uid.startswith(("timer", "alarm", "table", "clocks"))
+            },
+        )
+        self.in_flight += bool(found.in_flight)
+        by_port = self.inspection.ids_by_port(found.in_flight)
+        expected = expectation(self.shape, emitted, found.ids_held(), by_port)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
-        for uid in expected.counts:
-            if uid in operators:
-                done = [operators[uid].subtasks[index] for index in operators[uid].finished]
-                done_with = self._done_with.setdefault(uid, set())
-                for subtask in done:
-                    for table in self._tables(subtask, "keys", COUNTED):
-                        done_with.update(table.column("key").to_pylist())
-        output = dict(self._outside.committed)
-        output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
-        self._cuts[metadata.job_id, metadata.checkpoint_id] = Cut(expected, tuple(output))
+        yield from self._event_times.check(where, operators)
         yield from self._check_state(where, operators, expected)
-        yield from self._check_prepared(where, output, expected)
+        yield from self._check_output(where, output, expected)
+        yield from self.inspection.check_on_the_way(where, found)
+        yield from self._states.check_joins(where, expected, self._named(output), by_port)
+        yield from self.inspection.check_numbers(where, found, expected)
+        for uid, (kind, _) in expected.windowed.items():
+            if uid in operators:
+                done = self._done.get(uid, frozenset())
+                made, wrong = self.inspection.made_by_then(uid, found, expected, self.storage, operators[uid], done)
+                yield from (f"{where}: {complaint}" for complaint in wrong)
+                yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
-            yield from self._check_total(where, operators[uid], expected, output, in_flight)
+            yield from self._check_total(where, operators[uid], expected, output, by_port)
+        for uid, operator in operators.items():
+            if operator.finished:
+                gone = (key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
+                self._done[uid] = self._done.get(uid, frozenset()).union(*gone)
+            if operator.fully_finished:
+                if self._finished_at.setdefault(uid, operator.parallelism) != operator.parallelism:
+                    self._finished_at[uid] = 0
+        self._last = Cut(
+            expected,
+            tuple(output),
+            metadata.operators,
+            metadata.sources,
+            dict(self._done),
+            dict(self._finished_at),
+            dict(self._ended),
+            dict(self._said),
+        )
+        self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
+
+    def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
+        """The job begins another start, from what stands for `cut` (None: from the beginning). Complaints."""
+        self._job_id = job_id
+        if cut is not self._last:
+            self._event_times.begin_again()
+        self._last = cut
+        self._know(cut)
+        return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
+
+    def _know(self, cut: Cut | None) -> None:
+        """No more than what is known where `cut` is."""
+        self._done = {} if cut is None else dict(cut.done)
+        self._finished_at = {} if cut is None else dict(cut.finished_at)
+        self._ended = {} if cut is None else dict(cut.ended)
+        self._said = {} if cut is None else dict(cut.said)
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
+        for operator in operators.values():
+            yield from self._check_owners(where, operator)
         for uid, counts in expected.counts.items():
-            if uid in operators and not operators[uid].finished:
+            if uid in operators:
                 yield from self._check_counts(where, operators[uid], counts)
         for uid, ids in expected.broadcast.items():
             if uid in operators:
                 yield from self._check_broadcast(where, operators[uid], ids)
         for uid, seen in expected.tallies.items():
-            if uid in operators and not operators[uid].finished:
-                yield from self._check_tally(where, operators[uid], seen)
+            if uid in operators:
+                if self._finished_at.get(uid, operators[uid].parallelism) == operators[uid].parallelism:
+                    yield from self._check_tally(where, operators[uid], seen)
+        yield from self._states.check(where, operators, expected)
+
+    def _check_owners(self, where: str, operator: OperatorState) -> Iterator[str]:
+        """Keyed state lies with the subtask that owns its key groups."""
+        for index in operator.running:
+            own = key_group_range(index, operator.parallelism, self._key_groups)
+            for part in operator.subtasks[index].parts:
+                for chunk in part.chunks if part.redistribute == Redistribute.KEYED.value else ():
+                    if chunk.rows and not own.start <= chunk.key_group_min <= chunk.key_group_max < own.stop:
+                        yield (
+                            f"{where}: {operator.uid}/{index} has {part.name} of the key groups {chunk.key_group_min} to "
+                            f"{chunk.key_group_max}, and owns {own.start} to {own.stop - 1}"
+                        )
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
         """id to key of the rows that lie before the source's position."""
@@ -164,7 +248,7 @@ class Oracle:
         for operator in metadata.operators:
             if operator.uid == uid:
                 for subtask in operator.subtasks:
-                    for table in self._tables(subtask, "splits"):
+                    for table in tables_of(self.storage, subtask, "splits"):
                         open_splits += [_decode_split(encoded) for encoded in table.column("split").to_pylist()]
         seen: set[str] = set()
         for split in open_splits:
@@ -176,87 +260,84 @@ class Oracle:
             rows[split.id] = split.offset
         return {row: key for name, count in rows.items() for row, key in source.rows_of(int(name.split("-")[1]), count)}
 
-    def _in_flight(self, metadata: CheckpointMetadata) -> dict[tuple[int, int], Counter[int]]:
-        """By node and port: ids of the rows that are on their way."""
-        found: dict[tuple[int, int], Counter[int]] = {}
-        edges = [(index, entry) for index, node in enumerate(self.shape) for entry in node.inputs]
-        for state in metadata.channels:
-            index, entry = edges[state.edge]
-            keys = ("key",) if entry.partitioning is Partitioning.KEYED else ()
-            edge = Edge(state.edge, entry.node, index, entry.partitioning, SCHEMA, keys)
-            batches = [b for segment in state.segments for b in read_segment(self.storage, segment, SCHEMA, "oracle")]
-            for rows in rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups):
-                found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
-        return {place: rows for place, rows in found.items() if rows}
-
-    def _held(self, operator: OperatorState) -> Counter[int]:
-        """Ids of the rows that wait in it."""
-        held: Counter[int] = Counter()
-        for subtask in operator.subtasks:
-            for table in self._tables(subtask, f"map:{WAITING}"):
-                for value in table.column("value").to_pylist():
-                    held.update(rows_waiting(pickle.loads(value)))
-            for table in self._tables(subtask, HELD):
-                held.update(table.column("id").to_pylist())
-        return held
-
     def _check_counts(
         self, where: str, operator: OperatorState, expected: Mapping[int, tuple[int, int]]
     ) -> Iterator[str]:
         found: dict[int, tuple[int, int]] = {}
+        group_of = self.inspection.contents.group_of
         for subtask in operator.subtasks:
-            for table in self._tables(subtask, "keys", COUNTED):
-                columns = [table.column(name).to_pylist() for name in ("key", "count", "sum")]
-                for key, count, total in zip(*columns, strict=True):
+            for table in tables_of(self.storage, subtask, "keys", COUNTED):
+                columns = [table.column(name).to_pylist() for name in ("key", KEY_GROUP, "count", "sum")]
+                for key, group, count, total in zip(*columns, strict=True):
                     if key in found:
                         yield f"{where}: key {key} is in two subtasks of {operator.uid}"
+                    if group != group_of.get(key):
+                        yield f"{where}: key {key} of {operator.uid} is in key group {group}"
                     found[key] = (count, total)
         if found == expected:
             return
-        done_with = self._done_with[operator.uid]
+        done = self._done.get(operator.uid, frozenset())
         wrong = {
             key: f"{found.get(key)} instead of {expected.get(key)}"
             for key in sorted({*found, *expected})
-            if found.get(key) != expected.get(key) and (key in found or key not in done_with)
+            if found.get(key) != expected.get(key) and (key in found or group_of[key] not in done)
         }
         if wrong:
-            yield f"{where}: state of {operator.uid} is wrong for {_some(wrong.items())} (rows, sum of ids)"
+            yield f"{where}: state of {operator.uid} is wrong for {some(wrong.items())} (rows, sum of ids)"
 
     def _check_broadcast(self, where: str, operator: OperatorState, expected: frozenset[int]) -> Iterator[str]:
         for index in operator.running:
             subtask = operator.subtasks[index]
-            found = {row for table in self._tables(subtask, "broadcast") for row in table.column("id").to_pylist()}
+            found = {
+                row for table in tables_of(self.storage, subtask, "broadcast") for row in table.column("id").to_pylist()
+            }
             if found != expected:
                 yield (
-                    f"{where}: broadcast state of {operator.uid}/{index} lacks {_some(sorted(expected - found))}, "
-                    f"has {_some(sorted(found - expected))} too many"
+                    f"{where}: broadcast state of {operator.uid}/{index} lacks {some(sorted(expected - found))}, "
+                    f"has {some(sorted(found - expected))} too many"
                 )
 
     def _check_tally(self, where: str, operator: OperatorState, expected: Counter[int]) -> Iterator[str]:
         ids: Counter[int] = Counter()
         count = 0
         for subtask in operator.subtasks:
-            for table in self._tables(subtask, LIST):
+            for table in tables_of(self.storage, subtask, LIST):
                 ids.update(table.column("id").to_pylist())
-            for table in self._tables(subtask, UNION):
+            for table in tables_of(self.storage, subtask, UNION):
                 count += sum(table.column("count").to_pylist())
         if ids != expected:
             yield (
-                f"{where}: the list of {operator.uid} lacks {_some(sorted(expected - ids))}, "
-                f"has {_some(sorted(ids - expected))} too many"
+                f"{where}: the list of {operator.uid} lacks {some(sorted(expected - ids))}, "
+                f"has {some(sorted(ids - expected))} too many"
             )
         if count != expected.total():
             yield f"{where}: {operator.uid} has counted {count} rows instead of {expected.total()}"
 
-    def _check_prepared(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
-        """What was committed before, and what the checkpoint holds for commit: together its sinks' output."""
+    def _check_output(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
+        """What was committed before, and what a checkpoint holds for commit: together its sinks' output."""
         staged = []
         for name in output:
             if name not in self._outside.staged:
                 yield f"{where}: {name} was never staged"
             else:
                 staged.append(self._outside.staged[name])
+                complaint = self.inspection.look_at(name)
+                if complaint:
+                    yield f"{where}: {staged[-1].sink} has {complaint}"
         yield from self._compare(where, expected.sinks, staged)
+
+    def _check_windows(self, where: str, uid: str, kind: str, made: Made) -> Iterator[str]:
+        verdict = self.inspection.check_windows(uid, kind, made)
+        self.lost += verdict.lost
+        self.doubled += verdict.doubled
+        yield from (f"{where}: {uid} has rows {complaint}" for complaint in verdict.complaints)
+
+    def _by_sink(self, output: Iterable[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in output:
+            if name in self._outside.staged:
+                found.setdefault(self._outside.staged[name].sink, []).append(name)
+        return found
 
     def _check_total(
         self,
@@ -264,13 +345,13 @@ class Oracle:
         operator: OperatorState,
         expected: Expectation,
         output: Iterable[str],
-        in_flight: Mapping[tuple[int, int], Counter[int]],
+        by_port: Mapping[tuple[int, int], Counter[int]],
     ) -> Iterator[str]:
         """What a subtask has said when it had finished is all it ever says; together they have counted every row."""
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
         said = Counter(row for part in staged if part.sink == sink for row in part.ids)
-        said += in_flight.get((node, 0), Counter())
+        said += by_port.get((node, 0), Counter())
         before_of, before = self._said.get(operator.uid, (operator, said))
         final = before_of.fully_finished
         if final or before_of.parallelism == operator.parallelism:
@@ -286,12 +367,6 @@ class Oracle:
         if counted != expected.totals[uid].total():
             yield f"{where}: {uid} has counted {counted} rows instead of {expected.totals[uid].total()}"
 
-    def _tables(self, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
-        handles = [handle for handle in subtask.parts if handle.name in parts]
-        for state in read_parts(self.storage, handles, range(1 << 16), "oracle").values():
-            for chunk in state.chunks:
-                yield chunk.table
-
     # ---- savepoints
 
     def cut_of(self, metadata: CheckpointMetadata) -> Cut | None:
@@ -300,6 +375,10 @@ class Oracle:
 
     def has_completed(self, job_id: str, checkpoint_id: int) -> bool:
         return (job_id, checkpoint_id) in self._cuts
+
+    def committed(self) -> Set[str]:
+        """Names of all output that is committed."""
+        return self._outside.committed.keys()
 
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
         """Complaints about a savepoint whose metadata has just been written to `place`, to which it must be confined."""
@@ -319,24 +398,24 @@ class Oracle:
             return
         missing = [name for name in cut.output if name not in self._outside.committed]
         if missing:
-            yield f"{where}: of what it covers this is not committed: {_some(missing)}"
+            yield f"{where}: of what it covers this is not committed: {some(missing)}"
         if metadata.committables:
             yield f"{where}: holds output to commit, which whoever goes on from it would commit again"
         if metadata.channels:
             yield f"{where}: holds rows in flight, which only the same graph could read"
         lost = [file for file in metadata.files if not place.exists(file)]
         if lost:
-            yield f"{where}: refers to {_some(lost)}, which it has not got"
+            yield f"{where}: refers to {some(lost)}, which it has not got"
             return
-        yield from self._check_state(where, {op.uid: op for op in metadata.operators}, cut.expected)
+        if _unplaced(metadata.operators) != _unplaced(cut.operators) or metadata.sources != cut.sources:
+            yield f"{where}: holds another state than the checkpoint that it was made of"
+        verify_chunks(place, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where)
 
     def begin_again(self, storage: Storage, cut: Cut) -> None:
         """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
         self.storage = storage
-        self._ended.clear()
-        self._said.clear()
-        self._last = cut.expected
         self._outside.committed = dict.fromkeys(cut.output)
+        self.lines = Lines(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
         """Complaints about the output of a job that has stopped with a savepoint: it is that of the savepoint."""
@@ -345,76 +424,45 @@ class Oracle:
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Complaints about the output of a job that has finished."""
+        """Complaints about the output of a job that has finished: of all rows, or of those up to where it was drained."""
         everything = {
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
             for uid, source in self._sources.items()
         }
-        expected = expectation(self.shape, everything)
-        yield from self._compare("end", expected.sinks, self._committed())
-        yield from self._check_windows("end", expected)
+        expected = expectation(self.shape, {**everything, **self._ended})
+        output = self.lines.output(self._job_id)
+        yield from self._check_output("end", output, expected)
+        found = Found(self._by_sink(output))
+        yield from self.inspection.check_numbers("end", found, expected)
+        for uid, (kind, _) in expected.windowed.items():
+            made = self.inspection.made_at_the_end(uid, found, expected)
+            yield from self._check_windows("end", uid, kind, made)
+        yield from self._states.check_joins("end", expected, self._committed(), {})
+        yield from self._states.check_lenient("end", expected, self._committed())
         for uid, (sink, _) in expected.total_sinks.items():
             said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
             if uid in self._said and said != self._said[uid][1]:
                 yield f"end: {uid} has said {dict(said)}, and had finished when it had said {dict(self._said[uid][1])}"
             yield from self._check_sum("end", uid, expected, said)
 
-    def check_left_over(self, files: Collection[str], retained: int) -> Iterator[str]:
-        """Complaints about files of a job that has ended without any fault."""
-        metadata = [path for path in files if CHECKPOINT.fullmatch(path)]
-        if len(metadata) > retained:
-            yield f"{len(metadata)} checkpoints are left, {retained} are to be retained"
-        with self._outside.world.looking():
-            kept = {f for path in metadata for f in decode_metadata(self.storage.read(path), path).files}
-        left = sorted(path for path in files if path.startswith(f"{SHARED}/") and path not in kept)
-        if left:
-            yield f"state files that no checkpoint refers to are left: {_some(left)}"
-
     def check_stopped(self) -> Iterator[str]:
         """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
         if self._last is not None:
-            yield from self._compare("stop", self._last.sinks, self._committed())
-
-    def _check_windows(self, where: str, expected: Expectation) -> Iterator[str]:
-        """Each row is in its windows, or late; in none of them twice, and in no other.
-
-        Only the first windows of a row may lack it, which had ended when it came; if all do, it is late. Where
-        event time never runs ahead of the rows there are no such rows.
-        """
-        late: dict[str, Counter[int]] = {uid: Counter() for uid in expected.windowed}
-        windows: dict[str, dict[int, Counter[int]]] = {uid: {} for uid in expected.windowed}
-        for staged in self._committed():
-            if staged.sink in expected.window_sinks:
-                uid, is_late = expected.window_sinks[staged.sink]
-                for row, _, n in staged.rows:
-                    if is_late:
-                        late[uid][row] += 1
-                    else:
-                        windows[uid].setdefault(row, Counter())[n - 1] += 1
-        held_back = {uid_of(index, 0, self.shape[index].chain[0]) for index in behind_timers(self.shape)}
-        on_time = is_on_time(self.shape, self._sources.values())
-        for uid, (kind, ids) in expected.windowed.items():
-            wrong = []
-            never_late = on_time and uid not in held_back
-            for row in sorted({*ids, *windows[uid], *late[uid]}):
-                found = windows[uid].get(row, Counter())
-                due = windows_of(kind, time_ms(row))
-                counts = [found.total()] if due is None else [found[start] for start in due]
-                surplus = counts[-1] + late[uid][row] - ids[row]
-                self.lost += max(0, -surplus)
-                self.doubled += max(0, surplus)
-                behind = late[uid][row] > 0 or counts[0] < counts[-1]
-                has_gap = counts != sorted(counts) or sum(counts) != found.total()
-                if surplus or has_gap or (behind and never_late):
-                    wrong.append((row, dict(found), late[uid][row], ids[row]))
-            for row, starts, times_late, times in wrong[:SAMPLES]:
-                yield (
-                    f"{where}: {uid} has got row {row} {times} times; it is in windows {starts} (start in ms: how "
-                    f"often), late {times_late} times ({len(wrong)} such rows)"
+            yield from self._compare("stop", self._last.expected.sinks, self._committed())
+            yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
+            committed, due = self.lines.output(self._job_id), dict.fromkeys(self._last.output)
+            if committed.keys() != due.keys():
+                lacking, surplus = (
+                    [name for name in a if name not in b] for a, b in ((due, committed), (committed, due))
                 )
+                yield f"stop: of its last checkpoint this is not committed: {some(lacking)}, and this is besides: {some(surplus)}"
 
     def _committed(self) -> list[Staged]:
-        return [self._outside.staged[name] for name in self._outside.committed]
+        return self._named(self.lines.output(self._job_id))
+
+    def _named(self, names: Iterable[str]) -> list[Staged]:
+        """What has been staged under these names."""
+        return [self._outside.staged[name] for name in names if name in self._outside.staged]
 
     def _compare(self, where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
         found: dict[str, Counter[int]] = {uid: Counter() for uid in expected}
@@ -429,12 +477,27 @@ class Oracle:
             self.lost += lost.total()
             self.doubled += doubled.total()
             if lost:
-                yield f"{where}: {uid} lost {lost.total()} rows: {_some(sorted(lost))}"
+                yield f"{where}: {uid} lost {lost.total()} rows: {some(sorted(lost))}"
             if doubled:
-                yield f"{where}: {uid} has {doubled.total()} rows too many: {_some(sorted(doubled))}"
+                yield f"{where}: {uid} has {doubled.total()} rows too many: {some(sorted(doubled))}"
 
 
-def _some(items: object) -> str:
-    listed = list(items)  # type: ignore[call-overload]
-    shown = ", ".join(str(item) for item in listed[:SAMPLES])
-    return f"{shown}, … ({len(listed)})" if len(listed) > SAMPLES else shown or "nothing"
+def _unplaced(operators: Sequence[OperatorState]) -> tuple[OperatorState, ...]:
+    """The same without the places of their chunks, which a savepoint has copies of."""
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(
+            operator,
+            subtasks=tuple(
+                replace(
+                    task,
+                    parts=tuple(
+                        replace(part, chunks=tuple(replace(chunk, file="", offset=0) for chunk in part.chunks))
+                        for part in task.parts
+                    ),
+                )
+                for task in operator.subtasks
+            ),
+        )
+        for operator in operators
+    )

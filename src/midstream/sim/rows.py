@@ -8,7 +8,7 @@ the end (in the ledger, which stands for an external transactional system).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -19,7 +19,7 @@ import pyarrow as pa
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.sim.network import SIM
 from midstream.sim.world import World
@@ -28,6 +28,8 @@ from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
 Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000
 SOURCE_IDS: Final = 10_000_000
+N_BITS: Final = 20
+"""No operator counts further than these hold."""
 _TIMESTAMP: Final = pa.timestamp("us")
 _TEXT: Final = pa.large_string()
 SCHEMA: Final = pa.schema(
@@ -70,6 +72,11 @@ def step_ms(row: int) -> int:
     return 1 + 3 * ((split // 2 if source >= IN_PARTS else split) % 3)
 
 
+def text_of(row: int, length: int) -> str:
+    """The last digits of its id, so that no two neighbours have the same, behind as many letters as it takes."""
+    return str(row).rjust(length, "x")[-length:] if length else ""
+
+
 class UserError(Exception):
     """A user's function fails because a fault told it to."""
 
@@ -85,7 +92,11 @@ class Outside:
         self.staged: dict[str, Staged] = {}
         self.committed: dict[str, None] = {}
         """Names, in the order in which they were committed first."""
+        self.newest_committed: dict[str, int] = {}
+        """By sink and job id, the newest checkpoint of which something was committed."""
         self.aborted: dict[str, None] = {}
+        self.taken_back: dict[str, None] = {}
+        """Names of what a sink has removed, or would not commit any more."""
         self.poison: dict[int, int] = {}
         """Row id: how many more times the row makes a function fail."""
         self.commit_failures = 0
@@ -98,6 +109,10 @@ class Outside:
         """By job id and attempt: uid and subtask of the operators that had finished in the checkpoint it began from."""
         self.row_us = 0
         """How long user functions take for a row: what is slow is worked in slices."""
+        self.counted: dict[str, set[int]] = {}
+        """By counting operator: every number that it has given a row, in any attempt; see `numbered`."""
+        self.drained: Set[str] = frozenset()
+        """Jobs whose sources were told to end, by id."""
 
     def check_poison(self, ids: Sequence[int]) -> None:
         for row in ids:
@@ -117,17 +132,21 @@ class Outside:
             self.open_failures -= 1
             raise UserError(f"{SIM} this operator cannot be opened")
 
-    def rows_of(self, sink: str) -> list[tuple[int, int, int]]:
-        """(id, key, n) of all committed rows of a sink."""
-        return [row for name in self.committed for row in self.staged[name].rows if self.staged[name].sink == sink]
-
 
 @dataclass(frozen=True, slots=True)
 class Staged:
     sink: str
-    rows: list[tuple[int, int, int]]
+    rows: pa.RecordBatch
     ids: tuple[int, ...]
     """Of the rows."""
+    job_id: str
+    checkpoint_id: int
+
+
+def numbered(ids: Int64s, n: Int64s) -> list[int]:
+    """A row and its number as one, for each row."""
+    found: list[int] = (ids << N_BITS | n).tolist()
+    return found
 
 
 # ---- source ----------------------------------------------------------------
@@ -206,7 +225,7 @@ class SimSource(Source):
         ids, keys, sequence = self.columns(split, rows)
         first = int(ids[0]) if rows else 0
         ts = (time_ms(first) + (ids - first) * step_ms(first)) * 1000
-        text = ["x" * (self.text_bytes * (1 + i % 7) // 4) for i in ids.tolist()]
+        text = [text_of(i, self.text_bytes * (1 + i % 7) // 4) for i in ids.tolist()]
         columns = [
             pa.array(ids),
             pa.array(keys),
@@ -313,14 +332,21 @@ class Count(Operator):
 
     `is_ordered`: rows of one key and split must come in their order, without gaps.
     `broadcast_port`: rows of that port are remembered by their ids as broadcast state, and not handed on.
-    `late_us`: no row may come once event time is so far past it; None: some may.
+    `on_time`: of these sources no row may come once event time is `late_us` past it.
     """
 
     def __init__(
-        self, outside: Outside, *, is_ordered: bool, broadcast_port: int | None = None, late_us: int | None = None
+        self,
+        outside: Outside,
+        *,
+        is_ordered: bool,
+        broadcast_port: int | None = None,
+        on_time: frozenset[int] = frozenset(),
+        late_us: int = 0,
     ) -> None:
         self._outside = outside
         self._is_ordered = is_ordered
+        self._on_time = sorted(on_time)
         self._late_us = late_us
         self._watermark_us: int | None = None
         self._broadcast_port = broadcast_port
@@ -353,7 +379,8 @@ class Count(Operator):
             self._broadcast.update(parts["broadcast"].table().column("id").to_pylist())
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        ids = batch.column("id").to_numpy().tolist()
+        each = batch.column("id").to_numpy()
+        ids = each.tolist()
         self._outside.work(batch.num_rows)
         if self._outside.poison:
             self._outside.check_poison(ids)
@@ -364,8 +391,8 @@ class Count(Operator):
                     self._bug(f"row {row} is broadcast twice")
                 self._broadcast.add(row)
             return
-        if self._late_us is not None and self._watermark_us is not None:
-            self._check_time(batch.column("ts").view(pa.int64()).to_numpy() + self._late_us, self._watermark_us)
+        if self._on_time and self._watermark_us is not None:
+            self._check_time(each, batch.column("ts").view(pa.int64()).to_numpy() + self._late_us, self._watermark_us)
         keys = batch.column("key").to_numpy().tolist()
         if not self._group_of.keys() >= set(keys):
             for group in self._groups(sorted(set(keys) - self._group_of.keys())):
@@ -380,16 +407,22 @@ class Count(Operator):
             counted.append(count)
         if self._is_ordered:
             self._check_order(ids, keys, batch.column("sequence").to_numpy().tolist())
-        self._out.emit(batch.set_column(_N, "n", pa.array(np.array(counted, dtype=np.int64))))
+        n = np.array(counted, dtype=np.int64)
+        self._outside.counted.setdefault(self._context.uid, set()).update(numbered(each, n))
+        self._out.emit(batch.set_column(_N, "n", pa.array(n)))
 
     def advance_watermark(self, watermark_us: int) -> bool:
         self._watermark_us = watermark_us
         return True
 
-    def _check_time(self, due_us: Int64s, watermark_us: int) -> None:
+    def _check_time(self, ids: Int64s, due_us: Int64s, watermark_us: int) -> None:
         late = due_us <= watermark_us
         if late.any():
-            self._bug(f"a row that was due by {due_us[late][0]} comes when event time is {watermark_us}")
+            late &= np.isin(ids // SOURCE_IDS, self._on_time)
+        if late.any():
+            self._bug(
+                f"row {ids[late][0]}, which was due by {due_us[late][0]}, comes when event time is {watermark_us}"
+            )
 
     def _check_order(self, ids: list[int], keys: list[int], sequence: list[int]) -> None:
         following = self._next
@@ -444,107 +477,3 @@ class Count(Operator):
             groups = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
             self._group_of.update(zip(unknown, groups, strict=True))
         return [self._group_of[key] for key in keys]
-
-
-# ---- sink ------------------------------------------------------------------
-
-
-class LedgerSink(Sink):
-    """Stages rows under a name when a checkpoint is prepared; they count once the name is committed."""
-
-    def __init__(self, outside: Outside, *, capacity_rows: int = 0, pause_s: float = 0.0) -> None:
-        self.outside = outside
-        self.capacity_rows = capacity_rows
-        """Above 0: the writer takes about so many rows at a time, then pauses for `pause_s`."""
-        self.pause_s = pause_s
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        self.outside.check_open(context)
-        return _LedgerWriter(self, context)
-
-    def committer(self, job_id: str) -> Committer:
-        return _LedgerCommitter(self.outside)
-
-
-@dataclass(slots=True)
-class _LedgerWriter(SinkWriter):
-    sink: LedgerSink
-    context: WriterContext
-    rows: list[tuple[int, int, int]] = field(default_factory=list)
-    busy_rows: int = 0
-    timer_is_set: bool = False
-    is_closed: bool = False
-    wake: Callable[[], None] | None = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        columns = [batch.column(name).to_pylist() for name in ("id", "key", "n")]
-        if self.sink.outside.poison:
-            self.sink.outside.check_poison(columns[0])
-        self.rows.extend(zip(*columns, strict=True))
-        self.busy_rows += batch.num_rows
-
-    def ready(self) -> bool:
-        if not self.sink.capacity_rows or self.busy_rows < self.sink.capacity_rows:
-            return True
-        if not self.timer_is_set:
-            self.timer_is_set = True
-            self.context.executor.call_later(self.sink.pause_s, self._rested)
-        return False
-
-    def _rested(self) -> None:
-        self.timer_is_set = False
-        self.busy_rows = 0
-        if self.wake is not None and not self.is_closed:
-            self.wake()
-
-    def on_ready(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-
-    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        if not self.rows:
-            return None
-        rows, self.rows = self.rows, []
-        context, outside = self.context, self.sink.outside
-        name = f"{context.uid}/{context.job_id}-a{context.attempt}-c{checkpoint_id}-s{context.subtask}"
-
-        def stage() -> Sequence[bytes]:
-            outside.world.io_point()
-            if name in outside.staged:
-                outside.world.bug(f"{name} is staged twice")
-            outside.staged[name] = Staged(context.uid, rows, tuple(row for row, _, _ in rows))
-            return [name.encode()]
-
-        return stage
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.rows = []
-
-
-class _LedgerCommitter(Committer):
-    def __init__(self, outside: Outside) -> None:
-        self._outside = outside
-
-    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        outside = self._outside
-        for item in committables:
-            outside.world.io_point()
-            if outside.commit_failures:
-                outside.commit_failures -= 1
-                raise StorageError(f"the target does not answer {SIM}")
-            name = item.decode()
-            if name not in outside.staged:
-                outside.world.bug(f"{name} is committed and was never staged")
-            if name in outside.aborted:
-                outside.world.bug(f"{name} is committed and was aborted")
-            outside.committed.setdefault(name)
-            outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
-
-    def abort(self, committables: Sequence[bytes]) -> None:
-        outside = self._outside
-        for item in committables:
-            outside.world.io_point()
-            name = item.decode()
-            if name in outside.committed:
-                outside.world.bug(f"{name} is aborted and was committed")
-            outside.aborted.setdefault(name)

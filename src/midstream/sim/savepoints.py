@@ -19,6 +19,7 @@ from midstream.sim.cluster import Driver
 from midstream.sim.disk import Disk, Folder
 from midstream.sim.network import SIM
 from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
+from midstream.sim.reasons import THERE
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -31,6 +32,7 @@ EXCUSES: Final = (
     *ENDS,
     "the job is stopping already",
     "the job has ended",
+    "the job had finished before it was started",
     "the place is taken",
     "the job has no checkpoint_dir",
     "another coordinator has taken over",
@@ -87,7 +89,8 @@ class Savepoints:
 
     def written(self, root: str, path: str, data: bytes) -> None:
         """A file on the disk at `root`: if it completes a savepoint, that is judged now, whether anybody is told or not."""
-        directory, _, name = path.rpartition("/chk-")
+        directory, _, name = f"/{path}".rpartition("/chk-")
+        directory = directory.removeprefix("/")
         if CHECKPOINT.fullmatch(f"chk-{name}"):
             url = f"{root}/{directory}" if directory else root
             for complaint in self._oracle.check_savepoint(url, self.open(url), data):
@@ -165,12 +168,16 @@ class Savepoints:
     def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
         key = driver.process.name, client
         if key not in self._asked:
+            self._check_complete(driver, request, reply)
             return
         url = self._asked.pop(key)
         if reply.error:
             self.failed += 1
             is_replaced = driver is not driver.cluster.drivers[-1]  # its successor may have deleted what it needs
-            if not is_replaced and not any(excuse in reply.error for excuse in EXCUSES):
+            is_denied = THERE in reply.error and (
+                len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
+            )
+            if not is_replaced and not is_denied and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
             if number is not None and not is_replaced:
@@ -189,6 +196,14 @@ class Savepoints:
             self._world.bug(f"{request!r} is answered with {saved}")
         else:
             self._keep(saved, isinstance(request, DoStop))
+
+    def _check_complete(self, driver: Driver, request: ClientRequest, reply: Reply) -> None:
+        """Who is told of a checkpoint finds a complete one. (A savepoint is looked at for whoever has asked for it.)"""
+        path = reply.checkpoint or ""
+        number = path.rpartition("chk-")[2]
+        if number.isdecimal() and path not in (saved.url for saved in self.saved):
+            if not self._oracle.has_completed(driver.plan.job_id, int(number)):
+                self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
         """The checkpoint of a savepoint that is refused because the job has come to its end, if it has one.
@@ -217,7 +232,7 @@ class Savepoints:
         """Nothing is left of a savepoint that failed, where nobody else wanted one."""
         disk, _ = self._place(url)
         left = self.files_at(url)
-        if left and self._named[url] == 1 and not disk.refusals:
+        if left and self._named[url] == 1 and not disk.refusals and not disk.lied:
             self._world.bug(f"no savepoint was made at {url}, and this is left of it: {sorted(left)}")
 
     # ---- at the end

@@ -11,10 +11,20 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from midstream.sim.topologies import SHAPES, Shape, random_shape, varied, with_ends, with_parallelism, with_tables
+from midstream.sim.shapes import SHAPES, Shape
+from midstream.sim.topologies import (
+    random_shape,
+    varied,
+    with_ends,
+    with_parallelism,
+    with_states,
+    with_tables,
+)
 from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
+RARE: Final = ("go_back", "freeze_at_publish", "storage_lies")
+"""Drawn by `with_rare` only."""
 FAULTS: Final = (
     "kill_slot",
     "kill_slot_twice",
@@ -43,14 +53,19 @@ FAULTS: Final = (
     "drain_struck",
     "slots_late",
     *SAVEPOINTS,
+    *RARE,
 )
 """Every kind of fault and request that can strike a run."""
 HANGS: Final = "publish_hangs"
 LONG_CALL: Final = "long_call"
 """Both are drawn by `with_hangs` only."""
+CLUSTER_GONE: Final = "cluster_gone"
+"""Drawn by `with_cluster_gone` only."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
+IN_FLIGHT: Final = "strike_in_flight"
+"""It waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
     ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails")
 )
@@ -60,6 +75,9 @@ WITHOUT_CHECKPOINTS: Final = frozenset(
     + ("open_fails", "checkpoint", "stop", "rescale", "slots_late", "savepoint", "stop_savepoint")
 )
 """What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
+
+CHECKPOINTS_MAX: Final = 30
+"""About so many come in a run at most. A hundred more find nothing new, and are what a run's time goes into."""
 
 ROWS: Final = {1: (10, 25, 50), 3: (25, 50, 100), 10: (50, 100, 200), 50: (100, 200, 400)}
 """By rows in a batch: how many rows there are. What takes time, and makes an order, is a batch."""
@@ -125,6 +143,7 @@ def draw(
     limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
     if topology == "random":
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
+        base = with_states(base, Random(f"states {seed}"))
     else:
         base = SHAPES[topology]
     wide = Random(f"wide {seed}")
@@ -148,7 +167,7 @@ def draw(
     mode = Random(f"mode {seed}")
     aligned_timeout_s = mode.choice((None, 0.0, 0.0, 0.001, 0.01))
     has_checkpoints = rescaled is not None or faults is not None or mode.random() < 0.85
-    kinds = tuple(f for f in FAULTS if f not in SAVEPOINTS) if faults is None else tuple(faults)
+    kinds = tuple(f for f in FAULTS if f not in (*SAVEPOINTS, *RARE)) if faults is None else tuple(faults)
     if not has_checkpoints:
         kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
     drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
@@ -160,6 +179,8 @@ def draw(
         drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
         kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
         drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
+        drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), count)
+        drawn = with_rare(drawn, Random(f"rare {seed}"), RARE, count) if has_checkpoints else drawn
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -198,11 +219,64 @@ def draw(
         row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
     )
+    scenario = replace(scenario, interval_s=max(scenario.interval_s, _least_s(scenario) / CHECKPOINTS_MAX))
+    if topology == "random" and parallelism is None and rescale_to is None and faults is None and rows is None:
+        return _with_more(scenario, base, seed)
     deep = Random(f"deep {seed}")
     if rescale_to is not None and deep.random() < 0.6:
         scenario = with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
         return scenario if rows is None else replace(scenario, rows=rows)
     return scenario
+
+
+def _least_s(scenario: Scenario) -> float:
+    """How long the run takes at least, of the world's time, in the slowest of its nodes."""
+    functions_s = scenario.rows * scenario.row_us / 1e6
+    sink_s = scenario.rows / scenario.sink_rows * scenario.sink_pause_s if scenario.sink_rows else 0.0
+    return max(functions_s, sink_s)
+
+
+BEHIND: Final = 0.27
+"""Of the runs of which nothing is given, how many have a backlog, and fail and are rescaled in the middle of recovery."""
+
+BEHIND_NODES_MAX: Final = 9
+"""Of their shapes: larger ones take most of the time, and show no more."""
+
+CROWDED: Final = 0.25
+"""Of those that go on at another parallelism, how many have more keys than key groups for certain."""
+
+
+def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
+    """What a run of which nothing is given hardly ever comes to by itself, now and then on purpose."""
+    random = Random(f"behind {seed}")
+    if scenario.has_checkpoints and len(scenario.shape) <= BEHIND_NODES_MAX and random.random() < BEHIND:
+        scenario = _behind(scenario, base, random)
+    crowded = Random(f"crowded {seed}")
+    if scenario.rescaled is not None and crowded.random() < CROWDED:
+        needed = max(node.parallelism for node in (*scenario.shape, *scenario.rescaled))
+        groups = max(crowded.choice((4, 7, 16)), needed)
+        scenario = replace(scenario, keys=50, skew=0.0, key_groups=groups)
+    return scenario
+
+
+def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:
+    """The job fails as soon as a checkpoint has rows in flight, and again, or is rescaled, while these are recovered."""
+    rescaled = scenario.rescaled or with_parallelism(base, random.choice((1, 2, 3, 4)), random, same=False)
+    deep = with_backlog(scenario, random, struck=False)
+    kept = tuple(f for f in scenario.faults if not f.kind.startswith(("cancel", "drain")) and random.random() < 0.2)
+    kinds = (IN_FLIGHT, *(RECOVERING,) * random.choice((2, 3, 5)))
+    struck = (Fault(20 + i, kind, random.randrange(1 << (10, 14, 17)[i % 3])) for i, kind in enumerate(kinds))
+    return replace(
+        deep,
+        interval_s=0.005,
+        min_pause_s=0.005,
+        sink_pause_s=0.01,
+        row_us=0,
+        rescaled=rescaled,
+        key_groups=max(scenario.key_groups, *(node.parallelism for node in rescaled)),
+        rows=deep.batch_rows * random.choice((15, 30)),  # what makes a queue deep is batches
+        faults=tuple(sorted((*kept, *struck), key=lambda fault: fault.step)),
+    )
 
 
 def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> Scenario:
@@ -242,20 +316,37 @@ def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str,
     if random.random() > 1 / 3:
         return faults
     kinds = tuple(kind for kind in kinds if random.random() < 0.5) or kinds
-    horizon = random.choice((300, 600, 300 + rows * 4))
-    count = random.choice((1, 1, 2, 4))
-    asked = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
-    return tuple(sorted((*faults, *asked), key=lambda fault: fault.step))
+    return _with(faults, random, kinds, (300, 600, 300 + rows * 4), (1, 1, 2, 4))
 
 
 def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
     """In a tenth of all runs metadata is written late, or a function takes its time, once or twice."""
     if random.random() > 0.1:
         return faults
-    horizon = random.choice((100, 300, 300 + rows * 4))
-    count = random.choice((1, 1, 2))
-    hangs = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
-    return tuple(sorted((*faults, *hangs), key=lambda fault: fault.step))
+    return _with(faults, random, kinds, (100, 300, 300 + rows * 4), (1, 1, 2))
+
+
+def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
+    """In one run of 25 all slots end for good, once."""
+    if random.random() > 0.04:
+        return faults
+    return _with(faults, random, (CLUSTER_GONE,), (100, 300, 300 + rows * 4), (1,))
+
+
+def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
+    """In a fifth of all runs what people and storage do rarely, once or twice, at any moment."""
+    if random.random() > 0.2:
+        return faults
+    return _with(faults, random, kinds, (200, 500, 300 + rows * 4), (1, 1, 2))
+
+
+def _with(
+    faults: tuple[Fault, ...], random: Random, kinds: Sequence[str], horizons: Sequence[int], counts: Sequence[int]
+) -> tuple[Fault, ...]:
+    """The same and some more of these kinds, before one of the `horizons` (in steps)."""
+    horizon, count = random.choice(horizons), random.choice(counts)
+    more = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
+    return tuple(sorted((*faults, *more), key=lambda fault: fault.step))
 
 
 def draw_faults(random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:

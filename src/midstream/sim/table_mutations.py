@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements
 from midstream.state.table import TableState
-
-Replacements = list[tuple[Any, str, Any]]
 
 
 def snapshot_of_before() -> Replacements:
@@ -28,8 +28,11 @@ def last_subtask_only() -> Replacements:
     return [(TableState, "thaw", lambda self, chunks, where: original(self, chunks[-1:], where))]
 
 
-BUGS: Final[Mapping[str, tuple[str, Callable[[], Replacements]]]] = {
-    "table_of_before": ("a table is stored as it was at the checkpoint before", snapshot_of_before),
-    "table_of_the_last": ("of the tables of several subtasks one is restored", last_subtask_only),
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "table_of_before": Mutation(
+        "a table is stored as it was at the checkpoint before", snapshot_of_before, scenarios.in_tables
+    ),
+    "table_of_the_last": Mutation(
+        "of the tables of several subtasks one is restored", last_subtask_only, scenarios.in_tables
+    ),
 }
-"""What each puts back, and how."""

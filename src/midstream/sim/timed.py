@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -45,24 +45,78 @@ _DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 
 
-def windows_of(kind: str, time_ms: int) -> list[int] | None:
-    """Starts, in milliseconds, of the windows that a row belongs to, ascending; None where other rows decide."""
-    if kind == "window":
-        return [time_ms // TUMBLING_MS * TUMBLING_MS]
-    if kind == "slide":
-        last = time_ms // SLIDE_MS * SLIDE_MS
-        return list(range(last - SIZE_MS + SLIDE_MS, last + 1, SLIDE_MS))
-    return None
+class Timestamps(TimestampsOperator):
+    """Event time never passes a split that is being read, has had rows, and has not been silent for long enough."""
+
+    def __init__(self, uid: str, kind: str, outside: Outside) -> None:
+        super().__init__(uid, "ts", STRATEGIES[kind], SCHEMA)
+        self._outside = outside
+        self._rule = STRATEGIES[kind]
+        self._read: dict[int, tuple[int, int]] = {}
+        """By split: the time of its latest row, and when it had rows last, in the world's time: a look at the clock of a
+        process may take time."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, _Watched(self, out))
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if batch.num_rows:
+            split = 0 if self._splits is None else self._splits.current
+            latest_us = int(batch.column("ts").view(pa.int64()).to_numpy().max())
+            self._read[split] = max(latest_us, self._read.get(split, (0, 0))[0]), self._outside.world.now_us
+        super().process(batch, port)
+
+    def check(self, watermark_us: int | None) -> None:
+        """None: it is said that all splits are idle."""
+        now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
+        for split in (0,) if self._splits is None else self._splits.open:
+            if split not in self._read:
+                continue
+            latest_us, came_us = self._read[split]
+            if idle_after_us is not None and now_us >= came_us + idle_after_us:
+                continue
+            if watermark_us is None or watermark_us >= latest_us - self._rule.delay_us:
+                self._outside.world.bug(
+                    f"{self._context.uid}/{self._context.subtask}: "
+                    f"{'all splits are idle' if watermark_us is None else f'event time is {watermark_us}'}, and a split "
+                    f"that has come to {latest_us} had rows {now_us - came_us} µs ago"
+                )
 
 
-def timestamps(uid: str, kind: str) -> TimestampsOperator:
-    return TimestampsOperator(uid, "ts", STRATEGIES[kind], SCHEMA)
+class _Watched(Output):
+    """The output of `Timestamps`."""
+
+    def __init__(self, operator: Timestamps, out: Output) -> None:
+        self._operator = operator
+        self._out = out
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        self._out.emit(batch, tag)
+
+    def watermark(self, watermark_us: int) -> None:
+        self._operator.check(watermark_us)
+        self._out.watermark(watermark_us)
+
+    def idle(self, idle: bool) -> None:
+        if idle:
+            self._operator.check(None)
+        self._out.idle(idle)
 
 
-def window(uid: str, kind: str) -> WindowOperator:
+def timestamps(uid: str, kind: str, outside: Outside) -> Timestamps:
+    return Timestamps(uid, kind, outside)
+
+
+def window(uid: str, kind: str, allowed_lateness: str = "0 ms") -> WindowOperator:
     """Emits the ids of the rows of each window, as a list."""
     return window_operator(
-        uid, window=WINDOWS[kind], keys=["key"], event_time="ts", aggregates={"ids": _Ids()}, schema=SCHEMA
+        uid,
+        window=WINDOWS[kind],
+        keys=["key"],
+        event_time="ts",
+        aggregates={"ids": _Ids()},
+        schema=SCHEMA,
+        allowed_lateness=allowed_lateness,
     )
 
 
@@ -80,7 +134,8 @@ class _Ids(Aggregate):
 
 
 class Pack(Operator):
-    """One row for each row of each window: `id` and `key` are its own, `n` is the start of the window in ms, plus 1."""
+    """One row for each row of each window: `id` and `key` are its own, `ts` is the start of the window, `sequence` its
+    end in microseconds, and `n` the start in ms, plus 1."""
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
@@ -89,11 +144,11 @@ class Pack(Operator):
         ids = batch.column("ids")
         counts = ids.value_lengths().to_numpy()
         rows = ids.flatten()
-        start_us = batch.column("window_start").view(pa.int64()).to_numpy()
+        start_us, end_us = (batch.column(f"window_{name}").view(pa.int64()).to_numpy() for name in ("start", "end"))
         columns = [
             rows,
             pa.array(np.repeat(batch.column("key").to_numpy(), counts)),
-            pa.array(np.zeros(len(rows), dtype=np.int64)),
+            pa.array(np.repeat(end_us, counts)),
             pa.array(np.repeat(start_us, counts)).view(pa.timestamp("us")),
             pa.array(np.repeat(start_us // 1000 + 1, counts)),
             pa.array([""] * len(rows), pa.large_string()),
@@ -133,8 +188,3 @@ class Delay(KeyedProcessFunction):
 
 def delay(uid: str, outside: Outside) -> ProcessOperator:
     return process_operator(uid, Delay(outside), keys=["key"], event_time="ts", input_schema=SCHEMA, schema=SCHEMA)
-
-
-def rows_waiting(value: Any) -> list[int]:
-    """The ids in one value of the state `WAITING`."""
-    return [row["id"] for row in value]

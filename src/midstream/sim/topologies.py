@@ -1,7 +1,6 @@
-"""What is computed in a run: shapes of jobs, the job graph of each, and what must come out of it.
+"""What is computed in a run: random shapes of jobs, the job graph of each, and what must come out of it.
 
-A `Shape` is data: nodes in topological order, each a chain of operator kinds. The expectation is
-computed from the shape and a set of source rows alone, sequentially.
+The expectation is computed from the shape and a set of source rows alone, sequentially.
 """
 
 from __future__ import annotations
@@ -13,188 +12,30 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.base import Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
-from midstream.sim import ends, tables, timed
-from midstream.sim.rows import SCHEMA, Count, LedgerSink, Outside, Pass, SimSource, is_ordered
-from midstream.sim.tally import Tally
-
-SIDE: Final = "side"
-FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
-    Partitioning.FORWARD,
-    Partitioning.KEYED,
-    Partitioning.REBALANCE,
-    Partitioning.BROADCAST,
-    Partitioning.GLOBAL,
+from midstream.sim import clocks, ends, joins, lateness, states, tables, timed
+from midstream.sim.joins import Joined
+from midstream.sim.key_types import FORMS, PLAIN, Form, Plain, Rekey
+from midstream.sim.ledger import LedgerSink
+from midstream.sim.rows import SCHEMA, Count, Outside, Pass, SimSource, is_ordered
+from midstream.sim.shapes import (
+    BROADCAST,
+    FORWARD,
+    GLOBAL,
+    KEYED,
+    REBALANCE,
+    SIDE,
+    Input,
+    Node,
+    Shape,
+    node_of,
+    source_node,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    node: int
-    partitioning: Partitioning
-    port: int = 0
-    tag: str | None = None
-    adapts: bool = False
-    """As streams that say nothing are connected: forward between equal parallelisms, rebalance between others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
-    "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
-    rows until a timer fires), "alarm" (the same, by the wall clock), "total" (keyed, says at its end how many rows it
-    has got, once), "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
-    rows), "tally" (state without a key), "sink"."""
-
-    chain: tuple[str, ...]
-    inputs: tuple[Input, ...] = ()
-    parallelism: int = 1
-    rows_share: float = 1.0
-    """Of a source: how many rows it has, compared with the others."""
-
-
-Shape = tuple[Node, ...]
-
-
-def _source(*more: str, rows_share: float = 1.0) -> Node:
-    return Node(("source", *more), rows_share=rows_share)
-
-
-def _node(chain: str, *inputs: Input) -> Node:
-    return Node(tuple(chain.split()), inputs)
-
-
-SHAPES: Final[Mapping[str, Shape]] = {
-    "pipeline": (_source("pass"), _node("pass", Input(0, REBALANCE)), _node("sink", Input(1, REBALANCE))),
-    "keyed": (_source(), _node("count", Input(0, KEYED)), _node("sink", Input(1, FORWARD))),
-    "union": (
-        _source(),
-        _source("pass", rows_share=0.3),
-        _source(),
-        _node("count", Input(0, KEYED), Input(1, KEYED), Input(2, KEYED)),
-        _node("sink", Input(3, REBALANCE)),
-    ),
-    "multi_input": (
-        _source(),
-        _source(rows_share=0.5),
-        _node("count", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, KEYED)),
-    ),
-    "broadcast": (
-        _source(),
-        _source(rows_share=0.2),
-        _node("share", Input(0, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "keyed_broadcast": (
-        _source(),
-        _source(rows_share=0.2),
-        _node("count", Input(0, KEYED)),
-        _node("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(3, GLOBAL)),
-    ),
-    "same_upstream": (
-        _source("pass"),
-        _node("pass", Input(0, REBALANCE)),
-        _node("count", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(2, FORWARD)),
-    ),
-    "mixed": (
-        _source("side"),
-        _source(rows_share=0.4),
-        _node("count", Input(0, KEYED), Input(1, KEYED)),
-        _node("pass", Input(0, REBALANCE, tag=SIDE)),
-        _node("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
-        _node("sink", Input(3, GLOBAL)),
-        _node("pass sink", Input(4, FORWARD)),
-        _node("sink", Input(0, FORWARD), Input(1, REBALANCE)),
-    ),
-    "window": (
-        _source("times"),
-        _source("times", rows_share=0.5),
-        _node("window pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "sliding": (
-        _source("tight"),
-        _source("idle", rows_share=0.5),
-        _node("slide pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "session": (
-        _source("times"),
-        _source("tight", rows_share=0.5),
-        _node("session pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(2, GLOBAL, tag=LATE)),
-    ),
-    "timers": (
-        _source("tight"),
-        _source("idle", rows_share=0.3),
-        _node("timer", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "alarms": (
-        _source(),
-        _source(rows_share=0.3),
-        _node("alarm", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "totals": (
-        _source(rows_share=0.1),
-        _source(),
-        _node("total", Input(0, KEYED)),
-        _node("count", Input(1, KEYED)),
-        _node("sink", Input(2, REBALANCE)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "tables": (
-        _source("tight"),
-        _source("idle", rows_share=0.3),
-        _node("table", Input(0, KEYED), Input(1, KEYED, port=1)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "splits": (
-        _source("tight"),
-        _source("pass", "tight", rows_share=0.5),
-        _node("window pack", Input(0, KEYED), Input(1, KEYED)),
-        _node("count", Input(0, KEYED)),
-        _node("sink", Input(2, FORWARD)),
-        _node("sink", Input(2, REBALANCE, tag=LATE)),
-        _node("sink", Input(3, FORWARD)),
-    ),
-    "tally": (
-        _source(),
-        _source(rows_share=0.3),
-        _node("tally", Input(0, REBALANCE, adapts=True), Input(1, REBALANCE)),
-        _node("tally", Input(2, GLOBAL)),
-        _node("sink", Input(3, REBALANCE, adapts=True)),
-    ),
-    "adapting": (
-        _source("tight"),
-        _node("pass", Input(0, REBALANCE, adapts=True)),
-        _node("pass", Input(1, REBALANCE, adapts=True)),
-        _node("count", Input(2, KEYED)),
-        _node("sink", Input(1, REBALANCE, adapts=True)),
-        _node("sink", Input(3, REBALANCE, adapts=True)),
-    ),
-    "finishing": (
-        _source(rows_share=0.05),
-        _source(),
-        _node("pass", Input(0, FORWARD)),
-        _node("count", Input(2, KEYED), Input(1, KEYED, port=1)),
-        _node("sink", Input(0, FORWARD)),
-        _node("sink", Input(3, REBALANCE)),
-    ),
-}
+from midstream.sim.states import BRIEF, BRIEF_FORM, Given
+from midstream.sim.tally import Tally
 
 
 def random_shape(random: Random) -> Shape:
@@ -203,7 +44,7 @@ def random_shape(random: Random) -> Shape:
     Mostly few: most bugs need two or three nodes, and large shapes take most of the time.
     """
     nodes: list[Node] = [
-        _source(
+        source_node(
             *random.choice(((), (), ("pass",), ("times",), ("tight",), ("idle",), ("tight", "pass"))),
             rows_share=random.choice((0.1, 0.5, 1.0)),
         )
@@ -257,6 +98,45 @@ def with_ends(shape: Shape, random: Random) -> Shape:
         total = Node(("total",), (Input(random.choice(inner), KEYED),))
         nodes += [total, Node(("sink",), (Input(len(nodes), random.choice((FORWARD, REBALANCE, GLOBAL))),))]
     return tuple(nodes)
+
+
+def with_states(shape: Shape, random: Random) -> Shape:
+    """Some of the operators as functions of users with all kinds of state, windows with allowed lateness; and now and
+    then keys of other types, or a join."""
+    nodes = [_with_states(node, random) for node in shape]
+    for index in range(len(shape)):
+        if nodes[index].chain[-1] == "tags":
+            nodes.append(Node(("plain", "sink"), (Input(index, REBALANCE, tag=BRIEF),)))
+    made = {"pack", "stack", "sink", "total"}
+    inner = [index for index, node in enumerate(nodes) if made.isdisjoint(node.chain)]
+    partitioning = random.choice((FORWARD, REBALANCE, KEYED))
+    if random.random() < 0.02:
+        form = random.choice(tuple(FORMS))
+        last = len(nodes)
+        nodes += [Node((form,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
+        kind = random.choice(("typed plain", "pickled plain", "clocks plain", "join couple"))
+        nodes.append(node_of(kind, Input(last, KEYED), Input(last + 1, KEYED, port=1)))
+        nodes.append(node_of("sink", Input(last + 2, FORWARD)))
+    elif random.random() < 0.02:
+        pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
+        nodes += [Node(("join", "couple"), tuple(pair)), node_of("sink", Input(len(nodes), REBALANCE))]
+    return tuple(nodes)
+
+
+def _with_states(node: Node, random: Random) -> Node:
+    drawn = random.random()
+    match node.chain:
+        case ("count",) if drawn < 0.06:
+            return replace(node, chain=(("typed",), ("pickled",))[drawn < 0.03])
+        case ("share",) if drawn < 0.15:
+            return replace(node, chain=("rules",))
+        case ("timer",) | ("alarm",) if drawn < 0.3:
+            return replace(node, chain=("clocks",))
+        case ("side",) if drawn < 0.15:
+            return replace(node, chain=("tags",))
+        case (kind, "pack") if drawn < 0.15:
+            return replace(node, chain=(f"late_{kind}", "stack"))
+    return node
 
 
 def _without_doubled_broadcast(shape: Shape) -> Shape:
@@ -347,6 +227,17 @@ class Expectation:
     """By operator that sums up what has come: the ids of its rows."""
     total_sinks: Mapping[str, tuple[str, int]]
     """The sink behind each of them, and its node."""
+    given: Mapping[str, Given]
+    """What operators with states of users' functions have got."""
+    joined: Mapping[str, Joined]
+    join_sinks: Mapping[str, str]
+    """The join behind which a sink is."""
+    lenient: Mapping[str, tuple[str, Counter[int]]]
+    """By window operator with allowed lateness: its kind of window, and the ids of its rows."""
+    lenient_sinks: Mapping[str, tuple[str, bool]]
+    """Sinks behind one of them, as `window_sinks`."""
+    keys: Mapping[int, int]
+    """Of all rows, by id."""
     overdrawn: tuple[str, ...]
     """Operators that hold rows back, and inputs, that hold rows which they cannot have got."""
 
@@ -375,6 +266,12 @@ def expectation(
     window_sinks: dict[str, tuple[str, bool]] = {}
     totals: dict[str, Counter[int]] = {}
     total_sinks: dict[str, tuple[str, int]] = {}
+    given: dict[str, Given] = {}
+    joined: dict[str, Joined] = {}
+    join_sinks: dict[str, str] = {}
+    lenient: dict[str, tuple[str, Counter[int]]] = {}
+    lenient_sinks: dict[str, tuple[str, bool]] = {}
+    ordered = ordered_nodes(shape)
     overdrawn: list[str] = []
     outputs: list[dict[str | None, Counter[int]]] = []
     behind: dict[int, str] = {}
@@ -392,6 +289,8 @@ def expectation(
                 by_port[port] = came - on_the_way
         stream = by_port[0] + by_port[1] if by_port[1] else by_port[0]
         side: Counter[int] = Counter()
+        brief: Counter[int] = Counter()
+        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
             match kind:
@@ -410,7 +309,22 @@ def expectation(
                 case "total":
                     totals[uid] = stream
                     behind[index] = uid
-                case "timer" | "alarm" | "table":
+                case "typed" | "pickled" | "rules":
+                    if kind == "rules":
+                        stream = by_port[0]
+                    in_order = kind != "rules" and ordered[index]
+                    given[uid] = Given(kind, stream, key_of, form, frozenset(by_port[1]), in_order)
+                case "tags":
+                    side = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                    brief = Counter({row: n for row, n in stream.items() if row % 3 == 1})
+                    stream = stream - side - brief
+                case "join":
+                    joined[uid] = Joined(by_port[0], by_port[1], key_of, form)
+                    behind[index] = uid
+                case "late_window" | "late_slide" | "late_session":
+                    lenient[uid] = lateness.LENIENT[kind], stream
+                    behind[index] = uid
+                case "timer" | "alarm" | "table" | "clocks":
                     if kind == "table":
                         counts[uid] = _counted(stream, key_of)
                     waiting = held.get(uid, Counter())
@@ -425,12 +339,32 @@ def expectation(
                     summed = totals.keys() & {maker for maker, _ in windows}
                     if summed:
                         total_sinks[summed.pop()] = uid, index
+                    elif windows and min(windows)[0] in joined:
+                        join_sinks[uid] = windows.pop()[0]
+                    elif windows and min(windows)[0] in lenient:
+                        lenient_sinks[uid] = windows.pop()
                     elif windows:
                         window_sinks[uid] = windows.pop()
                     else:
                         sinks[uid] = stream
-        outputs.append({None: stream, SIDE: side})
-    return Expectation(counts, broadcast, tallies, sinks, windowed, window_sinks, totals, total_sinks, tuple(overdrawn))
+        outputs.append({None: stream, SIDE: side, BRIEF: brief})
+    return Expectation(
+        counts,
+        broadcast,
+        tallies,
+        sinks,
+        windowed,
+        window_sinks,
+        totals,
+        total_sinks,
+        given,
+        joined,
+        join_sinks,
+        lenient,
+        lenient_sinks,
+        key_of,
+        tuple(overdrawn),
+    )
 
 
 def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
@@ -449,46 +383,88 @@ def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple
 def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
     """`sources` in the order of the source nodes."""
     remaining = list(sources)
-    on_time, held_back = is_on_time(shape, sources), behind_timers(shape)
+    on_time, held_back = on_time_at(shape, sources), behind_timers(shape)
     vertices = []
     edges: list[Edge] = []
-    ordered: list[bool] = []
-    roots: list[list[int]] = []
+    ordered = ordered_nodes(shape)
     for index, node in enumerate(shape):
-        root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
-        is_ordered = len(set(root)) == len(root) and all(
-            ordered[entry.node] and entry.partitioning is not REBALANCE and not entry.adapts and entry.tag is None
-            for entry in node.inputs
-        )
+        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
         spec: SourceSpec | None = None
-        late_us = (timed.DELAY_US if index in held_back else 0) if on_time else None
+        late_us = timed.DELAY_US if index in held_back else 0
         operators = []
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            if kind in ("side", "timer", "alarm", "table", "total"):
-                is_ordered = False
-            operators.append(
-                OperatorSpec(
-                    uid, uid, _operator(kind, uid, outside, sink, is_ordered, late_us), sink if kind == "sink" else None
-                )
-            )
-        ordered.append(is_ordered)
-        roots.append(root)
+            made = _operator(kind, uid, outside, sink, ordered[index], on_time[index], late_us, form)
+            operators.append(OperatorSpec(uid, uid, made, sink if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         for entry in node.inputs:
-            keys = ("key",) if entry.partitioning is KEYED else ()
-            edges.append(Edge(len(edges), entry.node, index, entry.partitioning, SCHEMA, keys, entry.port, entry.tag))
+            edges.append(edge_of(shape, len(edges), index, entry))
     return JobGraph(tuple(vertices), tuple(edges), groups)
 
 
-def is_on_time(shape: Shape, sources: Iterable[SimSource]) -> bool:
-    """Whether no row may ever be late: splits are in order, no older one is found later, none counts as idle, and no
-    rows wait for the clock."""
-    none_older = all(source.rounds == 1 or is_ordered(source.number) for source in sources)
-    return none_older and not any({"idle", "alarm"} & {*node.chain} for node in shape)
+def form_of(shape: Shape, entry: Input) -> Form:
+    """How the rows of an input look."""
+    return BRIEF_FORM if entry.tag == BRIEF else FORMS.get(shape[entry.node].chain[-1], PLAIN)
+
+
+def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
+    """The edge that an input of node `index` is."""
+    form = form_of(shape, entry)
+    keys = form.keys if entry.partitioning is KEYED else ()
+    return Edge(number, entry.node, index, entry.partitioning, form.schema, keys, entry.port, entry.tag)
+
+
+_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *FORMS))
+"""Kinds behind which rows of a key and a split may be in another order, or not all there."""
+
+
+def ordered_nodes(shape: Shape) -> list[bool]:
+    """Whether the rows of a key and a split come to a node in their order, without gaps."""
+    ordered: list[bool] = []
+    """And leave it so."""
+    comes: list[bool] = []
+    roots: list[list[int]] = []
+    for index, node in enumerate(shape):
+        root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
+        roots.append(root)
+        comes.append(
+            len(set(root)) == len(root)
+            and all(
+                ordered[entry.node] and entry.partitioning is not REBALANCE and not entry.adapts and entry.tag is None
+                for entry in node.inputs
+            )
+        )
+        ordered.append(comes[-1] and _MIXES.isdisjoint(node.chain))
+    return comes
+
+
+def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int]]:
+    """Of each node: the numbers of the sources whose rows are never late there, whatever befalls the others.
+
+    Splits are in order, no older one is found later, none counts as idle, and none of their rows waits for the clock
+    on any way. Event time never passes such a source: it is the lowest of all inputs that are not idle.
+    """
+    remaining = iter(sources)
+    found: list[frozenset[int]] = []
+    out: list[tuple[frozenset[int], frozenset[int]]] = []
+    """Which sources' rows come out of each node, and those of them that are on time."""
+    for node in shape:
+        if node.chain[0] == "source":
+            source = next(remaining)
+            is_there = frozenset((source.number,))
+            is_in_order = source.rounds == 1 or is_ordered(source.number)
+            out.append((is_there, is_there if is_in_order and "idle" not in node.chain else frozenset()))
+            found.append(out[-1][1])
+            continue
+        came = [out[entry.node] for entry in node.inputs]
+        late = frozenset[int]().union(*(there - on_time for there, on_time in came))
+        there = frozenset[int]().union(*(there for there, _ in came))
+        found.append(there - late)
+        out.append((there, frozenset() if {"alarm", "clocks"} & {*node.chain} else there - late))
+    return found
 
 
 def behind_timers(shape: Shape) -> set[int]:
@@ -503,19 +479,43 @@ def behind_timers(shape: Shape) -> set[int]:
 
 
 def _operator(
-    kind: str, uid: str, outside: Outside, sink: LedgerSink, is_ordered: bool, late_us: int | None
+    kind: str,
+    uid: str,
+    outside: Outside,
+    sink: LedgerSink,
+    is_ordered: bool,
+    on_time: frozenset[int],
+    late_us: int,
+    form: Form,
 ) -> Operator:
+    """`form`: of the rows that come in."""
     match kind:
+        case "typed" | "pickled" | "rules" | "tags":
+            return states.operator(kind, uid, outside, form)
+        case "clocks":
+            return clocks.clocks(uid, outside, form)
+        case "join":
+            return joins.Join(uid, outside, form)
+        case "couple":
+            return joins.Couple(outside, form)
+        case "late_window" | "late_slide" | "late_session":
+            return lateness.late_window(uid, outside, kind)
+        case "stack":
+            return lateness.Stack()
+        case "plain":
+            return Plain(outside, form)
+        case _ if kind in FORMS:
+            return Rekey(outside, FORMS[kind])
         case "pass":
             return Pass(outside)
         case "side":
             return Pass(outside, SIDE)
         case "count":
-            return Count(outside, is_ordered=is_ordered, late_us=late_us)
+            return Count(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "share":
-            return Count(outside, is_ordered=is_ordered, broadcast_port=1, late_us=late_us)
+            return Count(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
-            return timed.timestamps(uid, kind)
+            return timed.timestamps(uid, kind, outside)
         case "timer":
             return timed.delay(uid, outside)
         case "alarm":
@@ -525,7 +525,7 @@ def _operator(
         case "table":
             return tables.hold(uid, outside)
         case "window" | "slide" | "session":
-            return timed.window(uid, kind)
+            return lateness.Window(outside, timed.window(uid, kind), kind)
         case "pack":
             return timed.Pack()
         case "tally":

@@ -74,6 +74,8 @@ class World:
         self._scheduled = 0
         self._current_io: _Io | None = None
         self._nesting = 0
+        self._until: Callable[[], bool] = lambda: False
+        """Of the present `run`: it is asked between any two steps, also when these happen in the middle of some I/O."""
         self._acting = ""
         """Whose step it is, for the trace."""
         self._ids = 0
@@ -140,6 +142,7 @@ class World:
     def run(self, until: Callable[[], bool], steps_max: int) -> bool:
         """Steps until `until()`; False if that did not come within `steps_max` steps or nothing was left to do."""
         step = self.step
+        self._until = until
         while not until():
             if self.step_number >= steps_max or self.bugs or not step():
                 return until()
@@ -224,6 +227,11 @@ class World:
         return self._current_io is _LOOKING
 
     @property
+    def writer(self) -> Process | None:
+        """Whose I/O it is that is under way."""
+        return None if self._current_io is None else self._current_io.process
+
+    @property
     def torn(self) -> bool:
         """Whether the present operation is the last of a process that dies in it."""
         io = self._current_io
@@ -238,8 +246,9 @@ class World:
         self._nesting += 1
         until_us = self.now_us + for_us
         try:
-            while io.process.alive and not self.bugs and self._queue and self._queue[0][0] <= until_us and self.step():
-                pass
+            while io.process.alive and not self.bugs and self._queue and self._queue[0][0] <= until_us:
+                if self._until() or not self.step():
+                    break
         finally:
             self._nesting -= 1
             self._current_io = io
@@ -252,9 +261,9 @@ class World:
         try:
             until_us = self.now_us + io.process.io_us  # not for as long as it is till the next heartbeat
             for _ in range(1 + self.below(30)):
-                if self.bugs or not self._queue or self._queue[0][0] > until_us or not self.step():
+                if self.bugs or not self._queue or self._queue[0][0] > until_us or self._until() or not self.step():
                     break
-            while io.process.paused and io.process.alive and not self.bugs and self.step():
+            while io.process.paused and io.process.alive and not self.bugs and not self._until() and self.step():
                 pass
         finally:
             self._nesting -= 1

@@ -333,7 +333,8 @@ def simulate(
     jobs: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     seconds: float | None = None,
     coverage: Annotated[bool, Parameter(negative=())] = False,
-    mutations: Annotated[bool, Parameter(negative=())] = False,
+    mutations: Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())] = None,
+    seeds_max: Annotated[int | None, Parameter(converter=_whole_number)] = None,
     json: Json = False,
 ) -> Answer:
     """Run whole jobs in the simulator, with faults, and count what is lost, doubled or stuck.
@@ -367,11 +368,14 @@ def simulate(
     jobs
         How many processes work; by default one per core.
     seconds
-        Begin no further run after so long.
+        Begin no further run after so long; with --mutations: for each of them, in processor time.
     coverage
         Say which state of each state machine has met which event, and which never.
     mutations
-        Instead: put known bugs back one by one, and say how many seeds it takes to find each.
+        Instead: put known bugs back one by one, all or those named, and say how many seeds it takes to find each: in
+        a scenario made for it, and in random ones.
+    seeds_max
+        Of --mutations: how many random seeds (2,000) a bug may survive; 0: only the scenarios made for them.
     """
     from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
 
@@ -384,11 +388,13 @@ def simulate(
         "--rows": rows,
     }
     filters = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
-    if mutations:
+    if mutations is not None:
         _refuse(
-            {**choice, **shape, **filters, "--trace": trace or None}, "--mutations says which seeds and jobs it tries"
+            {**choice, **shape, **filters, "--seconds": None, "--trace": trace or None},
+            "--mutations says which seeds and jobs it tries",
         )
-        return run_mutations(jobs, json)
+        return run_mutations(mutations, seeds_max, jobs, seconds, json)
+    _refuse({"--seeds-max": seeds_max}, "says how long to look for bugs that were put back: add --mutations")
     scenarios = Scenarios(
         topology=topology or "random", parallelism=parallelism, rescale_to=rescale_to, faults=faults, rows=rows
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Summary
-from midstream.sim.command import Simulated, measure_mutations, replay, simulate
-from midstream.sim.mutations import Kill
+from midstream.sim.command import Simulated, line_of, measure_mutations, replay, simulate
+from midstream.sim.kills import RANDOM_SEEDS_MAX
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
 
@@ -86,14 +86,18 @@ def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answ
     )
 
 
-def run_mutations(jobs: int | None, silent: bool) -> Answer:
-    """How many seeds it takes to find each known bug."""
-    with _shown(silent) as show:
-
-        def progress(kill: Kill) -> None:
-            show(f"{kill.name}: {'survived' if kill.seeds is None else f'found after {kill.seeds} seeds'}")
-
-        done = measure_mutations(jobs=jobs, progress=progress)
+def run_mutations(
+    names: Sequence[str], seeds_max: int | None, jobs: int | None, seconds: float | None, silent: bool
+) -> Answer:
+    """How many seeds it takes to find each known bug; a line for each as soon as it is known."""
+    console = Console(stderr=True, highlight=False, quiet=silent, soft_wrap=True)
+    done = measure_mutations(
+        names=[name for entry in names for name in entry.split(",") if name],
+        seeds_max=RANDOM_SEEDS_MAX if seeds_max is None else seeds_max,
+        jobs=jobs,
+        seconds=seconds,
+        progress=lambda kill: console.print(text.printable(line_of(kill)), markup=False),
+    )
     return _answer(done)
 
 

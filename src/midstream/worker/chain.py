@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.errors import InvariantError
 from midstream.operators.base import Operator
 from midstream.operators.window_specs import LATE
 
@@ -199,3 +200,16 @@ class Chain:
             if self._fire(index, watermark_us):
                 del self._pending[index]
                 self.offer(index + 1, watermark_us)
+
+    def check(self) -> None:
+        """An operator for which no watermark is pending has passed on what it was offered."""
+        if self.offered_us[0] == self.offered_us[-1]:
+            return  # nearly always: what has come has left
+        for index, operator in enumerate(self.operators):
+            mark, left = self.offered_us[index], self.offered_us[index + 1]
+            if mark > left and index not in self._pending and not operator.makes_watermarks:
+                behind = self.operators[index + 1 : index + 2]
+                if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in behind):
+                    raise InvariantError(
+                        f"operator {index} was offered {mark}, has passed on {left}, and none is pending"
+                    )

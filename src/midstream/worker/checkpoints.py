@@ -367,7 +367,7 @@ class TaskCheckpoints:
             try:
                 states, written = store_channels(storage, captured, file, segment_bytes, inline_bytes_max)
             except (StorageError, OSError) as error:
-                return StoredInFlight(error=error)
+                return StoredInFlight(files=(file,), error=error)  # it may be there all the same
             inline_bytes = sum(len(segment.inline) for state in states for segment in state.segments)
             return StoredInFlight(states, written.files, written.stored_bytes, inline_bytes)
 

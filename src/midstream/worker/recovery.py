@@ -27,7 +27,7 @@ from midstream.core.elements import Batch
 from midstream.core.errors import InvariantError
 from midstream.core.seams import Done, Executor, Failed, Storage
 from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import InFlight, Taken, let_go
+from midstream.exchange.queue import InFlight, Taken, buffers_of, let_go
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
 
@@ -128,6 +128,12 @@ class GateRecovery:
         self._charged = 0
         self._queue.clear()
         self._taken = ()
+
+    def check(self) -> None:
+        """What has been read and is not processed yet is charged."""
+        read = buffers_of([item for _, item in self._queue]) + buffers_of(self._taken)
+        if not self._closed and self._quota.in_use < read:
+            raise InvariantError(f"edge {self.edge.id}: {read} recovered buffers, {self._quota.in_use} are charged")
 
     # ---- reading ----
 

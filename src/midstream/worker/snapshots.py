@@ -61,7 +61,8 @@ def store_snapshot(
         try:
             stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
         except (StorageError, OSError) as error:
-            return StoredSnapshot((), committables, {}, error=error)
+            # it may be there all the same: not every storage knows what has become of a write
+            return StoredSnapshot((), committables, {}, (file,), error=error)
         parts = tuple(zip(uids, stored.parts, strict=True))
         return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
 

@@ -637,8 +637,12 @@ class Task:
 
     def check(self) -> None:
         """Everything that must hold between two steps."""
+        if self.is_live:  # what has failed stands where it did
+            self._chain.check()
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()
+            if isinstance(gate.recovered, GateRecovery):
+                gate.recovered.check()
         for partition in self.partitions:
             partition.check()

@@ -1,0 +1,44 @@
+"""An operator of the engine with something of the simulator's around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from midstream.operators.base import Operator, OperatorContext, Output, Snapshot
+from midstream.sim.rows import Outside
+from midstream.state.parts import StatePart
+
+
+class Around(Operator):
+    """Does what `inner` does; subclasses look at it, or change what it is given."""
+
+    def __init__(self, outside: Outside, inner: Operator) -> None:
+        self._outside = outside
+        self._inner = inner
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        return self._inner.state_settings()
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._outside.check_open(context)
+        self._inner.open(context, out)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        self._inner.restore(parts)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._outside.work(batch.num_rows)
+        if self._outside.poison:
+            self._outside.check_poison(batch.column("id").to_pylist())
+        self._inner.process(batch, port)
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        return self._inner.advance_watermark(watermark_us)
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        return self._inner.snapshot(checkpoint_id)
+
+    def close(self) -> None:
+        self._inner.close()

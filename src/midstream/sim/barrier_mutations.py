@@ -1,0 +1,367 @@
+"""Known bugs of alignment and of snapshots on their way to the coordinator, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midstream.checkpoint import barriers
+from midstream.core.elements import CheckpointBarrier
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.worker import snapshots
+from midstream.worker.checkpoints import TaskCheckpoints
+
+
+def skip_alignment() -> Replacements:
+    def on_received(self: Any, channel: int, barrier: Any) -> list[Any]:
+        if barrier.checkpoint_id <= self._last_id:
+            return []
+        self._last_id = barrier.checkpoint_id
+        return [barriers.TakeSnapshot(barrier)]
+
+    return [(barriers.BarrierHandler, "_on_received", on_received)]
+
+
+def end_is_no_barrier() -> Replacements:
+    def on_end(self: Any, channel: int) -> list[Any]:
+        self._open.discard(channel)
+        return []
+
+    return [(barriers.BarrierHandler, "_on_end", on_end)]
+
+
+def ack_before_write() -> Replacements:
+    original = snapshots.TaskSnapshots.take
+
+    def take(self: Any, checkpoint_id: int, captured: Any, storage: Any, file: str, **more: Any) -> None:
+        class Lazy:
+            def write(self, path: str, parts: Any) -> None:
+                for _ in parts:  # its handles are known only then
+                    pass
+
+        original(self, checkpoint_id, captured, Lazy(), file, **more)  # type: ignore[arg-type]
+
+    return [(snapshots.TaskSnapshots, "take", take)]
+
+
+def forget_earlier_committables() -> Replacements:
+    def completed(self: Any, checkpoint_id: int) -> None:
+        self._unconfirmed.clear()
+
+    original = snapshots.TaskSnapshots._acknowledge
+
+    def acknowledge(self: Any, *arguments: Any) -> None:
+        self._unconfirmed.clear()
+        original(self, *arguments)
+
+    return [(snapshots.TaskSnapshots, "_acknowledge", acknowledge), (snapshots.TaskSnapshots, "completed", completed)]
+
+
+# ---- what a barrier has overtaken
+
+
+def captured_channel_forgotten() -> Replacements:
+    """Of the channels that a barrier has overtaken, the last one's rows are not stored."""
+    original = InputGate.capture
+
+    def capture(self: Any, channel: int, checkpoint_id: int) -> Any:
+        captured = original(self, channel, checkpoint_id)
+        if channel and channel == len(self.channels) - 1:
+            let_go(captured)
+            captured.clear()
+        return captured
+
+    return [(InputGate, "capture", capture)]
+
+
+def captured_row_doubled() -> Replacements:
+    """What is first in the last channel that a barrier has overtaken is stored twice."""
+    original = InputGate.capture
+
+    def capture(self: Any, channel: int, checkpoint_id: int) -> Any:
+        captured = original(self, channel, checkpoint_id)
+        if captured and channel == len(self.channels) - 1:
+            captured.insert(0, captured[0].hold())
+        return captured
+
+    return [(InputGate, "capture", capture)]
+
+
+def announcement_lost() -> Replacements:
+    """A barrier that arrives while rows are captured for it is not heard of."""
+    original = TaskCheckpoints.arrived
+
+    def arrived(self: Any, gate: int, channel: int, event: Any) -> None:
+        capturing = any(state.capturing for state in self._in_flight.values())
+        if not (capturing and isinstance(event, CheckpointBarrier)):
+            original(self, gate, channel, event)
+
+    return [(TaskCheckpoints, "arrived", arrived)]
+
+
+def overtakes_again() -> Replacements:
+    """When its time has come a barrier overtakes everything, where it has left already, too."""
+    return [(ResultPartition, "overtake_waiting", ResultPartition.overtake)]
+
+
+def overtakes_without_rows() -> Replacements:
+    """What a barrier overtakes because its time has come is not stored."""
+    original = ResultPartition.overtake_waiting
+
+    def overtake_waiting(self: Any, barrier: Any) -> Any:
+        for _, items in original(self, barrier):
+            let_go(items)
+        return []
+
+    return [(ResultPartition, "overtake_waiting", overtake_waiting)]
+
+
+def overtakes_what_is_shared() -> Replacements:
+    """A barrier overtakes rows that cannot be given to any subtask later."""
+
+    def init(self: Any, channels: int, capturable: Any = ()) -> None:
+        original(self, channels, range(channels))
+
+    original = barriers.BarrierHandler.__init__
+    return [(barriers.BarrierHandler, "__init__", init)]
+
+
+def clear_while_recovering() -> Replacements:
+    """A channel counts as read up to its barrier while rows that come before it are still to be recovered."""
+
+    def is_clear(self: Any, channel: int, event: Any) -> bool:
+        return not self.channels[channel].taken() and self.channels[channel].queue.is_clear(event)
+
+    return [(InputGate, "is_clear", is_clear)]
+
+
+def clear_while_working() -> Replacements:
+    """A channel counts as read up to its barrier while its last batch is still being processed."""
+
+    def is_clear(self: Any, channel: int, event: Any) -> bool:
+        return self.recovered is None and self.channels[channel].queue.is_clear(event)
+
+    return [(InputGate, "is_clear", is_clear)]
+
+
+def capture_goes_on() -> Replacements:
+    """What arrives is still held for a checkpoint that has been given up."""
+    return [(InputGate, "stop_capture", nothing)]
+
+
+def captured_up_to_the_next_barrier() -> Replacements:
+    """Rows behind the barrier are held for its checkpoint, too, when it has arrived before they are captured."""
+    original = ElementQueue.capture
+
+    def capture(self: Any, checkpoint_id: int) -> Any:
+        behind = False
+        more = []
+        for item in self._items:
+            if isinstance(item, CheckpointBarrier) and item.checkpoint_id == checkpoint_id:
+                behind = True
+            elif behind and isinstance(item, InFlight):
+                more.append(item.hold())
+        return original(self, checkpoint_id) + more
+
+    return [(ElementQueue, "capture", capture)]
+
+
+# ---- alignment
+
+
+def end_completes_alignment() -> Replacements:
+    """A channel that ends while others are aligned completes the alignment."""
+    original = barriers.BarrierHandler._on_end
+
+    def on_end(self: Any, channel: int) -> Any:
+        pending = self._pending
+        out = original(self, channel)
+        if pending is None or pending.capturing or self._pending is not pending:
+            return out
+        self._pending = None
+        blocked = tuple(sorted(pending.received))
+        return [*out, barriers.TakeSnapshot(pending.barrier), *([barriers.Resume(blocked)] if blocked else [])]
+
+    return [(barriers.BarrierHandler, "_on_end", on_end)]
+
+
+def end_does_not_complete_capture() -> Replacements:
+    """Rows are captured until the end of a channel has been read, not until it has arrived."""
+
+    def complete_capture(self: Any, pending: Any) -> Any:
+        if self._open - pending.announced:
+            return []
+        self._pending = None
+        return [barriers.CaptureComplete(pending.barrier.checkpoint_id)]
+
+    return [(barriers.BarrierHandler, "_complete_capture", complete_capture)]
+
+
+def older_cancel_is_for_us() -> Replacements:
+    """That an older checkpoint was cancelled ends the alignment for the one that is pending."""
+    original = barriers.BarrierHandler._on_cancel
+
+    def on_cancel(self: Any, checkpoint_id: int) -> Any:
+        return original(self, max(checkpoint_id, self.pending_id or 0))
+
+    return [(barriers.BarrierHandler, "_on_cancel", on_cancel)]
+
+
+def given_up_and_blocked() -> Replacements:
+    """Channels stay blocked when the checkpoint that they wait for is given up."""
+    original = barriers.BarrierHandler._give_up
+
+    def give_up(self: Any, reason: str) -> Any:
+        return [each for each in original(self, reason) if not isinstance(each, barriers.Resume)]
+
+    return [(barriers.BarrierHandler, "_give_up", give_up)]
+
+
+def obsolete_barrier_taken() -> Replacements:
+    """A barrier of a checkpoint that has been settled here begins it again."""
+    original = barriers.BarrierHandler._begin
+
+    def begin(self: Any, barrier: Any) -> Any:
+        if self._pending is None:
+            self._last_id = min(self._last_id, barrier.checkpoint_id - 1)
+        return original(self, barrier)
+
+    return [(barriers.BarrierHandler, "_begin", begin)]
+
+
+def second_port_not_blocked() -> Replacements:
+    """Of a task with two inputs only the first is held back during an alignment."""
+    block, resume = InputGate.block, InputGate.resume
+
+    def block_first(self: Any, channel: int) -> None:
+        if not self.edge.port:
+            block(self, channel)
+
+    def resume_first(self: Any, channel: int) -> None:
+        if not self.edge.port:
+            resume(self, channel)
+
+    return [(InputGate, "block", block_first), (InputGate, "resume", resume_first)]
+
+
+def end_of_port_is_forgotten() -> Replacements:
+    """That the end of a channel has arrived counts as a barrier of a checkpoint that is being captured only."""
+    original = barriers.BarrierHandler.handle
+
+    def handle(self: Any, event: Any) -> Any:
+        if isinstance(event, barriers.EndAnnounced) and self._pending is None:
+            return []
+        return original(self, event)
+
+    return [(barriers.BarrierHandler, "handle", handle)]
+
+
+# ---- acknowledgements
+
+
+def failed_write_forgets_committables() -> Replacements:
+    """What was prepared for a checkpoint whose state could not be written is not reported with the next one."""
+    original = snapshots.TaskSnapshots._acknowledge
+
+    def acknowledge(self: Any, checkpoint_id: int, taken: Any, stored: Any, in_flight: Any) -> None:
+        original(self, checkpoint_id, taken, stored, in_flight)
+        if stored.error or in_flight.error:
+            del self._unconfirmed[checkpoint_id]
+
+    return [(snapshots.TaskSnapshots, "_acknowledge", acknowledge)]
+
+
+def chunks_of_an_aborted_checkpoint() -> Replacements:
+    """Chunks count as stored when their checkpoint is acknowledged, not when it has completed."""
+    original = snapshots.TaskSnapshots._acknowledge
+
+    def acknowledge(self: Any, checkpoint_id: int, taken: Any, stored: Any, in_flight: Any) -> None:
+        original(self, checkpoint_id, taken, stored, in_flight)
+        if not stored.error:
+            self._stored = stored.chunks
+
+    return [(snapshots.TaskSnapshots, "_acknowledge", acknowledge)]
+
+
+def acknowledged_out_of_order() -> Replacements:
+    """A snapshot that is stored is acknowledged although an older one is not."""
+
+    def acknowledge_at_once(self: Any) -> None:
+        ready = [key for key, one in self._taken.items() if one.stored is not None and one.in_flight is not None]
+        for checkpoint_id in ready:
+            taken = self._taken.pop(checkpoint_id)
+            self._acknowledge(checkpoint_id, taken, taken.stored, taken.in_flight)
+        if ready and not self._taken:
+            self._on_idle()
+
+    return [(snapshots.TaskSnapshots, "_acknowledge_in_order", acknowledge_at_once)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "skip_alignment": Mutation("snapshot at the first barrier", skip_alignment),
+    "end_is_no_barrier": Mutation("the end of a channel does not complete an alignment", end_is_no_barrier),
+    "ack_before_write": Mutation("acknowledge without a file", ack_before_write),
+    "forget_earlier_committables": Mutation(
+        "forget what was prepared for a checkpoint that failed", forget_earlier_committables
+    ),
+    "captured_channel_forgotten": Mutation(
+        "overtaken rows of one channel are not stored", captured_channel_forgotten, scenarios.backpressured
+    ),
+    "captured_row_doubled": Mutation(
+        "overtaken rows of one channel are stored twice", captured_row_doubled, scenarios.backpressured
+    ),
+    "announcement_lost": Mutation(
+        "a barrier that arrives while rows are captured is not heard of", announcement_lost, scenarios.backpressured
+    ),
+    "overtakes_again": Mutation("a barrier overtakes where it has left already", overtakes_again, scenarios.timed_out),
+    "overtakes_without_rows": Mutation(
+        "rows that a barrier overtakes late are not stored", overtakes_without_rows, scenarios.timed_out
+    ),
+    "overtakes_what_is_shared": Mutation(
+        "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, scenarios.backpressured
+    ),
+    "clear_while_recovering": Mutation(
+        "recovered rows are not waited for where none may be in flight", clear_while_recovering, scenarios.adapting
+    ),
+    "clear_while_working": Mutation(
+        "the batch at work is not waited for where none may be in flight",
+        clear_while_working,
+        scenarios.shared,
+    ),
+    "capture_goes_on": Mutation(
+        "rows are held for a checkpoint that was given up", capture_goes_on, scenarios.backpressured
+    ),
+    "captured_up_to_the_next_barrier": Mutation(
+        "rows behind a barrier are stored with it", captured_up_to_the_next_barrier, scenarios.backpressured
+    ),
+    "end_completes_alignment": Mutation("the end of one channel completes an alignment", end_completes_alignment),
+    "end_does_not_complete_capture": Mutation(
+        "the end of a channel completes a capture when it is read",
+        end_does_not_complete_capture,
+        scenarios.backpressured,
+    ),
+    "older_cancel_is_for_us": Mutation("an older cancellation ends an alignment", older_cancel_is_for_us),
+    "given_up_and_blocked": Mutation("channels stay blocked when a checkpoint is given up", given_up_and_blocked),
+    "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
+    "second_port_not_blocked": Mutation(
+        "the second input is not held back during an alignment", second_port_not_blocked
+    ),
+    "end_of_port_is_forgotten": Mutation(
+        "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, scenarios.far_behind
+    ),
+    "failed_write_forgets_committables": Mutation(
+        "what was prepared for a checkpoint that could not be written is forgotten",
+        failed_write_forgets_committables,
+        scenarios.unwritable,
+    ),
+    "chunks_of_an_aborted_checkpoint": Mutation(
+        "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
+    ),
+    "acknowledged_out_of_order": Mutation(
+        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.unwritable
+    ),
+}

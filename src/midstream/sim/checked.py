@@ -1,0 +1,114 @@
+"""The driver's shell with eyes: what a coordinator may never ask for is looked for before it is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
+from midstream.coordinator.events import (
+    ClientAsked,
+    CoordinatorEvent,
+    Instruction,
+    JobEnded,
+    RunIo,
+    SetTimer,
+)
+from midstream.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
+from midstream.core.seams import Done, Failed
+
+
+class CheckedMachine(CoordinatorMachine, Protocol):
+    """`midstream.coordinator.Coordinator`, or a subclass in tests."""
+
+    restored_from: str | None
+
+    @property
+    def checkpoints(self) -> Checkpoints: ...
+
+    def check(self) -> None: ...
+
+
+class Observer(Protocol):
+    """Who is told on the way of what only the shell sees."""
+
+    def bug(self, text: str) -> None: ...
+
+    def place_claimed(self, client: int) -> None:
+        """The place of the savepoint that `client` has asked for."""
+        ...
+
+    def publishing(self, metadata: CheckpointMetadata) -> None:
+        """Its metadata is about to be written."""
+        ...
+
+    def checkpoint_expired(self) -> None: ...
+
+    def published(self, outcome: Done[object] | Failed) -> None:
+        """How that has come out."""
+        ...
+
+    def about_to_end(self, outcome: JobEnded) -> None: ...
+
+
+class CheckedShell(Shell):
+    def __init__(self, coordinator: CheckedMachine, loop: Loop, lines: Lines, host: Host, observer: Observer) -> None:
+        super().__init__(coordinator, loop, lines, host)
+        self._check: Callable[[], None] = coordinator.check
+        self._observer = observer
+        self._handled = 0
+        """Events."""
+        self._event: CoordinatorEvent | None = None
+        """The one that is being handled."""
+        self._tokens: set[str] = set()
+        self._claims: dict[str, int] = {}
+        """By token of the I/O: who has asked for the savepoint whose place it claims."""
+
+    def _step(self, event: CoordinatorEvent) -> None:
+        self._handled += 1
+        self._event = event
+        super()._step(event)
+        self._check()
+
+    def _execute(self, instruction: Instruction) -> None:
+        if self.outcome is not None:
+            self._observer.bug(f"the coordinator asks for {instruction!r} after the end of the job")
+        if instruction.cause != self._handled:
+            self._observer.bug(f"{instruction!r} is not of event {self._handled}")
+        match instruction:
+            case SetTimer(token):
+                self._use(token)
+            case RunIo(token, work):
+                self._use(token)
+                if io_kind(token) is IoKind.PUBLISH:
+                    assert isinstance(work, partial)
+                    _, metadata = work.args
+                    self._observer.publishing(metadata)
+                if io_kind(token) is IoKind.SAVEPOINT_PLACE and isinstance(self._event, ClientAsked):
+                    self._claims[token] = self._event.client
+            case JobEnded():
+                self._observer.about_to_end(instruction)
+            case _:
+                pass
+        super()._execute(instruction)
+
+    def _use(self, token: str) -> None:
+        if token in self._tokens:
+            self._observer.bug(f"token {token} is used a second time")
+        self._tokens.add(token)
+
+    def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
+        client = self._claims.pop(token, None)
+        if client is not None and isinstance(outcome, Done):
+            self._observer.place_claimed(client)
+        if io_kind(token) is IoKind.PUBLISH:
+            self._observer.published(outcome)
+        super()._io_done(token, outcome)
+
+    def _timer_fired(self, token: str) -> None:
+        if timer_kind(token) is TimerKind.CHECKPOINT:
+            self._observer.checkpoint_expired()
+        super()._timer_fired(token)

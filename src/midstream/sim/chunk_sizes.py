@@ -1,0 +1,43 @@
+"""Sizes from which on the engine cuts, shares, merges and compresses state, made so small that small runs get there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Any, Final
+from unittest.mock import patch
+
+from midstream.checkpoint import state_files
+from midstream.operators import process_operator, window_base
+from midstream.state import columnar, table
+
+SHARE: Final = 0.1
+"""Of the runs, how many have small chunks."""
+
+
+def small(seed: int) -> list[tuple[Any, str, int]]:
+    """Module, constant and value, as the seed has drawn them."""
+    random = Random(f"chunks {seed}")
+    if random.random() >= SHARE:
+        return []
+    piece_rows = random.choice((1, 3, 10))
+    return [
+        (columnar, "OWN_CHUNK_ROWS", random.choice((1, 2, 5))),
+        (columnar, "STAGED_ROWS", random.choice((1, 4, 16))),
+        (columnar, "STAGED_RUNS", random.choice((2, 4))),
+        (table, "PIECES_MAX", random.choice((1, 2, 8))),
+        (window_base, "PIECE_ROWS", piece_rows),
+        (window_base, "SLICE_ROWS", 4 * piece_rows),
+        (process_operator, "TIMERS_PER_SLICE", random.choice((1, 3))),
+        (state_files, "COMPRESS_FROM_BYTES", random.choice((1, 1000))),
+    ]
+
+
+@contextmanager
+def chunk_sizes_of(seed: int) -> Iterator[None]:
+    """Those of a run, for as long as it lasts: all are what they were behind it, in whatever way it ends."""
+    with ExitStack() as stack:
+        for module, name, value in small(seed):
+            stack.enter_context(patch.object(module, name, value))
+        yield

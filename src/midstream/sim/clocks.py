@@ -1,0 +1,139 @@
+"""A process function that waits by event time and by the wall clock at once; and which timers must be pending.
+
+Every row waits in the state `WAITING`, under what it waits for. A timer that is pending without anything that waits for
+it, or the other way round, is wrong in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+
+from midstream.operators.base import OperatorContext
+from midstream.operators.function_operator import two_ports
+from midstream.operators.process import CoProcessFunction, ProcessContext
+from midstream.operators.process_context import instant_us
+from midstream.operators.process_operator import ProcessOperator
+from midstream.operators.rows import Row
+from midstream.sim.key_types import Form, stored_keys
+from midstream.sim.rows import Outside
+from midstream.sim.timed import DELAY_US, WAITING
+from midstream.state.keyed import MapState, ValueState
+
+EVENT_TIMERS: Final = "timers:event"
+CLOCK_TIMERS: Final = "timers:processing"
+WAITING_PART: Final = f"map:{WAITING}"
+DEADLINE_PART: Final = "value:deadline"
+PARTS: Final = (EVENT_TIMERS, CLOCK_TIMERS, WAITING_PART, DEADLINE_PART)
+_EVENT: Final = timedelta(microseconds=DELAY_US + 1)
+"""Added to event time, which has whole milliseconds, as the wall clock has: so timers of both can be told apart."""
+_MS: Final = timedelta(milliseconds=1)
+_FAR: Final = timedelta(hours=1)
+_BY_EVENT: Final = "event"
+_BY_CLOCK: Final = "clock"
+_BY_DEADLINE: Final = ("deadline", None)
+
+
+class Clocks(CoProcessFunction):
+    """Holds every row: until event time has passed it, until the wall clock has, or until the deadline of its key.
+
+    There is one deadline per key, which each row that waits for it sets anew; a timer of event time brings it forward.
+    """
+
+    waiting: MapState[tuple[str, datetime | None], list[Row]] = MapState()
+    deadline: ValueState[datetime | None] = ValueState(pa.timestamp("us"))
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def open(self, context: OperatorContext) -> None:
+        self._outside.check_open(context)
+
+    def process1(self, row: Row, ctx: ProcessContext) -> None:
+        self._outside.work(1)
+        if self._outside.poison:
+            self._outside.check_poison([row["id"]])
+        number = row["id"]
+        if number % 3 == 0:
+            at = row["ts"] + _EVENT
+            self._wait((_BY_EVENT, at), row)
+            if number % 5 == 0:  # set, deleted, and set anew
+                ctx.timers.event_time(at)
+                ctx.timers.delete_event_time(at)
+            ctx.timers.event_time(at)
+        elif number % 3 == 1:
+            at = ctx.now + _MS * (number % 7) + (_FAR if number % 4 == 0 else 0 * _MS)
+            self._wait((_BY_CLOCK, at), row)
+            ctx.timers.processing_time(at)
+        else:
+            self._drop_deadline(ctx)
+            self.deadline.value = at = ctx.now + _MS * (2 + number % 4)
+            self._wait(_BY_DEADLINE, row)
+            ctx.timers.processing_time(at)
+
+    process2 = process1
+
+    def _wait(self, name: tuple[str, datetime | None], row: Row) -> None:
+        self.waiting.setdefault(name, []).append(row)
+
+    def _drop_deadline(self, ctx: ProcessContext) -> None:
+        before = self.deadline.value
+        if before is not None and (_BY_CLOCK, before) not in self.waiting:
+            ctx.timers.delete_processing_time(before)
+        self.deadline.clear()
+
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Iterator[Row]:
+        self._outside.work(1)
+        is_event = time.microsecond % 1000 != 0
+        found = self.waiting.pop((_BY_EVENT if is_event else _BY_CLOCK, time), [])
+        if is_event:
+            if ctx.watermark < time:
+                self._bug(ctx, f"a timer of {time} fires when event time has come to {ctx.watermark}")
+            self._drop_deadline(ctx)
+            found += self.waiting.pop(_BY_DEADLINE, [])
+        else:
+            if ctx.now < time and ctx.watermark != datetime.max:
+                self._bug(ctx, f"a timer of {time} fires at {ctx.now}, before the end")
+            if self.deadline.value == time:
+                self.deadline.clear()
+                found += self.waiting.pop(_BY_DEADLINE, [])
+        if not found:
+            self._bug(ctx, f"a timer fires at {time}, where nothing waits")
+        yield from found
+
+    def _bug(self, ctx: ProcessContext, what: str) -> None:
+        self._outside.world.bug(f"key {ctx.key}: {what}")
+
+
+def clocks(uid: str, outside: Outside, form: Form) -> ProcessOperator:
+    ports = two_ports((form.keys, form.keys), ("ts", "ts"), (form.schema, form.schema))
+    return ProcessOperator(uid, Clocks(outside), ports, form.schema, {})
+
+
+def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:
+    """Complaints about one subtask of an operator "timer", "alarm" or "clocks", from the tables of its parts."""
+    due: dict[str, set[tuple[Any, int]]] = {EVENT_TIMERS: set(), CLOCK_TIMERS: set()}
+    if WAITING_PART in tables:
+        table = tables[WAITING_PART]
+        names = map(pickle.loads, table.column("namespace").to_pylist())
+        for key, name in zip(stored_keys(table.column("key")), names, strict=True):
+            if kind != "clocks":
+                due[EVENT_TIMERS if kind == "timer" else CLOCK_TIMERS].add((key, instant_us(name)))
+            elif name != _BY_DEADLINE:
+                due[EVENT_TIMERS if name[0] == _BY_EVENT else CLOCK_TIMERS].add((key, instant_us(name[1])))
+    if DEADLINE_PART in tables:
+        table = tables[DEADLINE_PART]
+        at_us = table.column("value").cast(pa.int64()).to_pylist()
+        due[CLOCK_TIMERS].update(zip(stored_keys(table.column("key")), at_us, strict=True))
+    for part, expected in due.items():
+        pending = []
+        if part in tables:
+            table = tables[part]
+            pending = list(zip(stored_keys(table.column("key")), table.column("time_us").to_pylist(), strict=True))
+        if len(pending) != len(expected) or set(pending) != expected:
+            missing, surplus = sorted(expected.difference(pending)), sorted(set(pending) - expected)
+            yield f"{part[7:]} timers (key, µs): {missing[:5]} are not pending, {surplus[:5]} are for nothing"

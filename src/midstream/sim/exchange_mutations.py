@@ -1,0 +1,345 @@
+"""Known bugs of channels, queues and credit, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midstream.core.elements import CheckpointBarrier, Watermark
+from midstream.core.keys import subtask_of as subtask_of_groups
+from midstream.exchange import partition
+from midstream.exchange.channel import RemoteChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.link import PeerLink
+from midstream.exchange.partition import ResultPartition, Subpartition
+from midstream.exchange.queue import ElementQueue, InFlight, buffers_of, let_go
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.worker.slot import SlotMachine
+
+
+def resume_forgets() -> Replacements:
+    """The channel that is resumed after an alignment is not looked at again."""
+
+    def resume(self: Any, channel: int) -> None:
+        self._blocked.discard(channel)
+
+    return [(InputGate, "resume", resume)]
+
+
+def block_nothing() -> Replacements:
+    return [(InputGate, "block", lambda self, channel: self._blocked.add(channel)), (InputGate, "check", nothing)]
+
+
+def leak_credit() -> Replacements:
+    original = RemoteChannel.freed
+
+    def freed(self: Any, buffers: int) -> None:
+        original(self, buffers)
+        if buffers > 1:
+            self._quota.take(1)
+
+    return [(RemoteChannel, "freed", freed)]
+
+
+def grant_nothing_back() -> Replacements:
+    original = RemoteChannel._top_up
+
+    def top_up(self: Any) -> None:
+        if not self._sequence:
+            original(self)
+
+    return [(RemoteChannel, "_top_up", top_up)]
+
+
+def rest_is_not_granted() -> Replacements:
+    """A batch larger than its queue's limit never comes to its end."""
+    original = RemoteChannel._top_up
+
+    def top_up(self: Any) -> None:
+        if self._partial_buffers < max(1, self.queue.limit):
+            original(self)
+
+    return [(RemoteChannel, "_top_up", top_up)]
+
+
+def read_rows_still_wait() -> Replacements:
+    """What was read counts as waiting, so that the limit is reached for ever."""
+
+    def take(self: Any, rows_max: int) -> Any:
+        before = self.waiting
+        taken = original(self, rows_max)
+        self.waiting = before
+        return taken
+
+    original = ElementQueue.take
+    return [(ElementQueue, "take", take), (ElementQueue, "check", nothing)]
+
+
+def limit_of_nothing() -> Replacements:
+    """Not even one batch is in order."""
+
+    def set_limit(self: Any, *_: Any) -> None:
+        self.limit = 0
+
+    return [(ElementQueue, "_set_limit", set_limit), (ElementQueue, "check", nothing)]
+
+
+def drop_an_element() -> Replacements:
+    """A discarded batch of a blocked channel: in-flight data is forgotten at a barrier."""
+    original = InputGate.block
+
+    def block(self: Any, channel: int) -> None:
+        original(self, channel)
+        queue = self.channels[channel].queue
+        if len(queue) and not queue.head_is_event():
+            self.channels[channel].take(1)
+            self.channels[channel].done()
+
+    return [(InputGate, "block", block)]
+
+
+def end_overtakes() -> Replacements:
+    """The end of data overtakes what waits in the subpartition."""
+    original = Subpartition.add
+
+    def add(self: Any, element: Any) -> None:
+        original(self, element)
+        if type(element).__name__ == "EndOfData" and len(self.queue) > 1:
+            self.queue._items.rotate(1)
+
+    return [(Subpartition, "add", add)]
+
+
+# ---- credit and charges
+
+
+def credit_twice() -> Replacements:
+    """Credit is announced twice."""
+    original = PeerLink.grant
+
+    def grant(self: Any, channel: Any, credits: int) -> None:
+        original(self, channel, 2 * credits)
+
+    return [(PeerLink, "grant", grant)]
+
+
+def partial_kept_over_a_cut() -> Replacements:
+    """What had come of a batch when a connection was cut is where the next attempt goes on."""
+    wire, discard = SlotMachine._wire, RemoteChannel.discard
+
+    def keep(self: Any) -> None:
+        self.kept = self._partial, self._partial_filled
+        discard(self)
+
+    def wire_on(self: Any, gate: Any, *rest: Any) -> None:
+        wire(self, gate, *rest)
+        before = self.__dict__.setdefault("channels_before", {})
+        for channel in gate.channels:
+            if isinstance(channel, RemoteChannel):
+                partial, filled = getattr(before.get(channel.id), "kept", (None, 0))
+                if partial is not None:
+                    channel._partial, channel._partial_filled = partial, filled
+                before[channel.id] = channel
+
+    return [(SlotMachine, "_wire", wire_on), (RemoteChannel, "discard", keep)]
+
+
+def freed_when_taken() -> Replacements:
+    """The buffers of a batch are free when it is taken, not when it is processed."""
+    original = RemoteChannel.take
+
+    def take(self: Any, rows_max: int) -> Any:
+        element = original(self, rows_max)
+        self.freed(buffers_of(self._taken))
+        return element
+
+    def done(self: Any) -> None:
+        self._taken = ()
+
+    return [(RemoteChannel, "take", take), (RemoteChannel, "done", done)]
+
+
+def freed_with_the_next() -> Replacements:
+    """The buffers of a batch are free when the next one is processed."""
+
+    def done(self: Any) -> None:
+        taken, self._taken = self._taken, ()
+        let_go(getattr(self, "worked_off", ()))
+        self.worked_off = taken
+
+    return [(RemoteChannel, "done", done)]
+
+
+def local_batch_never_freed() -> Replacements:
+    """What a consumer in the same slot has processed is charged for ever, when it was joined of several."""
+    original = Subpartition.done
+
+    def done_first(self: Any) -> None:
+        if self.is_local and len(self.sending) > 1:
+            self.sending = self.sending[:1]
+        original(self)
+
+    return [(Subpartition, "done", done_first)]
+
+
+def captured_is_freed_at_once() -> Replacements:
+    """What a checkpoint holds is not charged while it is written."""
+
+    def hold(self: Any) -> Any:
+        return InFlight(self.batch, 0, _Nobody())
+
+    return [(InFlight, "hold", hold)]
+
+
+class _Nobody:
+    def freed(self, buffers: int) -> None:
+        pass
+
+
+# ---- order, and who gets what
+
+
+def broadcast_skips_the_last() -> Replacements:
+    """Rows for all consumers do not go to the last one."""
+
+    def emit_to_all(self: Any, batch: Any) -> None:
+        for sub in self.subpartitions[:-1] or self.subpartitions:
+            sub.add(batch)
+
+    return [(ResultPartition, "_emit_to_all", emit_to_all)]
+
+
+def watermark_skips_the_last() -> Replacements:
+    """Watermarks do not go to the last consumer."""
+    original = ResultPartition.broadcast
+
+    def broadcast(self: Any, event: Any) -> None:
+        if isinstance(event, Watermark):
+            for sub in self.subpartitions[:-1] or self.subpartitions:
+                sub.add(event)
+        else:
+            original(self, event)
+
+    return [(ResultPartition, "broadcast", broadcast)]
+
+
+def watermark_before_rows() -> Replacements:
+    """A watermark takes the place of the one before it, before the rows between them."""
+    original = ElementQueue.append
+
+    def append(self: Any, item: Any) -> None:
+        if isinstance(item, Watermark):
+            for index in range(len(self._items) - 1, -1, -1):
+                if isinstance(self._items[index], Watermark):
+                    self._items[index] = item
+                    return
+                if not isinstance(self._items[index], InFlight):
+                    break
+        original(self, item)
+
+    return [(ElementQueue, "append", append)]
+
+
+def joined_over_a_barrier() -> Replacements:
+    """Small batches are joined with those behind a barrier."""
+    original = ElementQueue._join
+
+    def join(self: Any, first: Any, rows_max: int) -> Any:
+        items = self._items
+        if len(items) > 1 and isinstance(items[0], CheckpointBarrier) and isinstance(items[1], InFlight):
+            barrier = items.popleft()
+            joined = original(self, first, rows_max)
+            items.appendleft(barrier)
+            return joined
+        return original(self, first, rows_max)
+
+    return [(ElementQueue, "_join", join)]
+
+
+def first_of_a_run_is_lost() -> Replacements:
+    """Of batches that are joined, the one that is one row too many is dropped."""
+    original = ElementQueue._join
+
+    def join(self: Any, first: Any, rows_max: int) -> Any:
+        batch, run = original(self, first, rows_max)
+        if len(run) > 1 and self._items and isinstance(self._items[0], InFlight):
+            dropped = self._items.popleft()
+            self.waiting -= dropped.buffers
+            dropped.let_go()
+        return batch, run
+
+    return [(ElementQueue, "_join", join)]
+
+
+def turn_is_lost() -> Replacements:
+    """A channel whose last element was an event is not asked again before something arrives."""
+    original = InputGate.poll
+
+    def poll(self: Any, rows_max: int) -> Any:
+        polled = original(self, rows_max)
+        if polled is not None and isinstance(polled[1], Watermark) and self._is_ready[polled[0]]:
+            self._is_ready[polled[0]] = False
+            self._ready.remove(polled[0])
+        return polled
+
+    return [(InputGate, "poll", poll), (InputGate, "check", nothing)]
+
+
+def opened_before_recovered() -> Replacements:
+    """Rows are asked for while others are still to be recovered."""
+
+    def open_now(self: Any) -> None:
+        self._is_open = True
+        for channel in self.channels:
+            channel.open()
+
+    return [(InputGate, "open", open_now)]
+
+
+def split_by_the_wrong_range() -> Replacements:
+    """Rows of a key group that two consumers' ranges meet in go to the first of them."""
+
+    def subtask_of(groups: Any, parallelism: int, max_parallelism: int) -> Any:
+        return subtask_of_groups((groups - (groups > 0)).astype(groups.dtype), parallelism, max_parallelism)
+
+    return [(partition, "subtask_of", subtask_of)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "resume_forgets": Mutation("a resumed channel is not read again", resume_forgets),
+    "block_nothing": Mutation("a blocked channel is read on", block_nothing),
+    "leak_credit": Mutation("a buffer of a large batch is never given back", leak_credit),
+    "grant_nothing_back": Mutation("credit is granted once only", grant_nothing_back),
+    "rest_is_not_granted": Mutation("a batch above the limit of its queue is not granted", rest_is_not_granted),
+    "read_rows_still_wait": Mutation("rows that were read still count as waiting", read_rows_still_wait),
+    "limit_of_nothing": Mutation("the queue of a slow reader takes nothing any more", limit_of_nothing),
+    "drop_an_element": Mutation("in-flight data is forgotten at a barrier", drop_an_element),
+    "end_overtakes": Mutation("the end of data overtakes rows", end_overtakes),
+    "credit_twice": Mutation("credit is announced twice", credit_twice),
+    "partial_kept_over_a_cut": Mutation(
+        "part of a batch is kept over a cut", partial_kept_over_a_cut, scenarios.cut_short
+    ),
+    "freed_when_taken": Mutation("buffers are free when a batch is taken", freed_when_taken),
+    "freed_with_the_next": Mutation(
+        "buffers are free when the next batch is processed", freed_with_the_next, scenarios.tight
+    ),
+    "local_batch_never_freed": Mutation(
+        "buffers of joined batches are charged for ever", local_batch_never_freed, scenarios.tight
+    ),
+    "captured_is_freed_at_once": Mutation(
+        "what a checkpoint holds is not charged", captured_is_freed_at_once, scenarios.backpressured
+    ),
+    "broadcast_skips_the_last": Mutation("a broadcast skips the last consumer", broadcast_skips_the_last),
+    "watermark_skips_the_last": Mutation("watermarks skip the last consumer", watermark_skips_the_last),
+    "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, scenarios.on_time),
+    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier),
+    "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
+    "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
+    "opened_before_recovered": Mutation(
+        "rows are asked for before what is recovered has been taken", opened_before_recovered, scenarios.backpressured
+    ),
+    "split_by_the_wrong_range": Mutation(
+        "rows at the border of two ranges go to the wrong subtask", split_by_the_wrong_range
+    ),
+}

@@ -1,0 +1,245 @@
+"""Looks into the rows themselves, wherever they lie: at the sinks, in flight, held back, in the state of windows."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.checkpoint.channel_state import read_segment, rows_of
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
+from midstream.checkpoint.state_files import read_parts
+from midstream.core.batches import concat, empty_batch
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.keys import key_group_range
+from midstream.core.seams import Storage
+from midstream.operators.window_base import PARTS, PROGRESS
+from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, some, ways
+from midstream.sim.key_types import PLAIN, Form, as_plain, stored_keys
+from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource
+from midstream.sim.shapes import Input, Shape
+from midstream.sim.tables import HELD
+from midstream.sim.timed import DELAY_US, WAITING, WINDOWS
+from midstream.sim.topologies import Expectation, behind_timers, edge_of, form_of, on_time_at, uid_of
+from midstream.sim.windowed import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
+from midstream.state.parts import KEY_GROUP
+
+_NOTHING: Final[Int64s] = np.empty(0, np.int64)
+_NO_ROWS: Final = empty_batch(SCHEMA)
+
+
+@dataclass(slots=True)
+class Found:
+    """Where rows are at one moment."""
+
+    output: Mapping[str, Sequence[str]]
+    """By sink: names of what it has staged, committed or to be."""
+    in_flight: Mapping[int, pa.RecordBatch] = field(default_factory=dict)
+    """By edge."""
+    held: Mapping[str, Sequence[pa.RecordBatch]] = field(default_factory=dict)
+    """By operator that holds rows back."""
+
+    def ids_held(self) -> dict[str, Counter[int]]:
+        return {
+            uid: Counter(row for rows in batches for row in rows.column("id").to_pylist())
+            for uid, batches in self.held.items()
+        }
+
+
+class Inspection:
+    """`sources` by uid, in the order of the shape."""
+
+    def __init__(self, shape: Shape, sources: Mapping[str, SimSource], outside: Outside, key_groups: int) -> None:
+        self.contents = Contents(sources.values(), key_groups)
+        self._shape = shape
+        self._outside = outside
+        self._key_groups = key_groups
+        self._edges = [(index, entry) for index, node in enumerate(shape) for entry in node.inputs]
+        self._ways = ways(shape)
+        self._sinks = {
+            uid_of(index, position, kind): index
+            for index, node in enumerate(shape)
+            for position, kind in enumerate(node.chain)
+            if kind == "sink"
+        }
+        self._on_time = on_time_at(shape, sources.values())
+        self._held_back = behind_timers(shape)
+        self._seen: dict[str, Spans | Int64s] = {}
+        """By name of what has been looked at of the sinks' output: rows in windows, or keys and numbers of rows."""
+
+    # ---- reading a checkpoint
+
+    def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[int, pa.RecordBatch]:
+        """By edge."""
+        found: dict[int, list[pa.RecordBatch]] = {}
+        for state in metadata.channels:
+            index, entry = self._edges[state.edge]
+            edge = edge_of(self._shape, state.edge, index, entry)
+            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.schema, "oracle")]
+            rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
+            form = form_of(self._shape, entry)
+            found.setdefault(state.edge, []).extend(self._plain(batch, form) for batch in rows if batch.num_rows)
+        return {edge: concat(batches) for edge, batches in sorted(found.items()) if batches}
+
+    def _plain(self, rows: pa.RecordBatch, form: Form) -> pa.RecordBatch:
+        """Rows of a form as rows of SCHEMA; none, and a complaint, when their keys are not those that they had."""
+        plain = as_plain(rows, form)
+        if plain is None:
+            self._outside.world.bug(f"rows {some(rows.column('id').to_pylist())} have other keys than they had")
+            return _NO_ROWS
+        return plain
+
+    def ids_by_port(self, in_flight: Mapping[int, pa.RecordBatch]) -> dict[tuple[int, int], Counter[int]]:
+        """By node and port: an edge may be restored as another one with the same ends."""
+        found: dict[tuple[int, int], Counter[int]] = {}
+        for edge, rows in in_flight.items():
+            index, entry = self._edges[edge]
+            found.setdefault((index, entry.port), Counter()).update(rows.column("id").to_pylist())
+        return found
+
+    def rows_held(self, storage: Storage, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
+        """The rows that wait in an operator."""
+        form = form_of(self._shape, self._shape[self._node_of(operator.uid)].inputs[0])
+        for subtask in operator.subtasks:
+            for table in tables_of(storage, subtask, f"map:{WAITING}"):
+                rows = []
+                keys = stored_keys(table.column("key"))
+                for key, value in zip(keys, table.column("value").to_pylist(), strict=True):
+                    waiting = pickle.loads(value)
+                    if any(
+                        form.stored_key(row["id"], row["key" if form is PLAIN else "was"]) != key for row in waiting
+                    ):
+                        self._outside.world.bug(f"{where}: {operator.uid} holds {some(waiting)} under key {key}")
+                    rows += waiting
+                yield self._plain(pa.RecordBatch.from_pylist(rows, schema=form.schema), form)
+            for table in tables_of(storage, subtask, HELD):
+                yield from table.select(SCHEMA.names).to_batches()
+
+    # ---- contents
+
+    def look_at(self, name: str) -> str:
+        """What is wrong with the contents of what a sink has staged, if that has not been looked at before; else ""."""
+        if name in self._seen:
+            return ""
+        staged = self._outside.staged[name]
+        node = self._sinks[staged.sink]
+        makers = [kind for entry in self._shape[node].inputs for kind in self._made_by(entry)]
+        self._seen[name] = _NOTHING
+        if not makers:
+            way = self._ways[node]
+            if way.whole is not None:
+                self._seen[name] = codes(staged.rows)
+            return self.contents.check(staged.rows, self._counted(way))
+        if makers[0] == "total":
+            return check_made(staged.rows)
+        if makers[0] in WINDOWS:
+            self._seen[name], complaint = unpacked(staged.rows, self.contents)
+            return complaint
+        return ""
+
+    def _made_by(self, entry: Input) -> list[str]:
+        """What makes the rows that come by there; none where they are those of the sources."""
+        return [kind for kind in self._shape[entry.node].chain if kind in MAKING and entry.tag is None]
+
+    def _counted(self, way: Way) -> list[Set[int] | None]:
+        counted = self._outside.counted
+        return [None if uid is None else counted.get(uid, frozenset()) for uid in sorted(way.counted, key=str)]
+
+    def check_on_the_way(self, where: str, found: Found) -> Iterator[str]:
+        """Contents of the rows in flight, and of those that wait in operators."""
+        for edge, rows in found.in_flight.items():
+            index, entry = self._edges[edge]
+            makers = self._made_by(entry)
+            if not makers:
+                complaint = self.contents.check(rows, self._counted(self._ways[entry.node]))
+            elif makers[0] == "total":
+                complaint = check_made(rows)
+            else:
+                complaint = unpacked(rows, self.contents)[1] if makers[0] in WINDOWS else ""
+            if complaint:
+                yield f"{where}: in flight to {self._shape[index].chain[0]}{index} there is {complaint}"
+        for index, node in enumerate(self._shape):
+            for rows in found.held.get(uid_of(index, 0, node.chain[0]), ()):
+                complaint = self.contents.check(rows, self._counted(self._ways[index]))
+                if complaint:
+                    yield f"{where}: {node.chain[0]}{index} holds {complaint}"
+
+    def check_numbers(self, where: str, found: Found, expected: Expectation) -> Iterator[str]:
+        """What a counting operator has given out is all there, each number once, where there is but one way for it."""
+        for sink, node in self._sinks.items():
+            way = self._ways[node]
+            if way.whole is None:
+                continue
+            rows = [seen for name in found.output.get(sink, ()) if isinstance(seen := self._seen[name], np.ndarray)]
+            rows += [codes(batch) for edge, batch in found.in_flight.items() if self._edges[edge][0] in way.nodes]
+            for index in way.nodes:
+                rows += map(codes, found.held.get(uid_of(index, 0, self._shape[index].chain[0]), ()))
+            complaint = check_numbers(rows, expected.counts[way.whole])
+            if complaint:
+                yield f"{where}: what {way.whole} has counted is at {sink} and on the way there with {complaint}"
+
+    # ---- windows
+
+    def made_at_the_end(self, uid: str, found: Found, expected: Expectation) -> Made:
+        """What there is of a window operator once its input has ended."""
+        return self._made(uid, found, expected, no_marks(self._key_groups, all_fired=True))
+
+    def made_by_then(
+        self, uid: str, found: Found, expected: Expectation, storage: Storage, operator: OperatorState, done: Set[int]
+    ) -> tuple[Made, list[str]]:
+        """What there is of it in a checkpoint, and complaints about its state. `done`: key groups to which nothing comes."""
+        made = self._made(uid, found, expected, no_marks(self._key_groups))
+        held: list[Spans] = []
+        complaints: list[str] = []
+        for index in operator.running:
+            for table in tables_of(storage, operator.subtasks[index], PROGRESS):
+                made.marks_us[table.column(KEY_GROUP).to_numpy()] = table.column("watermark").to_numpy()
+            for table in tables_of(storage, operator.subtasks[index], PARTS):
+                spans, complaint = held_in(table, self.contents)
+                held.append(spans)
+                if complaint:
+                    complaints.append(f"{uid}/{index} has {complaint}")
+        made.held = Spans.joined(held)
+        ended = (key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
+        made.marks_us[sorted(set(done).union(*ended))] = MAX_WATERMARK_US
+        return made, complaints
+
+    def _made(self, uid: str, found: Found, expected: Expectation, marks_us: Int64s) -> Made:
+        emitted: list[Spans] = []
+        late: list[Int64s] = []
+        for sink, (maker, is_late) in expected.window_sinks.items():
+            for name in found.output.get(sink, ()) if maker == uid else ():
+                if is_late:
+                    late.append(self._outside.staged[name].rows.column("id").to_numpy())
+                elif isinstance(seen := self._seen[name], Spans):
+                    emitted.append(seen)
+        node = self._node_of(uid)
+        for edge, rows in found.in_flight.items():
+            entry = self._edges[edge][1]
+            if entry.node == node and entry.tag is not None:
+                late.append(rows.column("id").to_numpy())
+            elif entry.node == node:
+                emitted.append(unpacked(rows, self.contents)[0])
+        all_late = np.concatenate(late) if late else _NOTHING
+        return Made(expected.windowed[uid][1], Spans.joined(emitted), all_late, marks_us=marks_us)
+
+    def check_windows(self, uid: str, kind: str, made: Made) -> Verdict:
+        node = self._node_of(uid)
+        on_time = self.contents.are_of(self._on_time[node])
+        return check_windows(self.contents, kind, made, on_time, DELAY_US if node in self._held_back else 0)
+
+    def _node_of(self, uid: str) -> int:
+        return next(index for index, node in enumerate(self._shape) if uid_of(index, 0, node.chain[0]) == uid)
+
+
+def tables_of(storage: Storage, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
+    handles = [handle for handle in subtask.parts if handle.name in parts]
+    for state in read_parts(storage, handles, range(1 << 16), "oracle").values():
+        for chunk in state.chunks:
+            yield chunk.table

@@ -1,0 +1,285 @@
+"""The keeper of a job: somebody who starts it again whenever it has stopped, died or failed by a fault.
+
+Mostly it goes on from the newest checkpoint there is, now and then at another parallelism, from a savepoint, in
+another directory. And when a fault says so the keeper goes back to an older checkpoint or savepoint and says what is
+to become of the output since then, or starts the job over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Final
+
+from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.checkpoint.store import list_checkpoints
+from midstream.coordinator.events import JobEnded, JobPlan, NewerOutput
+from midstream.protocol.messages import Deploy
+from midstream.sim.cluster import Cluster, Driver
+from midstream.sim.disk import Disk
+from midstream.sim.network import SIM
+from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
+from midstream.sim.savepoints import Saved, Savepoints
+from midstream.sim.scenario import Scenario
+from midstream.sim.shapes import Shape
+from midstream.sim.trace import Kind
+from midstream.sim.world import World
+
+ROOT: Final = "sim://checkpoints"
+KEEPER_US: Final = 20_000
+"""How long it takes until somebody starts a job again."""
+LAUNCHES_MAX: Final = 50
+IS_NEWER: Final = "is older than what has been committed"
+STARTED_OVER: Final = "the job was started over since checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From where the job is started, as people say it."""
+
+    restore: str | None = None
+    newer_output: NewerOutput | None = None
+    fresh: bool = False
+    copies: Cut | None = None
+    """Of a savepoint: what it stands for."""
+
+
+LATEST: Final = Start("latest")
+MakePlan = Callable[[str, str, Shape, Start], JobPlan]
+"""Of a job id and the checkpoint directory."""
+
+
+class Keeper:
+    """`driver` runs the job now; `root` and `disk` are its checkpoint directory."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        world: World,
+        cluster: Cluster,
+        oracle: Oracle,
+        savepoints: Savepoints,
+        disk: Disk,
+        new_directory: Callable[[str], Disk],
+        make_plan: MakePlan,
+    ) -> None:
+        self.root = ROOT
+        self.disk = disk
+        self.driver: Driver
+        self.launches = 0
+        self.rescaled = 0
+        self.savepoints_restored = 0
+        self.went_back = 0
+        """Starts that have gone on from an older checkpoint than the newest, or over."""
+        self.is_over = False
+        self.is_given_up = False
+        self.launch_is_due = False
+        self._scenario = scenario
+        self._world = world
+        self._cluster = cluster
+        self._oracle = oracle
+        self._savepoints = savepoints
+        self._new_directory = new_directory
+        self._make_plan = make_plan
+        self._wants_back: int | None = None
+        """The job is to go back, or to be started over, with the next start."""
+        self._start = Start()
+        self._is_started_over = False
+        """It was started over, and has completed no checkpoint since."""
+        self._over = 0
+        """How often it was started over."""
+        self._origin: Start | None = None
+        """With the savepoint that the job goes on from while its directory holds no checkpoint."""
+        self._is_restored = True
+        """Nothing is to be copied into its directory any more."""
+        self._completed: dict[str, CheckpointMetadata] = {}
+        """By path of the checkpoint."""
+
+    # ---- starting
+
+    def launch(self, shape: Shape, start: Start) -> None:
+        self.launches += 1
+        self.launch_is_due = self.is_given_up = False
+        self._start = start
+        self._is_restored = start.copies is None
+        self.driver = self._cluster.submit(self._make_plan(f"job{self.launches}", self.root, shape, start))
+
+    def after_end(self, ended: JobEnded | None) -> Iterator[str]:
+        """What has stopped, died or failed by a fault is started again; what has finished is over. Complaints."""
+        if ended is not None and ended.state == "failed" and not self._may_fail(str(ended.error)):
+            yield f"the job failed: {ended.error}"
+            return
+        if ended is not None and ended.state in ("finished", "stopped"):
+            if ended.state == "finished":
+                yield from self.begins(self.driver)
+                self.is_over = True
+                return
+            if not self.driver.is_cancelled:
+                yield from self._oracle.check_stopped()
+        if self.launches >= LAUNCHES_MAX:
+            yield f"the job was started {LAUNCHES_MAX} times"
+            return
+        shape = self._scenario.shape
+        if self._scenario.rescaled is not None and self.launches % 2:
+            shape = self._scenario.rescaled
+            self.rescaled += 1
+        self.launch_is_due = True
+        if not self._scenario.has_checkpoints:
+            start = Start()
+        else:
+            is_refused = ended is not None and ended.state == "failed" and SIM not in str(ended.error)
+            start = self._back(is_refused) or (yield from self._usual(ended))
+        launch = partial(self.launch, shape, start)
+        self._world.schedule(KEEPER_US, None, Kind.CLUSTER, launch, "the job is started again")
+
+    def _may_fail(self, error: str) -> bool:
+        """By a fault; or because it was to go back without a word, or on, where it had been started over."""
+        start = self._start
+        is_mute = start.newer_output is None and start.restore not in (None, "latest")
+        is_over = self._over > 0 and start.restore == "latest"
+        return SIM in error or (is_mute and IS_NEWER in error) or (is_over and STARTED_OVER in error)
+
+    def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
+        """From what it has stopped with, or else the newest there is; complaints on the way."""
+        if ended is not None and ended.checkpoint is not None:
+            for saved in self._savepoints.saved:
+                if saved.url == ended.checkpoint:
+                    yield from self._oracle.check_stopped_with(saved.cut)
+                    return self._go_on_from(saved)
+        if self._origin is not None and not any(CHECKPOINT.fullmatch(path) for path in self.disk.files):
+            return self._origin
+        return LATEST
+
+    def _go_on_from(self, saved: Saved) -> Start:
+        """From a savepoint that has perhaps been moved, in the same directory, or in another while that one is gone."""
+        random = Random(f"go on {self._scenario.seed} {self.launches}")
+        is_alone = all(driver.is_over for driver in self._cluster.drivers)  # a zombie would miss its directory
+        elsewhere = is_alone and random.random() < 0.4
+        if random.random() < 0.4 or (elsewhere and saved.url.startswith(f"{self.root}/")):
+            self._savepoints.move(saved)
+        start = Start(saved.url, copies=saved.cut)
+        if elsewhere:
+            self._savepoints.forget_below(self.root)
+            self._begin_directory(start)
+        elif random.random() < 0.2:
+            return LATEST
+        return start
+
+    def _begin_directory(self, origin: Start) -> None:
+        self.root = f"{ROOT}-{self.launches}"
+        self.disk = self._oracle.storage = self._new_directory(self.root)
+        self._origin = origin
+
+    def fork(self, saved: Saved) -> None:
+        """Somebody goes on from a savepoint, in a directory of its own, with what had been put out by then."""
+        start = Start(saved.url, copies=saved.cut)
+        self._begin_directory(start)
+        self._oracle.begin_again(self.disk, saved.cut)
+        self.is_over = False
+        self.launch(self._scenario.rescaled or self._scenario.shape, start)
+
+    # ---- going back
+
+    def go_back(self, victim: int) -> None:
+        """With the next start."""
+        self._wants_back = victim
+
+    def _back(self, is_refused: bool) -> Start | None:
+        """Of a start that goes back, or over; None if that is not what the keeper wants."""
+        start, job_id = self._start, self.driver.plan.job_id
+        if is_refused and self._is_started_over:
+            return Start(fresh=True)
+        if is_refused and self._start == LATEST:
+            # It was started over, and has gone back behind that since: which is not written down, so it has to be named.
+            with self._world.looking():
+                newest = list_checkpoints(self.disk)[-1].checkpoint_id
+            return Start(str(newest), "take-back")
+        if is_refused:
+            self._wants_back = 4 * self.launches  # now it says what is to become of the newer output
+        elif self._is_started_over and Random(f"over {self._scenario.seed} {self.launches}").random() < 0.5:
+            return LATEST  # which is to be refused
+        elif self._is_started_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
+            return Start(fresh=True)
+        elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
+            return (
+                start  # what takes back may have been killed in the middle of it: it is asked for again in the same way
+            )
+        if self._wants_back is None:
+            return None
+        victim, self._wants_back = self._wants_back, None
+        if victim % 4 == 3:
+            return Start(fresh=True)
+        random = Random(f"back {self._scenario.seed} {self.launches} {victim}")
+        there = self._older()
+        if not there:
+            return None
+        restore, cut = random.choice(there)
+        says: tuple[NewerOutput | None, ...] = ("take-back", "take-back", "keep", None)
+        return Start(restore, random.choice(says[:3] if is_refused else says), copies=cut)
+
+    def _older(self) -> list[tuple[str, Cut | None]]:
+        """Checkpoints and savepoints that one may go back to."""
+        with self._world.looking():
+            listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
+        found: list[tuple[str, Cut | None]] = [
+            (name.format(self.root, number), None)
+            for number, name in zip(listed[:-1], ("{1}", "chk-{1}", "{0}/chk-{1}"), strict=False)
+        ]
+        committed = self._oracle.committed()
+        for saved in self._savepoints.saved:
+            if committed >= set(saved.cut.output):  # else what it stands for was taken back
+                found.append((saved.url, saved.cut))
+        return found
+
+    # ---- what becomes of it
+
+    def written(self, metadata: CheckpointMetadata) -> list[str]:
+        """Metadata in the job's directory; complaints."""
+        self._completed[f"{self.root}/chk-{metadata.checkpoint_id}"] = metadata
+        if metadata.job_id == self.driver.plan.job_id:
+            self._is_started_over = False
+        is_copy = not self._is_restored and self._world.writer is self.driver.process
+        if is_copy:
+            self._is_restored = True
+            self.savepoints_restored += 1
+        return self._oracle.check_checkpoint(metadata, self._start.copies if is_copy else None)
+
+    def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
+        if not self._oracle.lines.has_begun(deploy.job_id):
+            yield from self.begins(driver)
+
+    def begins(self, driver: Driver) -> Iterator[str]:
+        """A start has found what it goes on from."""
+        plan = driver.plan
+        if self._oracle.lines.has_begun(plan.job_id):
+            return
+        restored_from = driver.coordinator.restored_from
+        cut = None
+        if restored_from is not None:
+            metadata = self._completed.get(restored_from)
+            cut = None if metadata is None else self._oracle.cut_of(metadata)
+            if cut is None:
+                yield f"{plan.job_id} goes on from {restored_from}, which was never completed, or is superseded"
+                return
+        if driver is not self.driver:
+            self._oracle.lines.goes_on(plan.job_id, () if cut is None else cut.output)
+            return
+        yield from self._check_start(restored_from)
+        self._is_started_over = plan.fresh
+        self._over += plan.fresh
+        self.went_back += plan.fresh or plan.newer_output is not None
+        yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if plan.fresh else plan.newer_output)
+
+    def _check_start(self, restored_from: str | None) -> Iterator[str]:
+        """Complaints unless the job goes on from what was asked for."""
+        start = self._start
+        if start.fresh and restored_from is not None:
+            yield f"the job was to be started over, and goes on from {restored_from}"
+        if start.restore == "latest" and self._is_started_over and restored_from is not None:
+            yield f"the job was started over, and goes on from {restored_from}, which is older"
+        if start.restore is not None and start.restore != "latest" and start.copies is None:
+            number = start.restore.rpartition("chk-")[2]
+            if restored_from != f"{self.root}/chk-{number}":
+                yield f"the job was to go on from {start.restore}, and goes on from {restored_from}"

@@ -1,0 +1,440 @@
+"""How coverage sees the state machines of the engine: by which methods events reach them, and in what state they are then.
+
+What there can be is read from the code: states from enums, events from unions of messages, from the kinds of
+timers and I/O, and from the methods by which one room calls another, which are looked up in the
+syntax tree of the caller. So what is new shows up by itself, as a pair that nothing has met.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from types import ModuleType
+from typing import Any, Final, TypeAlias, get_args
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from midstream.checkpoint import barriers
+from midstream.coordinator import checkpoints, machine, rescaling, savepoints
+from midstream.coordinator import events as ev
+from midstream.coordinator.attempt import Attempt, TaskPhase
+from midstream.coordinator.checkpoints import Checkpoints, Progress
+from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
+from midstream.coordinator.machine import Coordinator
+from midstream.coordinator.rescaling import Rescaling
+from midstream.coordinator.savepoints import Savepoints
+from midstream.coordinator.shell import Shell
+from midstream.core import elements
+from midstream.core.seams import Failed
+from midstream.exchange.channel import LocalChannel, RemoteChannel
+from midstream.exchange.gate import InputGate
+from midstream.protocol import messages as m
+from midstream.worker import slot
+from midstream.worker.inputs import TaskInput
+from midstream.worker.slot import SlotMachine
+from midstream.worker.task import Task, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A method of `owner`; what state and event a call of it is, from its arguments; and what events there may be."""
+
+    owner: type
+    method: str
+    of_call: Callable[..., tuple[str, str]]
+    events: tuple[str, ...]
+
+
+Watch: TypeAlias = Callable[[], Sequence[Watched]]
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    states: tuple[str, ...]
+    watched: Watch
+    """Made anew for each recording."""
+    impossible: tuple[tuple[str, str, str], ...] = ()
+    """States and events (separated by |, * for all; RUNNING is every "RUNNING, …"), and why they never meet."""
+
+    @cached_property
+    def events(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(event for watched in self.watched() for event in watched.events))
+
+    def why_impossible(self, state: str, event: str) -> str | None:
+        for states, events, why in self.impossible:
+            if _is_one_of(state, states) and _is_one_of(event, events):
+                return why
+        return None
+
+    def lists(self, state: str, event: str) -> bool:
+        return state in self.states and event in self.events
+
+    @property
+    def possible(self) -> list[tuple[str, str]]:
+        return [(s, e) for s in self.states for e in self.events if self.why_impossible(s, e) is None]
+
+
+def _is_one_of(name: str, names: str) -> bool:
+    return names == "*" or not {name, name.partition(",")[0]}.isdisjoint(names.split("|"))
+
+
+# ---- reading the code ---------------------------------------------------------
+
+
+def names_of(enum: type[Enum]) -> tuple[str, ...]:
+    return tuple(member.name for member in enum)
+
+
+def classes_of(union: Any) -> tuple[str, ...]:
+    return tuple(kind.__name__ for kind in get_args(union))
+
+
+def methods_called(caller: ModuleType, owner: type, receivers: Iterable[str]) -> tuple[str, ...]:
+    """Methods of `owner` that the module `caller` calls on one of these expressions, in the order of `owner`."""
+    called = {
+        node.func.attr
+        for node in ast.walk(ast.parse(inspect.getsource(caller)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) in set(receivers)
+    }
+    return tuple(name for name, value in vars(owner).items() if name in called and inspect.isfunction(value))
+
+
+def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
+    """Private methods of `owner` that it hands out to be called later, in its order."""
+    handed_out = {
+        argument.attr
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords))
+        if isinstance(argument, ast.Attribute) and ast.unparse(argument.value) == "self"
+    }
+    return tuple(name for name, value in vars(owner).items() if name in handed_out and inspect.isfunction(value))
+
+
+def _outcome(name: str, outcome: object) -> str:
+    return f"not {name}" if isinstance(outcome, Failed) else name
+
+
+# ---- tasks and slots ---------------------------------------------------------
+
+_RELATIONS: Final = ("older", "same", "newer")
+_BARRIER_EVENTS: Final = tuple(
+    name
+    for kind in get_args(barriers.BarrierEvent)
+    for name in (
+        [f"{kind.__name__} {relation}" for relation in _RELATIONS]
+        if {"checkpoint_id", "barrier"} & set(kind.__dataclass_fields__)
+        else [kind.__name__]
+    )
+)
+
+
+def watch_barriers() -> Sequence[Watched]:
+    newest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def of_call(handler: Any, event: Any) -> tuple[str, str]:
+        state, name = handler.state.name, type(event).__name__
+        checkpoint_id = getattr(event, "checkpoint_id", None)
+        if checkpoint_id is None:
+            checkpoint_id = getattr(getattr(event, "barrier", None), "checkpoint_id", None)
+        if checkpoint_id is None:
+            return state, name
+        known = newest.get(handler, -1)
+        newest[handler] = max(known, checkpoint_id)
+        return state, f"{name} {_RELATIONS[1 + (checkpoint_id > known) - (checkpoint_id < known)]}"
+
+    return [Watched(barriers.BarrierHandler, "handle", of_call, _BARRIER_EVENTS)]
+
+
+NO_MAILS: Final = frozenset(("step", "arrived", "metrics", "check"))
+"""A step is seen by the element that it takes, an arrival by the barrier handler; the others only read."""
+TASK_MAILS: Final = tuple(
+    name for name in methods_called(slot, Task, ("task", "self._task(ref)", "self.tasks[ref]")) if name not in NO_MAILS
+)
+ELEMENTS: Final = ("rows", *classes_of(elements.Event))
+_LIVE: Final = {state: [f"{state.name}, {name}" for name in names_of(barriers.Alignment)] for state in TaskState}
+TASK_STATES: Final = tuple(
+    name
+    for state in TaskState
+    for name in (_LIVE[state] if state in (TaskState.RUNNING, TaskState.FINISHING) else [state.name])
+)
+
+
+def _task_state(task: Task) -> str:
+    return f"{task.state.name}, {task._checkpoints._handler.state.name}" if task.is_live else task.state.name
+
+
+def watch_tasks() -> Sequence[Watched]:
+    tasks: WeakKeyDictionary[Any, ReferenceType[Task]] = WeakKeyDictionary()
+    """By their inputs."""
+
+    def of_element(task_input: Any, *arguments: Any) -> tuple[str, str]:
+        task = tasks[task_input]()
+        assert task is not None
+        name = type(arguments[-1]).__name__
+        return _task_state(task), name if name in ELEMENTS else "rows"
+
+    def of_mail(mail: str) -> Callable[..., tuple[str, str]]:
+        def of_call(task: Any, *_: Any, **__: Any) -> tuple[str, str]:
+            tasks[task._input] = ref(task)
+            return _task_state(task), mail
+
+        return of_call
+
+    return [
+        Watched(TaskInput, "_on_element", of_element, ELEMENTS),
+        *(Watched(Task, mail, of_mail(mail), (mail,)) for mail in TASK_MAILS),
+    ]
+
+
+_SLOT_MESSAGES: Final = tuple(name for name in classes_of(m.ToSlot) if name not in ("Release", "Heartbeat"))
+
+
+def watch_slots() -> Sequence[Watched]:
+    def of_call(machine: Any, message: Any) -> tuple[str, str]:
+        return machine.state.name, type(message).__name__
+
+    return [Watched(SlotMachine, "handle", of_call, _SLOT_MESSAGES)]
+
+
+# ---- the coordinator ---------------------------------------------------------
+
+
+def _coordinator_events() -> Iterable[str]:
+    """Of every event of the border what the coordinator tells apart."""
+    for kind in get_args(ev.CoordinatorEvent):
+        if kind is ev.SlotMessage:
+            yield from (name for name in classes_of(m.FromSlot) if name != "Register")
+        elif kind is ev.ClientAsked:
+            yield from classes_of(m.ClientRequest)
+        elif kind is ev.TimerFired:
+            yield from (f"timer {timer.value}" for timer in TimerKind)
+        elif kind is ev.IoDone:
+            yield from (f"{io.value} {outcome}" for outcome in ("done", "failed") for io in IoKind)
+        else:
+            yield kind.__name__
+
+
+COORDINATOR_EVENTS: Final = tuple(_coordinator_events())
+
+
+def coordinator_event(event: ev.CoordinatorEvent) -> str:
+    match event:
+        case ev.SlotMessage(_, message):
+            return type(message).__name__
+        case ev.ClientAsked(_, request):
+            return type(request).__name__
+        case ev.TimerFired(token):
+            return f"timer {timer_kind(token).value}"
+        case ev.IoDone(token, outcome):
+            return f"{io_kind(token).value} {'failed' if isinstance(outcome, Failed) else 'done'}"
+        case _:
+            return type(event).__name__
+
+
+def watch_coordinator() -> Sequence[Watched]:
+    def of_call(machine: Any, event: Any, _: int) -> tuple[str, str]:
+        return machine.phase.name, coordinator_event(event)
+
+    return [Watched(Coordinator, "handle", of_call, COORDINATOR_EVENTS)]
+
+
+def watch_attempt_tasks() -> Sequence[Watched]:
+    def of_call(attempt: Any, task: Any, phase: Any) -> tuple[str, str]:
+        return attempt.phases[task].name, phase.name
+
+    return [Watched(Attempt, "advance", of_call, tuple(n for n in names_of(TaskPhase) if n != "DEPLOYING"))]
+
+
+_CHECKPOINT_READS: Final = frozenset(
+    ("open", "is_due", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+)
+"""They change nothing of the checkpoint in progress."""
+CHECKPOINT_METHODS: Final = tuple(
+    name
+    for name in (
+        *methods_called(machine, Checkpoints, ("self.checkpoints",)),
+        *callbacks(checkpoints, Checkpoints),
+    )
+    if name not in _CHECKPOINT_READS
+)
+NOT_PUBLISHED: Final = ("StorageError", "UnknownOutcomeError", "FencedError")
+
+
+def watch_checkpoints() -> Sequence[Watched]:
+    """All that the coordinator calls, and all that comes back; of messages and outcomes also which."""
+
+    def state(of: Any) -> str:
+        progress: Progress = of.progress
+        return progress.name
+
+    def of_message(what: str, at: int) -> Callable[..., tuple[str, str]]:
+        def of_call(of: Any, *arguments: Any) -> tuple[str, str]:
+            message, pending = arguments[at], of.pending
+            if pending is None or pending.checkpoint_id != message.checkpoint_id:
+                return state(of), f"{what} of another"
+            again = what == "acknowledge" and message.task in pending.acks
+            return state(of), f"{what} again" if again else what
+
+        return of_call
+
+    def of_published(of: Any, *arguments: Any) -> tuple[str, str]:
+        outcome = arguments[-1]
+        if of.pending is not arguments[0]:
+            return state(of), "outcome of one given up"
+        if not isinstance(outcome, Failed):
+            return state(of), "published"
+        return state(of), f"not published: {type(outcome.error).__name__}"
+
+    def plain(what: str) -> Callable[..., tuple[str, str]]:
+        return lambda of, *_, **__: (state(of), what)
+
+    more: dict[str, tuple[Callable[..., tuple[str, str]], tuple[str, ...]]] = {
+        "acknowledge": (
+            of_message("acknowledge", 1),
+            ("acknowledge", "acknowledge again", "acknowledge of another"),
+        ),
+        "decline": (of_message("decline", 0), ("decline", "decline of another")),
+        "_published": (
+            of_published,
+            ("published", "outcome of one given up", *(f"not published: {kind}" for kind in NOT_PUBLISHED)),
+        ),
+    }
+    return [
+        Watched(Checkpoints, name, *more.get(name, (plain(name.strip("_")), (name.strip("_"),))))
+        for name in CHECKPOINT_METHODS
+    ]
+
+
+def watch_savepoints() -> Sequence[Watched]:
+    def of_outcome(name: str) -> Callable[..., tuple[str, str]]:
+        return lambda _, savepoint, outcome: (savepoint.stage.name, _outcome(name, outcome))
+
+    return [
+        *(
+            Watched(Savepoints, name, of_outcome(name.strip("_")), (name.strip("_"), f"not {name.strip('_')}"))
+            for name in callbacks(savepoints, Savepoints)
+        ),
+        Watched(Savepoints, "_refuse", lambda _, savepoint, *__: (savepoint.stage.name, "refuse"), ("refuse",)),
+    ]
+
+
+RESCALE_STATES: Final = ("NONE", *names_of(rescaling.Stage))
+RESCALE_METHODS: Final = (
+    *methods_called(machine, Rescaling, ("self.rescaling",)),
+    *callbacks(rescaling, Rescaling),
+)
+
+
+def watch_rescales() -> Sequence[Watched]:
+    def of_method(name: str) -> Callable[..., tuple[str, str]]:
+        def of_call(rescaling: Any, *arguments: Any, **_: Any) -> tuple[str, str]:
+            state = rescaling.stage.name if rescaling.stage is not None else "NONE"
+            if not name.startswith("_"):
+                return state, name
+            is_old = rescaling._current is not arguments[0]
+            return state, f"{name[1:]} of another" if is_old else _outcome(name[1:], arguments[-1])
+
+        return of_call
+
+    return [
+        Watched(
+            Rescaling,
+            name,
+            of_method(name),
+            (name[1:], f"not {name[1:]}", f"{name[1:]} of another") if name.startswith("_") else (name,),
+        )
+        for name in RESCALE_METHODS
+    ]
+
+
+# ---- the driver's shell ------------------------------------------------------
+
+
+class Request(Enum):
+    """For a slot, as the shell knows it."""
+
+    OPEN = "open"
+    ANSWERED = "answered"
+    LOST = "lost"
+    """The connection of the slot is gone, word of its process is waited for."""
+    CLOSED = "closed"
+    ENDED = "ended"
+    """The job has."""
+
+
+_SHELL_METHODS: Final[Mapping[str, str]] = {
+    "slot_failed": "word of the process",
+    "unwanted": "a slot comes",
+    "slot_lost": "the connection is gone",
+    "_lost_without_a_word": "waited for word",
+    "_abandon": "abandon",
+}
+
+
+def watch_requests() -> Sequence[Watched]:
+    def state(shell: Any, request: str | None) -> str:
+        if shell.outcome is not None:
+            return Request.ENDED.name
+        if request not in shell._requests:
+            return Request.CLOSED.name
+        slot = shell._requests[request]
+        if slot is None:
+            return Request.OPEN.name
+        return Request.LOST.name if slot in shell._lost else Request.ANSWERED.name
+
+    def of_method(name: str) -> Callable[..., tuple[str, str]]:
+        def of_call(shell: Any, about: Any, *_: Any) -> tuple[str, str]:
+            if name == "slot_failed":
+                request = about
+            elif name == "unwanted":
+                request = about.request
+            else:
+                request = next((r for r, slot in shell._requests.items() if slot == about), None)
+            return state(shell, request), _SHELL_METHODS[name]
+
+        return of_call
+
+    return [Watched(Shell, name, of_method(name), (event,)) for name, event in _SHELL_METHODS.items()]
+
+
+# ---- channels ----------------------------------------------------------------
+
+
+def watch_channels() -> Sequence[Watched]:
+    """Each with what it holds: data, and the beginning of a batch."""
+
+    def remote(what: str) -> Callable[..., tuple[str, str]]:
+        def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:
+            part = " and a part" if channel._partial is not None else ""
+            event = f"{what} inside a batch" if inside else what
+            return f"remote: {'data' if channel.has_data() else 'empty'}{part}", event
+
+        return of_call
+
+    def local(what: str) -> Callable[..., tuple[str, str]]:
+        return lambda channel, *_: (f"local: {'data' if channel.has_data() else 'empty'}", what)
+
+    def gate(what: str) -> Callable[..., tuple[str, str]]:
+        def of_call(gate: Any, index: int) -> tuple[str, str]:
+            channel = gate.channels[index]
+            where = "remote" if isinstance(channel, RemoteChannel) else "local"
+            part = " and a part" if getattr(channel, "_partial", None) is not None else ""
+            return f"{where}: {'data' if channel.has_data() else 'empty'}{part}", what
+
+        return of_call
+
+    taken = ("take", "done", "discard")
+    return [
+        Watched(RemoteChannel, "receive_data", remote("buffer"), ("buffer",)),
+        Watched(RemoteChannel, "receive_event", remote("event"), ("event", "event inside a batch")),
+        *(Watched(RemoteChannel, method, remote(method), (method,)) for method in taken),
+        *(Watched(LocalChannel, method, local(method), (method,)) for method in taken),
+        *(Watched(InputGate, method, gate(method), (method,)) for method in ("block", "resume")),
+    ]

@@ -1,0 +1,286 @@
+"""Known bugs of what is on the disk and of going back, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from midstream.checkpoint import store
+from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
+from midstream.checkpoint.records import OwnerFile, sealed
+from midstream.checkpoint.store import Listed, Retained, TakenOver
+from midstream.coordinator import checkpoints, going_back, opening
+from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.cleaning import Cleaning
+from midstream.core.errors import StorageError
+from midstream.core.seams import Storage
+from midstream.protocol.messages import CheckpointAck
+from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation_scenarios import hanging
+from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+
+# ---- in which they show ----
+
+
+def frozen(seed: int) -> Scenario:
+    """A driver is frozen between its look at the epochs and the writing of metadata; then slots die."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    faults = (
+        Fault(60 + seed * 37 % 200, "freeze_at_publish", seed * 7919),
+        Fault(500 + seed * 53 % 400, "kill_driver", seed),
+        Fault(900 + seed * 53 % 400, "kill_driver", seed),
+    )
+    tempo = replace(drawn.tempo, io_us=100, control_us=400, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.01, faults=faults)
+
+
+def left_behind(seed: int) -> Scenario:
+    """Slots die, checkpoints fail, files are large enough to be files."""
+    kinds = ("kill_slot", "write_fails", "publish_fails", "storage_lies", "kill_driver")
+    drawn = draw(4 * seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=kinds, rows=100)
+    faults = tuple(Fault(80 + 90 * i + seed * 37 % 90, kinds[(seed + i) % 5], seed * 31 + i) for i in range(5))
+    return replace(
+        drawn, interval_s=0.002, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, retained=2, faults=faults
+    )
+
+
+def long_in_flight(seed: int) -> Scenario:
+    """Connections are so slow that barriers come long after each other: what comes in between is stored bit by bit."""
+    drawn = draw(4 * seed, topology="keyed", parallelism=3, rows=100, faults=())
+    return replace(
+        drawn,
+        tempo=replace(drawn.tempo, data_us=600_000, io_us=100, clock_tick_us=0, interleave=0.0),
+        interval_s=0.02,
+        min_pause_s=0.0,
+        timeout_s=60.0,
+        aligned_timeout_s=0.0,
+        batch_rows=1,
+        row_us=4000,
+        text_bytes=10,
+        sink_rows=0,
+        pool_buffers=1024,
+        queue_time_s=None,
+    )
+
+
+def going_back_and_forth(seed: int) -> Scenario:
+    """The job goes back to older checkpoints and savepoints again and again."""
+    drawn = draw(seed, topology="keyed", parallelism=2, faults=("savepoint",), rows=100)
+    back = tuple(Fault(150 + 120 * i + seed * 37 % 100, "go_back", seed * 7919 + 104_729 * i) for i in range(5))
+    faults = tuple(sorted((*drawn.faults, *back), key=lambda fault: fault.step))
+    return replace(drawn, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.003, faults=faults)
+
+
+# ---- bugs ----
+
+
+def epoch_checked_before() -> Replacements:
+    """Only before the write: who is frozen then tells everybody that its checkpoint is complete."""
+
+    def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
+        store.check_epoch(storage, metadata.epoch)
+        path = store.checkpoint_path(metadata.checkpoint_id)
+        owner = f"{path}/_owner"
+        if not storage.create(owner, sealed(owner, OwnerFile(metadata.epoch)), durable=False):
+            raise StorageError(f"{path} exists already")
+        storage.write(store.metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
+        return path
+
+    return [(checkpoints, "publish", publish)]
+
+
+def superseded_is_offered() -> Replacements:
+    return [(store, "_superseded", lambda *_: False)]
+
+
+def attempts_leak() -> Replacements:
+    """What earlier attempts have left is never deleted."""
+    return [(Cleaning, "drop_attempts_before", lambda *_: None)]
+
+
+def epochs_leak() -> Replacements:
+    """What drivers that have died have left is never deleted."""
+    return [(store, "clean_up", lambda *_: ())]
+
+
+def aborted_leak() -> Replacements:
+    """Files that were written for a checkpoint that fails stay."""
+    original = Checkpoints._abort
+
+    def abort(self: Any, pending: Any, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
+        original(self, pending, reason, counts=counts, retry=retry, delete=False)
+
+    return [(Checkpoints, "_abort", abort)]
+
+
+def late_files_leak() -> Replacements:
+    """So do those of an acknowledgement that comes when its checkpoint has failed."""
+    original = Checkpoints.acknowledge
+
+    def acknowledge(self: Any, slot: int, ack: CheckpointAck, attempt: Any) -> None:
+        pending = self.pending
+        is_late = pending is None or pending.checkpoint_id != ack.checkpoint_id
+        original(self, slot, msgspec.structs.replace(ack, files=()) if is_late else ack, attempt)
+
+    return [(Checkpoints, "acknowledge", acknowledge)]
+
+
+def declined_leak() -> Replacements:
+    """A task that declines says nothing of what it has written."""
+    original = TaskSnapshots.decline
+
+    def decline(self: Any, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
+        original(self, checkpoint_id, reason, counts)
+
+    return [(TaskSnapshots, "decline", decline)]
+
+
+def earlier_flushes_left_out() -> Replacements:
+    """An acknowledgement names the last file of rows in flight only."""
+
+    def with_more(self: StoredInFlight, more: StoredInFlight) -> StoredInFlight:
+        return StoredInFlight(
+            self.channels + more.channels,
+            more.files,
+            self.state_bytes + more.state_bytes,
+            self.inline_bytes + more.inline_bytes,
+            self.error or more.error,
+        )
+
+    return [(StoredInFlight, "with_more", with_more)]
+
+
+def retained_loses_files() -> Replacements:
+    """With a checkpoint go the files that the older of those that are kept refer to."""
+
+    def split_retained(
+        retained: tuple[Retained, ...], keep: int, in_use: Collection[str] = ()
+    ) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
+        kept, dropped, _ = store.split_retained(retained, keep, in_use)
+        referenced = frozenset(in_use).union(*(r.files for r in kept[-1:]))
+        return kept, dropped, frozenset().union(*(r.files for r in (*dropped, *kept))) - referenced
+
+    return [(checkpoints, "split_retained", split_retained)]
+
+
+def one_too_many() -> Replacements:
+    """One more checkpoint is kept than there should be."""
+    original = store.split_retained
+    return [(checkpoints, "split_retained", lambda retained, keep, in_use=(): original(retained, keep + 1, in_use))]
+
+
+def id_is_reused() -> Replacements:
+    """Numbers begin behind the newest checkpoint that is complete."""
+
+    def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
+        return max((entry.checkpoint_id for entry in store.list_checkpoints(storage)), default=0) + 1
+
+    return [(store, "next_checkpoint_id", next_checkpoint_id), (opening, "next_checkpoint_id", next_checkpoint_id)]
+
+
+def goes_back_without_a_word() -> Replacements:
+    """Sinks are not asked what they have committed."""
+    return [(opening, "ask_sinks", lambda graph, *_: {spec.uid: 0 for spec in going_back.transactional(graph)})]
+
+
+def takes_back_too_much() -> Replacements:
+    """Also what belongs to the checkpoint that is gone back to."""
+    return [(going_back, "take_back", _take_back(-1)), (opening, "take_back", _take_back(-1))]
+
+
+def takes_back_too_little() -> Replacements:
+    """Not what belongs to the checkpoint right behind it."""
+    return [(going_back, "take_back", _take_back(1)), (opening, "take_back", _take_back(1))]
+
+
+def _take_back(more: int) -> Callable[..., None]:
+    original = going_back.take_back
+
+    def take_back(decision: Any, metadata: CheckpointMetadata) -> None:
+        original(replace(decision, after=decision.after + more), metadata)
+
+    return take_back
+
+
+def newer_ones_still_count() -> Replacements:
+    """What is gone back behind is offered again when the driver dies before it has completed a checkpoint."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "giving_up_after": None})
+
+    return [(opening, "say_where_from", say_where_from)]
+
+
+def goes_back_to_the_newest() -> Replacements:
+    """Whatever number somebody names."""
+
+    def choose(listed: Collection[Listed], which: str, *rest: Any) -> CheckpointMetadata | None:
+        return store.choose(listed, "latest", *rest)
+
+    return [(opening, "choose", choose)]
+
+
+def fresh_is_not_written_down() -> Replacements:
+    """Who goes on from latest after a start over gets what was before it."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "fresh": False})
+
+    return [(opening, "say_where_from", say_where_from)]
+
+
+def uncertain_is_aborted() -> Replacements:
+    """What was prepared for a checkpoint of unknown outcome is cleaned up."""
+    original = Checkpoints.take_unsettled
+
+    def take_unsettled(self: Any) -> Any:
+        before, self._uncertain_id = self._uncertain_id, 0
+        try:
+            return original(self)
+        finally:
+            self._uncertain_id = before
+
+    return [(Checkpoints, "take_unsettled", take_unsettled)]
+
+
+_Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "epoch_checked_before": Mutation(
+        "the epoch is checked only before metadata is written", epoch_checked_before, frozen
+    ),
+    "superseded_is_offered": Mutation("a superseded checkpoint is offered", superseded_is_offered, frozen),
+    "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
+    "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),
+    "aborted_leak": Mutation("files of checkpoints that fail are not deleted", aborted_leak, left_behind),
+    "late_files_leak": Mutation("files that are acknowledged late are not deleted", late_files_leak, left_behind),
+    "declined_leak": Mutation("files of tasks that decline are not deleted", declined_leak, left_behind),
+    "earlier_flushes_left_out": Mutation(
+        "files of earlier flushes are left out of an acknowledgement", earlier_flushes_left_out, long_in_flight
+    ),
+    "uncertain_is_aborted": Mutation(
+        "output of a checkpoint of unknown outcome is cleaned up", uncertain_is_aborted, hanging
+    ),
+    "retained_loses_files": Mutation("a retained checkpoint loses files", retained_loses_files, left_behind),
+    "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
+    "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
+    "goes_back_without_a_word": Mutation(
+        "sinks are not asked before a job goes back", goes_back_without_a_word, going_back_and_forth
+    ),
+    "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
+    "takes_back_too_little": Mutation("sinks take back too little", takes_back_too_little, going_back_and_forth),
+    "newer_ones_still_count": Mutation(
+        "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
+    ),
+    "goes_back_to_the_newest": Mutation(
+        "a job goes on from the newest, whatever is named", goes_back_to_the_newest, going_back_and_forth
+    ),
+    "fresh_is_not_written_down": Mutation(
+        "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
+    ),
+}

@@ -1,0 +1,321 @@
+"""Known bugs of users' functions and their state, of joins, allowed lateness and keys, to be put back on purpose.
+
+See `sim.mutations`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.keys import key_groups
+from midstream.core.values import to_python
+from midstream.operators import window_base
+from midstream.operators.batch_functions import BatchFunctionOperator
+from midstream.operators.process_operator import ProcessOperator
+from midstream.operators.sliding_windows import SlidingWindowOperator
+from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.scenario import draw
+from midstream.state import columnar, heap, keyed, table
+from midstream.state.keyed import ListState, MapState, ReducingState
+from midstream.state.parts import Redistribute, StatePart
+from midstream.state.table import TableState
+from midstream.state.timers import TimerQueue
+
+# ---- states of a key
+
+
+def reduced_in_place() -> Replacements:
+    """What a reduction has come to is changed in place though a snapshot refers to it."""
+
+    def add(self: Any, value: Any) -> None:
+        entries, key = self._here()
+        entries[key] = self._reduce(entries[key], value) if key in entries else value
+
+    return [(ReducingState, "add", add)]
+
+
+def durations_in_milliseconds() -> Replacements:
+    """Durations come out of a checkpoint without their microseconds."""
+
+    def cut(column: Any) -> list[Any]:
+        values = to_python(column)
+        if not pa.types.is_duration(column.type):
+            return values
+        return [value - value % timedelta(milliseconds=1) for value in values]
+
+    return [(heap, "to_python", cut)]
+
+
+def map_of_the_last() -> Replacements:
+    """Of the maps of several old subtasks only the last is restored."""
+    original = ProcessOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
+        kept = {
+            name: StatePart(part.redistribute, part.chunks[-1:]) if name.startswith("map:") else part
+            for name, part in parts.items()
+        }
+        original(self, kept)
+
+    return [(ProcessOperator, "restore", restore)]
+
+
+def lists_are_restored_backwards() -> Replacements:
+    def thaw(self: Any, rows: Any) -> None:
+        for key, _, value in rows:
+            self._entries.setdefault(key, []).insert(0, value)
+
+    return [(ListState, "thaw", thaw)]
+
+
+# ---- broadcast state
+
+
+def broadcast_to_the_first() -> Replacements:
+    """After a restore only subtask 0 has the broadcast state."""
+    original = ProcessOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
+        is_first = self._runtime.subtask == 0
+        kept = {n: p for n, p in parts.items() if is_first or p.redistribute is not Redistribute.BROADCAST}
+        original(self, kept)
+
+    return [(ProcessOperator, "restore", restore)]
+
+
+def broadcast_is_handed_out() -> Replacements:
+    """Who may only read broadcast state gets the very object."""
+
+    def get(self: Any, name: Any) -> Any:
+        value = self._read()[self._named(name)]
+        at = (self._scope.key, name)
+        if type(value) not in keyed._FROZEN and self._scope.writable and at not in self._own_values:
+            value = copy.deepcopy(value)
+            self._write()[name] = value
+            self._own_values.add(at)
+        return value
+
+    return [(MapState, "__getitem__", get)]
+
+
+# ---- timers
+
+
+def deleted_for_good() -> Replacements:
+    """A timer that has been deleted cannot be set anew."""
+    add, delete = TimerQueue.add, TimerQueue.delete
+
+    def deleting(self: Any, time_us: int, key: Any) -> None:
+        vars(self).setdefault("gone", set()).add((time_us, key))
+        delete(self, time_us, key)
+
+    def adding(self: Any, time_us: int, key: Any) -> None:
+        if (time_us, key) not in vars(self).get("gone", ()):
+            add(self, time_us, key)
+
+    return [(TimerQueue, "delete", deleting), (TimerQueue, "add", adding)]
+
+
+def clock_timers_as_event_timers() -> Replacements:
+    """Timers of the wall clock are restored as timers of event time."""
+    original = ProcessOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
+        clock = parts.get("timers:processing")
+        original(self, {name: part for name, part in parts.items() if part is not clock})
+        if clock is not None:
+            self._timers.event.thaw(heap.timer_rows(clock.table(), self._form))
+
+    return [(ProcessOperator, "restore", restore)]
+
+
+# ---- joins
+
+
+def tables_are_restored_twice() -> Replacements:
+    original = TableState.thaw
+    return [(TableState, "thaw", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
+
+
+def forgotten_before_their_time() -> Replacements:
+    """Functions on batches are told that event time has come further than it has."""
+    original = BatchFunctionOperator.advance_watermark
+
+    def advance_watermark(self: Any, watermark_us: int) -> bool:
+        return original(self, min(watermark_us + 5_000, MAX_WATERMARK_US))
+
+    return [(BatchFunctionOperator, "advance_watermark", advance_watermark)]
+
+
+# ---- side outputs
+
+
+def one_side_output_at_a_time() -> Replacements:
+    """Of the side outputs that a batch has rows for, one gets them."""
+    original = ProcessOperator._flush
+
+    def flush(self: Any, given: Any = None) -> None:
+        self._side_rows = dict(list(self._side_rows.items())[:1])
+        original(self, given)
+
+    return [(ProcessOperator, "_flush", flush)]
+
+
+def side_rows_are_kept() -> Replacements:
+    """Rows of side outputs are emitted with the next batch once more."""
+    original = ProcessOperator._flush
+
+    def flush(self: Any, given: Any = None) -> None:
+        sides = {tag: list(rows[-1:]) for tag, rows in self._side_rows.items()}
+        original(self, given)
+        self._side_rows = sides if given is not None else {}
+
+    return [(ProcessOperator, "_flush", flush)]
+
+
+# ---- allowed lateness
+
+
+def lateness_is_forgotten() -> Replacements:
+    """Rows are late as soon as their last window has fired."""
+    original = SlidingWindowOperator._late_before
+
+    def late_before(self: Any, watermark: int) -> int:
+        lateness, self._lateness = self._lateness, 0
+        try:
+            return original(self, watermark)
+        finally:
+            self._lateness = lateness
+
+    return [(SlidingWindowOperator, "_late_before", late_before)]
+
+
+def updates_without_what_was_said() -> Replacements:
+    """A window that is emitted again has only what has come since."""
+    original = SlidingWindowOperator._window
+
+    def window(self: Any, end: int, keys: Any = None) -> Any:
+        if keys is None:
+            return original(self, end)
+        frames = [log.frames()[-1].join(keys, on=self._reduction.by, how="semi") for log in self._logs_of(end)]
+        return self._merged([frame for frame in frames if frame.height] or frames[:1], end)
+
+    return [(SlidingWindowOperator, "_window", window)]
+
+
+# ---- keys
+
+
+def keys_by_the_wall_clock() -> Replacements:
+    """Of two hours that the clock on the wall says twice, the keys are the same."""
+    return [(heap, "is_instant", lambda kind: False)]
+
+
+def state_by_the_first_key() -> Replacements:
+    """Of several key columns state is stored by the first."""
+    return [(heap, "key_groups", lambda batch, names, count: key_groups(batch, names[:1], count))]
+
+
+# ---- chunks
+
+
+def shared_chunk_keeps_its_id() -> Replacements:
+    """What small frames share is taken for stored though it has changed."""
+    original = columnar.freeze
+
+    class Same:
+        """Of one state always the same id."""
+
+        def __init__(self, form: Any, ids: Any) -> None:
+            self._form, self._ids = form, ids
+
+        def new_id(self) -> str:
+            found: str = vars(self._form).setdefault("_id", self._ids.new_id())
+            return found
+
+    def freeze(logs: Any, form: Any, ids: Any) -> Any:
+        runs = [run for _, each in logs for run in each]
+        are_small = all(run.frame.height < columnar.OWN_CHUNK_ROWS for run in runs)
+        return original(logs, form, Same(form, ids) if are_small else ids)
+
+    return [(table, "freeze", freeze)]
+
+
+def last_piece_is_dropped() -> Replacements:
+    """Of windows that are emitted in pieces the last one is missing."""
+    original = window_base.WindowOperator._cut_by_group
+
+    def cut_by_group(self: Any, frames: Any) -> Any:
+        pieces = list(original(self, frames))
+        return iter(pieces[: max(1, len(pieces) - 1)])
+
+    return [(window_base.WindowOperator, "_cut_by_group", cut_by_group)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "reduced_in_place": Mutation(
+        "a reduction changes what a snapshot refers to", reduced_in_place, partial(draw, topology="pickled")
+    ),
+    "durations_in_milliseconds": Mutation(
+        "restored durations lack their microseconds", durations_in_milliseconds, partial(draw, topology="typed")
+    ),
+    "map_of_the_last": Mutation(
+        "of the maps of several subtasks one is restored", map_of_the_last, partial(draw, topology="typed")
+    ),
+    "lists_are_restored_backwards": Mutation(
+        "lists are restored backwards", lists_are_restored_backwards, partial(draw, topology="typed")
+    ),
+    "broadcast_to_the_first": Mutation(
+        "broadcast state is restored to subtask 0 only", broadcast_to_the_first, partial(draw, topology="rules")
+    ),
+    "broadcast_is_handed_out": Mutation(
+        "a reader of broadcast state can change it", broadcast_is_handed_out, partial(draw, topology="rules")
+    ),
+    "deleted_for_good": Mutation(
+        "a timer that was deleted cannot be set anew", deleted_for_good, partial(draw, topology="clocks")
+    ),
+    "clock_timers_as_event_timers": Mutation(
+        "timers of the wall clock are restored as those of event time",
+        clock_timers_as_event_timers,
+        partial(draw, topology="clocks"),
+    ),
+    "tables_are_restored_twice": Mutation(
+        "restored rows of a join are there twice", tables_are_restored_twice, partial(draw, topology="join")
+    ),
+    "forgotten_before_their_time": Mutation(
+        "a join forgets rows too soon", forgotten_before_their_time, partial(draw, topology="join")
+    ),
+    "one_side_output_at_a_time": Mutation(
+        "of several side outputs one gets its rows", one_side_output_at_a_time, partial(draw, topology="tags")
+    ),
+    "side_rows_are_kept": Mutation(
+        "rows of side outputs are emitted twice", side_rows_are_kept, partial(draw, topology="tags")
+    ),
+    "lateness_is_forgotten": Mutation(
+        "rows are late though lateness is allowed", lateness_is_forgotten, partial(draw, topology="late_window")
+    ),
+    "updates_without_what_was_said": Mutation(
+        "a window that is emitted again has only what is new",
+        updates_without_what_was_said,
+        partial(draw, topology="late_slide"),
+    ),
+    "keys_by_the_wall_clock": Mutation(
+        "two hours of the wall clock are one key", keys_by_the_wall_clock, partial(draw, topology="by_zone")
+    ),
+    "state_by_the_first_key": Mutation(
+        "state is stored by the first of two key columns", state_by_the_first_key, partial(draw, topology="by_two")
+    ),
+    "shared_chunk_keeps_its_id": Mutation(
+        "a chunk that has changed counts as stored", shared_chunk_keeps_its_id, partial(draw, topology="join")
+    ),
+    "last_piece_is_dropped": Mutation(
+        "of windows in pieces the last is missing", last_piece_is_dropped, partial(draw, topology="late_window")
+    ),
+}

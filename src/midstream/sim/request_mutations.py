@@ -1,0 +1,330 @@
+"""Known bugs of the coordinator's life: triggers, attempts, and answers to those outside; see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+from midstream.coordinator.attempt import Attempt, CheckpointPlan
+from midstream.coordinator.attempts import Attempts
+from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.machine import Coordinator
+from midstream.coordinator.phase import Phase
+from midstream.coordinator.requests import Requests
+from midstream.coordinator.rescaling import Rescaling, Stage
+from midstream.coordinator.restoring import Restoring
+from midstream.coordinator.savepoints import Savepoints
+from midstream.protocol.messages import DoStop, Reply
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.scenario import HANGS, Fault, Scenario, draw
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+# ---- checkpoints
+
+
+def id_of_a_failed_one_again() -> Replacements:
+    """The next checkpoint has the id of the one that has failed."""
+
+    def abort(self: Any, pending: Any, *arguments: Any, **more: Any) -> None:
+        self._next_id = pending.checkpoint_id
+        original(self, pending, *arguments, **more)
+
+    original = Checkpoints._abort
+    return [(Checkpoints, "_abort", abort)]
+
+
+def finished_meanwhile_is_missed() -> Replacements:
+    """A checkpoint waits for a task that has ended before its trigger came."""
+    return [(Checkpoints, "task_finished", _nothing)]
+
+
+def trigger_at_the_sources_only() -> Replacements:
+    """A checkpoint begins at the sources, also when they have all ended."""
+
+    def plan_checkpoint(self: Any) -> CheckpointPlan:
+        plan = original(self)
+        trigger = tuple(ref for ref in plan.trigger if self._graph.vertices[ref.vertex].source is not None)
+        return replace(plan, trigger=trigger or plan.trigger[:1])
+
+    original = Attempt.plan_checkpoint
+    return [(Attempt, "plan_checkpoint", plan_checkpoint)]
+
+
+def outcome_is_not_awaited() -> Replacements:
+    """The next attempt begins while the metadata of a checkpoint is still being written."""
+
+    def try_deploy(self: Any) -> bool:
+        with patch.object(Checkpoints, "settled", True):
+            return original(self)
+
+    original = Coordinator._try_deploy
+    return [(Coordinator, "_try_deploy", try_deploy)]
+
+
+def restored_from_what_was_dealt() -> Replacements:
+    """A restart goes on with what was dealt out for the one before, though a newer checkpoint is complete."""
+
+    def dealt(self: Any, metadata: Any, graph: Any) -> Any:
+        if metadata is not None and self._dealt is not None and self._dealt[0][1] is graph:
+            return self._dealt[1]
+        return original(self, metadata, graph)
+
+    original = Restoring.dealt
+    return [(Restoring, "dealt", dealt), (Restoring, "forget", _nothing)]
+
+
+def pause_is_ignored() -> Replacements:
+    """The next checkpoint follows at once, however long the last one took."""
+
+    def due_ms(self: Any, wanted: bool, is_final: bool) -> Any:
+        ended, self._ended_ms = self._ended_ms, self._began_ms
+        due = original(self, wanted, is_final)
+        self._ended_ms = ended
+        return due
+
+    original = Checkpoints._due_ms
+    return [(Checkpoints, "_due_ms", due_ms)]
+
+
+def failures_are_never_forgotten() -> Replacements:
+    """Checkpoints that complete do not end the row of those that fail."""
+
+    def published(self: Any, *arguments: Any) -> None:
+        failures = self._consecutive_failures
+        original(self, *arguments)
+        self._consecutive_failures = max(failures, self._consecutive_failures)
+
+    original = Checkpoints._published
+    return [(Checkpoints, "_published", published)]
+
+
+# ---- attempts
+
+
+def cancelled_is_not_awaited() -> Replacements:
+    """The next attempt is deployed while slots still run tasks of the one before, which write what they have."""
+
+    def cancel(self: Any, timeout_s: float) -> None:
+        original(self, timeout_s)
+        self.current.awaited.clear()
+
+    original = Attempts.cancel
+    return [(Attempts, "cancel", cancel)]
+
+
+def started_before_all_are_deployed() -> Replacements:
+    """Tasks start when the first slot has them."""
+
+    def try_start(self: Any) -> bool:
+        if len(self.attempt.awaited) < len(self.attempt.slots):
+            self.attempt.awaited.clear()
+        return original(self)
+
+    original = Coordinator._try_start
+    return [(Coordinator, "_try_start", try_start)]
+
+
+def end_of_a_slot_is_no_failure() -> Replacements:
+    """A slot that is lost when only some tasks have finished is taken for one that has done its work."""
+
+    def slot_lost(self: Any, event: Any) -> None:
+        done = property(lambda attempt: attempt._unfinished < len(attempt.phases))
+        with patch.object(Attempt, "all_finished", done):
+            original(self, event)
+
+    original = Coordinator._slot_lost
+    return [(Coordinator, "_slot_lost", slot_lost)]
+
+
+# ---- answers
+
+
+def rescaled_before_it_runs() -> Replacements:
+    """A rescale is said to be done when the old tasks are told to end."""
+
+    def switching(self: Any) -> None:
+        original(self)
+        self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
+        self._current.client = -1
+
+    def refuse(self: Any, client: int, reason: str) -> None:
+        if client != -1:
+            original_refuse(self, client, reason)
+
+    def running(self: Any) -> None:
+        if self._current is not None and self._current.stage is Stage.SWITCHING:
+            self._current = None
+        self._goes_back = False
+
+    original, original_refuse = Rescaling.switching, Rescaling._refuse
+    return [(Rescaling, "switching", switching), (Rescaling, "_refuse", refuse), (Rescaling, "running", running)]
+
+
+def second_stop_replaces_the_first() -> Replacements:
+    """Whoever asks for a stop that is under way is answered, and not who asked first."""
+
+    def asked(self: Any, client: int, request: Any, has_storage: bool) -> bool:
+        if isinstance(request, DoStop) and self.stop is not None and self.stop.drain == request.drain:
+            self.stop.clients[:] = [client]
+            return False
+        return original(self, client, request, has_storage)
+
+    original = Requests.asked
+    return [(Requests, "asked", asked)]
+
+
+def retry_is_not_asked_for() -> Replacements:
+    """Whoever waits for a checkpoint that has to be taken again is forgotten."""
+    return [(Requests, "put_back", _nothing)]
+
+
+def stopped_with_a_failed_one() -> Replacements:
+    """A job stops though the checkpoint to stop with has failed."""
+
+    def aborted(self: Any, aborted: Any) -> None:
+        if aborted.pending.is_stop and not aborted.retry and not aborted.pending.attempt_is_over:
+            self.requests.stop_is_stored(self.checkpoints.path_of(aborted.pending.checkpoint_id))
+            self.requests.refuse(aborted.pending.clients, aborted.reason)
+            return
+        original(self, aborted)
+
+    original = Coordinator._checkpoint_aborted
+    return [(Coordinator, "_checkpoint_aborted", aborted)]
+
+
+def asked_after_the_trigger() -> Replacements:
+    """Whoever asks for a checkpoint while one is being made waits for that one."""
+
+    def asked(self: Any, client: int, request: Any) -> None:
+        original(self, client, request)
+        pending = self.checkpoints.pending
+        if pending is not None and not pending.publishing and self.phase is Phase.RUNNING:
+            pending.clients = (*pending.clients, *self.requests.take_checkpoint())
+
+    original = Coordinator._asked
+    return [(Coordinator, "_asked", asked)]
+
+
+def savepoint_of_an_older_checkpoint() -> Replacements:
+    """A savepoint is made of the checkpoint that is under way when its place is there."""
+
+    def claimed(self: Any, savepoint: Any, outcome: Any) -> None:
+        original(self, savepoint, outcome)
+        for waiting in self._at(savepoint.stage):
+            pending = self._in_progress()
+            if waiting is savepoint and savepoint.stage.name == "WAITING" and pending is not None:
+                savepoint.stage, savepoint.checkpoint_id = type(savepoint.stage).STORING, pending.checkpoint_id
+
+    def init(self: Any, *arguments: Any, **more: Any) -> None:
+        original_init(self, *arguments, **more)
+        self.savepoints._in_progress = lambda: self.checkpoints.pending
+
+    original, original_init = Savepoints._claimed, Coordinator.__init__
+    return [(Savepoints, "_claimed", claimed), (Coordinator, "__init__", init)]
+
+
+def drained_reads_on() -> Replacements:
+    """Sources that had not started when the job was told to drain are not told."""
+
+    def stop_sources(self: Any) -> None:
+        if self.phase is not Phase.STARTING:
+            original(self)
+
+    original = Coordinator._stop_sources
+    return [(Coordinator, "_stop_sources", stop_sources)]
+
+
+# ---- where they are looked for
+
+
+def _asked(*kinds: str) -> Callable[[int], Scenario]:
+    """Of a seed: requests and failures follow each other while checkpoints are made."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=200)
+        faults = tuple(Fault(90 + 45 * i + seed * 37 % 200, kinds[(seed + i) % len(kinds)], seed + i) for i in range(6))
+        tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
+        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
+        return replace(drawn, batch_rows=3, row_us=1000, sink_rows=1, sink_pause_s=0.003)
+
+    return scenario
+
+
+def _ending(seed: int) -> Scenario:
+    """Nothing befalls the job, barriers overtake rows, and one checkpoint follows the other while tasks end."""
+    drawn = draw(seed, topology=("totals", "finishing")[seed % 2], parallelism=2, faults=(), rows=50)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=(400, 5000)[seed // 2 % 2], io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, aligned_timeout_s=0.0, timeout_s=60.0)
+    return replace(drawn, rounds=1, batch_rows=3, row_us=0, sink_rows=0)
+
+
+def _hanging(seed: int) -> Scenario:
+    """A slot dies while metadata is being written, which goes on for longer than a restart takes."""
+    drawn = _asked("kill_slot")(seed)
+    soon = 2_100_000 + 6 * (seed * 7919 % 3000)
+    faults = tuple(Fault(100 + 200 * i + seed * 37 % 200, HANGS, soon) for i in range(3))
+    return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=100, control_us=50))
+
+
+def _again(seed: int) -> Scenario:
+    """The job fails again and again, each time with newer checkpoints."""
+    drawn = _asked("user_error", "kill_slot")(seed)
+    faults = tuple(replace(fault, step=100 + 200 * i + seed * 37 % 100) for i, fault in enumerate(drawn.faults))
+    return replace(drawn, rows=100, faults=faults, interval_s=0.005)
+
+
+_restarted = _asked("kill_slot", "user_error", "crash_at_publish")
+_stopped = _asked("stop", "checkpoint", "write_fails")
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "id_of_a_failed_one_again": Mutation(
+        "two checkpoints have one id", id_of_a_failed_one_again, _asked("write_fails")
+    ),
+    "finished_meanwhile_is_missed": Mutation(
+        "a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending
+    ),
+    "trigger_at_the_sources_only": Mutation(
+        "no barrier comes behind an ended source", trigger_at_the_sources_only, scenarios.summed
+    ),
+    "outcome_is_not_awaited": Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
+    "restored_from_what_was_dealt": Mutation(
+        "a restart goes on from an older checkpoint", restored_from_what_was_dealt, _again
+    ),
+    "started_before_all_are_deployed": Mutation(
+        "tasks start before others exist", started_before_all_are_deployed, _restarted
+    ),
+    "end_of_a_slot_is_no_failure": Mutation(
+        "a slot that dies near the end is not missed", end_of_a_slot_is_no_failure, scenarios.summed
+    ),
+    "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, scenarios.rescaled),
+    "second_stop_replaces_the_first": Mutation(
+        "who asked first is not answered", second_stop_replaces_the_first, _asked("stop")
+    ),
+    "retry_is_not_asked_for": Mutation(
+        "who waits for a checkpoint is forgotten", retry_is_not_asked_for, _asked("checkpoint")
+    ),
+    "savepoint_of_an_older_checkpoint": Mutation(
+        "a savepoint is made of a checkpoint of before", savepoint_of_an_older_checkpoint, scenarios.saving
+    ),
+    "stopped_with_a_failed_one": Mutation(
+        "a job stops with a checkpoint that failed", stopped_with_a_failed_one, _asked("publish_fails", "stop")
+    ),
+    "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _restarted),
+    "failures_are_never_forgotten": Mutation(
+        "failed checkpoints are counted for ever", failures_are_never_forgotten, _asked("write_fails")
+    ),
+    "cancelled_is_not_awaited": Mutation(
+        "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted
+    ),
+    "asked_after_the_trigger": Mutation(
+        "a checkpoint is told of that is older than asked", asked_after_the_trigger, _stopped
+    ),
+    "drained_reads_on": Mutation("some sources are not told to end", drained_reads_on, _asked("drain", "kill_slot")),
+}

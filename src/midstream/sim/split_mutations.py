@@ -1,0 +1,229 @@
+"""Known bugs of sources: how splits are found, handed out, read, and kept; to be put back on purpose, see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from midstream.checkpoint.metadata import SourcePosition
+from midstream.coordinator.sources import Sources
+from midstream.core.seams import Done
+from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.worker.source import SourceDriver
+
+# ---- in the coordinator
+
+
+def position_before_its_splits() -> Replacements:
+    """The position of the discovery moves on when it answers, its splits are there a little later."""
+    return [(Sources, "_discovered", _in_two_steps(_take_position))]
+
+
+def exhausted_before_its_splits() -> Replacements:
+    """That there is no more is noted when the discovery answers, its last splits are there a little later."""
+    return [(Sources, "_discovered", _in_two_steps(_take_exhausted))]
+
+
+def _take_position(state: Any, found: Any) -> None:
+    state.position = found.position
+
+
+def _take_exhausted(state: Any, found: Any) -> None:
+    state.exhausted = found.exhausted
+
+
+def _in_two_steps(first: Callable[[Any, Any], None]) -> Callable[..., None]:
+    original = Sources._discovered
+
+    def discovered(self: Any, state: Any, generation: int, outcome: Any) -> None:
+        if generation != state.generation or not self._is_open or not isinstance(outcome, Done):
+            original(self, state, generation, outcome)
+            return
+        first(state, outcome.value)
+        state.busy = False
+
+        def later() -> None:
+            state.timer = None
+            original(self, state, generation, outcome)
+
+        state.timer = self._effects.set_timer(f"found:{state.spec.uid}", 0.002, later)
+
+    return discovered
+
+
+def found_before_the_reset() -> Replacements:
+    """What a discovery found for the attempt before is handed out in this one."""
+
+    def discovered(self: Any, state: Any, generation: int, outcome: Any) -> None:
+        if not state.pending:
+            generation = state.generation
+        original(self, state, generation, outcome)
+
+    original = Sources._discovered
+    return [(Sources, "_discovered", discovered)]
+
+
+def handed_out_before_the_restart() -> Replacements:
+    """Splits that wait to be handed out go on to the next attempt, besides those of the checkpoint."""
+
+    def reset(self: Any, positions: Mapping[str, SourcePosition], finished: Any) -> None:
+        now = {uid: state.pending for uid, state in self._states.items()}
+        both = {
+            uid: SourcePosition(
+                uid, old.position, old.exhausted, (*old.pending, *(s for s in now[uid] if s not in old.pending))
+            )
+            for uid, old in positions.items()
+        }
+        original(self, both, finished)
+
+    original = Sources.reset
+    return [(Sources, "reset", reset)]
+
+
+def pending_of_the_last_round() -> Replacements:
+    """A checkpoint holds the splits that wait only once no more are to be found."""
+
+    def snapshot(self: Any) -> tuple[SourcePosition, ...]:
+        return tuple(
+            position if position.exhausted else SourcePosition(position.uid, position.position, False, ())
+            for position in original(self)
+        )
+
+    original = Sources.snapshot
+    return [(Sources, "snapshot", snapshot)]
+
+
+def told_of_now() -> Replacements:
+    """A source is told how far it has come now, not how far it had in the checkpoint that has completed."""
+
+    def completed(self: Any, metadata: Any) -> None:
+        original(self, metadata)
+        for state in self._states.values():
+            if state.settled is not None:
+                state.settled = replace(state.settled, position=state.position, pending=tuple(state.pending))
+
+    original = Sources.completed
+    return [(Sources, "completed", completed)]
+
+
+# ---- in the reader
+
+
+def last_batch_again() -> Replacements:
+    """The offset of a split is that of the last batch, not the one behind it."""
+
+    def snapshot(self: Any, chunk_id: str) -> Any:
+        now = [current.split for current in self._open]
+        for current in self._open:
+            current.split = current.before
+        part = original(self, chunk_id)
+        for current, split in zip(self._open, now, strict=True):
+            current.split = split
+        return part
+
+    original = SourceDriver.snapshot
+    return [(SourceDriver, "snapshot", snapshot)]
+
+
+def split_that_is_read_only() -> Replacements:
+    """Of several splits that are open the one that has its turn is in the snapshot."""
+
+    def snapshot(self: Any, chunk_id: str) -> Any:
+        everything = self._open
+        self._open = deque(list(everything)[:1])
+        part = original(self, chunk_id)
+        self._open = everything
+        return part
+
+    original = SourceDriver.snapshot
+    return [(SourceDriver, "snapshot", snapshot)]
+
+
+def split_being_read_is_left_out() -> Replacements:
+    """A split is left out of the snapshot while its next batch is being read."""
+
+    def snapshot(self: Any, chunk_id: str) -> Any:
+        everything = self._open
+        self._open = deque(current for current in everything if not current.reading)
+        part = original(self, chunk_id)
+        self._open = everything
+        return part
+
+    original = SourceDriver.snapshot
+    return [(SourceDriver, "snapshot", snapshot)]
+
+
+def restored_splits_are_all() -> Replacements:
+    """A reader with splits from a checkpoint takes it that all have been handed out."""
+
+    def restore(self: Any, parts: Any) -> None:
+        original(self, parts)
+        self._all_assigned = bool(self._open)
+
+    original = SourceDriver.restore
+    return [(SourceDriver, "restore", restore)]
+
+
+# ---- where they are looked for
+
+
+def _restarted(kinds: tuple[str, ...], seed: int) -> Scenario:
+    drawn = draw(seed, topology=("union", "keyed")[seed % 2], parallelism=2, rescale_to=3, faults=(), rows=60)
+    faults = tuple(Fault(60 + 110 * i + seed * 37 % 110, kinds[(seed + i) % len(kinds)], seed + i) for i in range(5))
+    tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.001, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
+    return replace(drawn, splits=7, rounds=3, readers=(1, 2)[seed % 3 == 0], batch_rows=3)
+
+
+def _finding(seed: int) -> Scenario:
+    """Splits are found one by one, slowly, while attempts fail."""
+    drawn = _restarted(("user_error", "kill_slot"), seed)
+    faults = tuple(replace(fault, step=50 + (fault.step - 60) // 2) for fault in drawn.faults)
+    return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=10_000), rounds=7)
+
+
+_found = partial(_restarted, ("kill_slot", "user_error", "kill_driver"))
+_dealt = partial(_restarted, ("stop", "kill_slot"))
+
+
+def _in_line(seed: int) -> Scenario:
+    """Splits follow each other in event time, no row may be late, and slots die while some wait to be handed out."""
+    drawn = draw(seed, topology="splits", parallelism=2, faults=(), rows=60)
+    faults = tuple(
+        Fault(100 + 120 * i + seed * 37 % 120, ("kill_slot", "user_error")[i % 2], seed + i) for i in range(5)
+    )
+    tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.003, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
+    return replace(drawn, splits=7, rounds=1, readers=1, batch_rows=3)
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "position_before_its_splits": Mutation(
+        "a discovery's position is in a checkpoint without its splits", position_before_its_splits, _found
+    ),
+    "exhausted_before_its_splits": Mutation(
+        "a source is at its end before its last splits are there", exhausted_before_its_splits, _found
+    ),
+    "found_before_the_reset": Mutation(
+        "splits found by the attempt before are handed out", found_before_the_reset, _finding
+    ),
+    "handed_out_before_the_restart": Mutation(
+        "splits that wait stay when the job goes back", handed_out_before_the_restart, _found
+    ),
+    "pending_of_the_last_round": Mutation(
+        "splits that wait are not in a checkpoint", pending_of_the_last_round, _found
+    ),
+    "last_batch_again": Mutation("the last batch of a split is read again", last_batch_again, _found),
+    "split_that_is_read_only": Mutation(
+        "of several open splits one is in a checkpoint", split_that_is_read_only, _dealt
+    ),
+    "split_being_read_is_left_out": Mutation(
+        "a split that is being read is not in a checkpoint", split_being_read_is_left_out, _found
+    ),
+    "restored_splits_are_all": Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
+    "told_of_now": Mutation("a source is told of more than is safe", told_of_now, _found),
+}

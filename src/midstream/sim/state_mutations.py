@@ -1,0 +1,365 @@
+"""Known bugs of state at rest, of timers, and of who gets which state back: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.checkpoint import assign, state_files
+from midstream.operators.process_operator import ProcessOperator
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.state import keyed
+from midstream.state.columnar import PartLog, Run
+from midstream.state.keyed import MapState, State, _Single
+from midstream.state.parts import Chunk, Redistribute
+from midstream.state.table import TableState
+from midstream.state.timers import TimerQueue, TimerRow
+
+# ---- what a snapshot shares with the operator
+
+
+def map_is_shared() -> Replacements:
+    """The dict of a key is changed in place though a snapshot refers to it."""
+
+    def freeze(self: Any) -> dict[Any, Any]:
+        self._own_values = set()
+        return dict(self._entries)
+
+    return [(MapState, "freeze", freeze)]
+
+
+def map_values_are_shared() -> Replacements:
+    """A value that was fetched before a snapshot is changed in place after it."""
+    return [(MapState, "freeze", State.freeze)]
+
+
+def list_is_shared() -> Replacements:
+    """The list that a snapshot refers to grows."""
+    return [(keyed, "_copy_list", lambda values: values)]
+
+
+def value_is_shared() -> Replacements:
+    """A value that can change in place is handed out as it is in the snapshot."""
+
+    def own_copy(self: Any, value: Any) -> Any:
+        entries, key = self._here()
+        entries[key] = value
+        return value
+
+    return [(_Single, "_own_copy", own_copy)]
+
+
+def removed_keys_stay() -> Replacements:
+    """What a snapshot adds to the one before are the entries of now: those that are gone stay."""
+
+    def freeze(self: Any) -> dict[Any, Any]:
+        self._before = {**vars(self).get("_before", {}), **original(self)}
+        return dict(self._before)
+
+    original = MapState.freeze
+    return [(MapState, "freeze", freeze)]
+
+
+def merged_chunk_is_known() -> Replacements:
+    """A frame that several were merged into is stored under the id of the first of them."""
+
+    def replace_frames(self: Any, frames: Any) -> None:
+        chunk_id = self.runs[0].chunk_id if self.runs else None
+        original(self, frames)
+        if self.runs and self.runs[0].chunk_id is None:
+            self.runs[0].chunk_id = chunk_id
+
+    original = PartLog.replace
+    return [(PartLog, "replace", replace_frames)]
+
+
+# ---- tables
+
+
+def table_of_before_rows() -> Replacements:
+    """What was read of a table once is read again after rows were added."""
+
+    def append(self: Any, frame: pl.DataFrame) -> None:
+        whole = self._whole
+        original(self, frame)
+        self._whole = whole
+
+    original = TableState.append
+    return [(TableState, "append", append)]
+
+
+def table_order_is_lost() -> Replacements:
+    """Rows that are added come before those of the run that they are joined with."""
+
+    def append(self: Any, frame: pl.DataFrame) -> None:
+        runs = list(self._bound_runs())
+        rows = self._conforming(frame)
+        while runs and rows.height and runs[-1].frame.height <= 2 * rows.height:
+            rows = pl.concat([rows, runs.pop().frame], rechunk=True)
+        if rows.height:
+            self._hold([*runs, Run(rows)])
+
+    return [(TableState, "append", append)]
+
+
+# ---- timers
+
+
+def deleted_timers_come_back() -> Replacements:
+    """A snapshot has the timers that were deleted and are still in the heap."""
+
+    def freeze(self: Any) -> list[TimerRow]:
+        return [(time_us, key) for time_us, _, key in sorted(self._heap, key=lambda entry: entry[1])]
+
+    return [(TimerQueue, "freeze", freeze), (TimerQueue, "__len__", lambda self: len(self._heap))]
+
+
+def one_timer_of_a_time() -> Replacements:
+    """Of two keys with a timer for the same time one has none."""
+
+    def add(self: Any, time_us: int, key: Any) -> None:
+        if not any(time_us == time for time, _ in self._live):
+            original(self, time_us, key)
+
+    original = TimerQueue.add
+    return [(TimerQueue, "add", add)]
+
+
+def timer_waits_for_more() -> Replacements:
+    """A timer that is due at the very watermark waits for the next one."""
+
+    def fire(self: Any, until_us: int, *, event_time: bool) -> bool:
+        return original(self, until_us - event_time, event_time=event_time)
+
+    original = ProcessOperator._fire
+    return [(ProcessOperator, "_fire", fire)]
+
+
+def restored_timers_do_not_ring() -> Replacements:
+    """After a restore timers of the wall clock wait until another one is set."""
+
+    def restore(self: Any, parts: Any) -> None:
+        arm = self._arm
+        self._arm = lambda: None
+        original(self, parts)
+        self._arm = arm
+
+    original = ProcessOperator.restore
+    return [(ProcessOperator, "restore", restore)]
+
+
+def clock_timers_are_not_dealt() -> Replacements:
+    """Where the parallelism has changed nobody gets the timers of the wall clock."""
+
+    def assign_part(name: str, rule: Any, found: Any, own: Any, parallelism: int, *rest: Any) -> Any:
+        if name == "timers:processing" and not own:
+            return [[] for _ in range(parallelism)]
+        return original(name, rule, found, own, parallelism, *rest)
+
+    original = assign._assign_part
+    return [(assign, "_assign_part", assign_part)]
+
+
+# ---- which rows of a chunk
+
+
+def one_group_more() -> Replacements:
+    """The key group behind the range is taken along."""
+    return [(state_files, "_select", _select_up_to(1))]
+
+
+def one_group_less() -> Replacements:
+    """The last key group of the range is left behind."""
+    return [(state_files, "_select", _select_up_to(-1))]
+
+
+def _select_up_to(more: int) -> Callable[..., Chunk | None]:
+    original = state_files._select
+
+    def select(table: pa.Table, chunk: Any, owned: Any) -> Chunk | None:
+        if owned.key_groups is not None:
+            owned = replace(owned, key_groups=range(owned.key_groups.start, owned.key_groups.stop + more))
+        return original(table, chunk, owned)
+
+    return select
+
+
+def whole_up_to_the_next() -> Replacements:
+    """A chunk that ends with the key group behind the range counts as one that is all inside."""
+
+    def keyed_rows(chunk: Any, key_groups: range) -> Any:
+        whole = key_groups.start <= chunk.key_group_min and chunk.key_group_max <= key_groups.stop
+        return state_files._ALL if whole else state_files._Owned(key_groups=key_groups)
+
+    return [(state_files, "_keyed_rows", keyed_rows)]
+
+
+def chunk_ends_too_soon() -> Replacements:
+    """A chunk whose last key group is the first of the range is not read."""
+
+    def intersects(chunk: Any, key_groups: range) -> bool:
+        return bool(original(chunk, key_groups) and chunk.key_group_max > key_groups.start)
+
+    original = state_files.intersects
+    return [(state_files, "intersects", intersects)]
+
+
+def last_reader_of_a_chunk() -> Replacements:
+    """Of the subtasks that a chunk has rows for the last is left out."""
+
+    def assign_part(name: str, rule: Any, found: Any, own: Any, parallelism: int, groups: int) -> Any:
+        given = original(name, rule, found, own, parallelism, groups)
+        if rule is not Redistribute.KEYED:
+            return given
+
+        def ends_before(chunk: Any, subtask: int) -> bool:
+            first, last = (group * parallelism // groups for group in (chunk.key_group_min, chunk.key_group_max))
+            return bool(first == last or last > subtask)
+
+        return [
+            [msgspec.structs.replace(part, chunks=tuple(c for c in part.chunks if ends_before(c, i))) for part in parts]
+            for i, parts in enumerate(given)
+        ]
+
+    original = assign._assign_part
+    return [(assign, "_assign_part", assign_part)]
+
+
+def rest_of_a_list_is_lost() -> Replacements:
+    """Of a list that is dealt out, what does not come out even is gone."""
+
+    def select(table: pa.Table, chunk: Any, owned: Any) -> Chunk | None:
+        if owned.stride > 1:
+            rows = np.arange(owned.index, table.num_rows // owned.stride * owned.stride, owned.stride)
+            return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows)))
+        return original(table, chunk, owned)
+
+    original = state_files._select
+    return [(state_files, "_select", select)]
+
+
+def union_of_its_own() -> Replacements:
+    """As long as the parallelism stays, a subtask gets only its own part of union state."""
+
+    def assign_part(name: str, rule: Any, found: Any, own: Any, parallelism: int, *rest: Any) -> Any:
+        if rule is Redistribute.UNION and own:
+            return [[own[i]] if i in own else [] for i in range(parallelism)]
+        return original(name, rule, found, own, parallelism, *rest)
+
+    original = assign._assign_part
+    return [(assign, "_assign_part", assign_part)]
+
+
+def no_broadcast_for_new_ones() -> Replacements:
+    """Subtasks that there were not before begin without broadcast state."""
+
+    def assign_part(name: str, rule: Any, found: Any, own: Any, parallelism: int, *rest: Any) -> Any:
+        if rule is Redistribute.BROADCAST:
+            return [[found[i][1]] if i < len(found) else [] for i in range(parallelism)]
+        return original(name, rule, found, own, parallelism, *rest)
+
+    original = assign._assign_part
+    return [(assign, "_assign_part", assign_part)]
+
+
+def partly_finished_is_empty() -> Replacements:
+    """Of an operator some of whose subtasks had finished the others begin without state."""
+
+    def assign_operator(old: Any, *rest: Any) -> Any:
+        given = original(old, *rest)
+        return [msgspec.structs.replace(of, parts=()) for of in given] if old.finished else given
+
+    original = assign.assign_operator
+    return [(assign, "assign_operator", assign_operator)]
+
+
+def finished_by_number() -> Replacements:
+    """A subtask counts as finished if the one with its number had, whatever the parallelism was then."""
+
+    def had_ended(op: Any, vertex: Any, ref: Any) -> bool:
+        return op is not None and ref.subtask in op.finished
+
+    return [(assign, "_had_ended", had_ended)]
+
+
+# ---- where they are looked for
+
+
+def _holding(topology: str) -> Callable[[int], Scenario]:
+    """Of a seed: rows wait in state that is stored slowly, while slots die."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=topology, parallelism=2, faults=("kill_slot",), rows=100)
+        tempo = replace(drawn.tempo, io_us=10_000, clock_tick_us=0)
+        return replace(drawn, tempo=tempo, interval_s=0.002, timeout_s=60.0, batch_rows=3, keys=10, splits=2)
+
+    return scenario
+
+
+def _dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
+    """Of a seed: the job goes on at another parallelism, with more keys than key groups."""
+
+    def scenario(seed: int) -> Scenario:
+        before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
+        topology = topologies[seed % len(topologies)]
+        drawn = draw(seed, topology=topology, parallelism=before, rescale_to=after, faults=(), rows=100)
+        tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
+        stops = tuple(Fault(200 + 300 * i + seed * 37 % 200, "stop", 0) for i in range(3))
+        drawn = replace(drawn, tempo=tempo, faults=stops, interval_s=0.002, timeout_s=60.0, batch_rows=3, row_us=1000)
+        return replace(drawn, keys=50, skew=0.0, key_groups=16, splits=7, readers=2)
+
+    return scenario
+
+
+_timers, _alarms, _tables = _holding("timers"), _holding("alarms"), _holding("tables")
+_keyed, _dealt = _dealt_anew("keyed", "tables", "timers"), _dealt_anew("tally")
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "map_is_shared": Mutation("a map grows in the snapshot that refers to it", map_is_shared, _timers),
+    "removed_keys_stay": Mutation("what was removed is in the next snapshot", removed_keys_stay, _timers),
+    "table_of_before_rows": Mutation("a table is read as before rows were added", table_of_before_rows, _tables),
+    "deleted_timers_come_back": Mutation("timers that were deleted are restored", deleted_timers_come_back, _timers),
+    "one_timer_of_a_time": Mutation("of two timers for one time one is lost", one_timer_of_a_time, _timers),
+    "clock_timers_are_not_dealt": Mutation(
+        "timers of the wall clock are lost when the parallelism changes",
+        clock_timers_are_not_dealt,
+        _dealt_anew("alarms"),
+    ),
+    "one_group_more": Mutation("state of one key group too many is restored", one_group_more, _keyed),
+    "one_group_less": Mutation("state of the last key group is not restored", one_group_less, _keyed),
+    "whole_up_to_the_next": Mutation(
+        "a chunk that reaches into the next range is not filtered", whole_up_to_the_next, _keyed
+    ),
+    "chunk_ends_too_soon": Mutation(
+        "a chunk that ends where the range begins is not read", chunk_ends_too_soon, _keyed
+    ),
+    "last_reader_of_a_chunk": Mutation(
+        "of several subtasks the last does not get its rows", last_reader_of_a_chunk, _keyed
+    ),
+    "rest_of_a_list_is_lost": Mutation("what does not come out even is not dealt out", rest_of_a_list_is_lost, _dealt),
+    "union_of_its_own": Mutation("a subtask has only its own part of union state", union_of_its_own, _holding("tally")),
+    "no_broadcast_for_new_ones": Mutation(
+        "new subtasks have no broadcast state", no_broadcast_for_new_ones, _dealt_anew("broadcast")
+    ),
+    "partly_finished_is_empty": Mutation(
+        "state of operators that have finished in part is lost", partly_finished_is_empty, scenarios.ending("broadcast")
+    ),
+    "finished_by_number": Mutation(
+        "what had finished at another parallelism is not run again", finished_by_number, scenarios.ending_rescaled
+    ),
+    "map_values_are_shared": Mutation("a value of a map changes in the snapshot", map_values_are_shared, _timers),
+    "list_is_shared": Mutation("a list grows in the snapshot that refers to it", list_is_shared, draw),
+    "value_is_shared": Mutation("a value changes in the snapshot that refers to it", value_is_shared, draw),
+    "merged_chunk_is_known": Mutation("a chunk is not stored again though it has grown", merged_chunk_is_known, draw),
+    "table_order_is_lost": Mutation("rows of a table change places", table_order_is_lost, _tables),
+    "timer_waits_for_more": Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),
+    "restored_timers_do_not_ring": Mutation("timers do not ring after a restore", restored_timers_do_not_ring, _alarms),
+}

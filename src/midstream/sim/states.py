@@ -1,0 +1,345 @@
+"""Process functions with every kind of state, typed and pickled, kept so that each content is a function of the rows.
+
+In which order rows of different splits come is not known, so what is kept is free of it: sums, lists that are compared
+sorted, and marks that the next row of the same class takes away again. A mark that has come back by itself, or a
+list that a snapshot shares with the running function, is different from then on.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from midstream.operators.base import OperatorContext
+from midstream.operators.function_operator import Port, two_ports
+from midstream.operators.process import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    KeyedProcessFunction,
+    ProcessContext,
+    process_operator,
+)
+from midstream.operators.process_operator import ProcessOperator
+from midstream.operators.rows import Row
+from midstream.sim.key_types import FORMS, PLAIN, Form, stored_keys
+from midstream.sim.rows import SCHEMA, SPLIT_IDS, Outside
+from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
+
+BRIEF: Final = "brief"
+"""Tag of a side output whose rows are of the form `BRIEF_FORM`."""
+BRIEF_FORM: Final = FORMS["by_text"]
+ASIDE: Final = "side"
+_CLASSES: Final = 4
+_US: Final = timedelta(microseconds=1)
+
+
+class _Function:
+    """What takes time, and can fail, as all functions in a simulated job."""
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def open(self, context: OperatorContext) -> None:
+        self._outside.check_open(context)
+
+    def _take(self, row: Row) -> int:
+        """The id of a row."""
+        self._outside.work(1)
+        found: int = row["id"]
+        if self._outside.poison:
+            self._outside.check_poison([found])
+        return found
+
+
+class Typed(_Function, CoProcessFunction):
+    """Hands every row on, and keeps book of those of each key in states with Arrow types."""
+
+    mask: ValueState[Decimal] = ValueState(pa.decimal128(9, 2), default=Decimal(0))
+    ids: ListState[int] = ListState(pa.int64())
+    total: ReducingState[timedelta] = ReducingState(lambda total, more: total + more, pa.duration("us"))
+    marks: MapState[str, list[int]] = MapState(pa.list_(pa.int64()), key_type=pa.large_string())
+
+    def process1(self, row: Row, ctx: ProcessContext) -> Row:
+        number = self._take(row)
+        toggled = Decimal(int(self.mask.value * 4) ^ 1 << number % _CLASSES) / 4
+        if toggled:
+            self.mask.value = toggled
+        else:
+            self.mask.clear()
+        self.ids.append(number)
+        self.total.add(number * _US)
+        _mark(self.marks, f"class {number % _CLASSES}", number)
+        return row
+
+    process2 = process1
+
+
+def _extended(seen: list[int], more: list[int]) -> list[int]:
+    seen.extend(more)
+    return seen
+
+
+class Pickled(_Function, CoProcessFunction):
+    """The same with states of any Python values, which are changed in place and put back."""
+
+    ids: ValueState[list[int] | None] = ValueState()
+    marks: ListState[tuple[int, str]] = ListState()
+    seen: ReducingState[list[int]] = ReducingState(_extended)
+    groups: MapState[tuple[str, int], list[int]] = MapState()
+
+    def process1(self, row: Row, ctx: ProcessContext) -> Row:
+        number = self._take(row)
+        ids = self.ids.value or []
+        ids.append(number)
+        self.ids.value = ids
+        mark = (number % _CLASSES, "mark")
+        others = [other for other in self.marks if other != mark]
+        if len(others) == len(self.marks):
+            self.marks.append(mark)
+        elif others:
+            self.marks.set(others)
+        else:
+            self.marks.clear()
+        self.seen.add([number])
+        _mark(self.groups, ("class", number % _CLASSES), number)
+        return row
+
+    process2 = process1
+
+
+def _mark(marks: MapState[Any, list[int]], name: Any, number: int) -> None:
+    """Of even classes a list of all ids, changed in place; odd ones are there or not."""
+    if number % 2 == 0:
+        marks.setdefault(name, []).append(number)
+    elif name in marks:
+        del marks[name]
+    else:
+        marks[name] = [number % _CLASSES]
+
+
+class Rules(_Function, BroadcastProcessFunction):
+    """Hands the rows of port 0 on and counts them; of those of port 1 every subtask keeps the same."""
+
+    marks: BroadcastState[int, str] = BroadcastState(pa.large_string(), key_type=pa.int64())
+    lists: BroadcastState[tuple[int, ...], list[int]] = BroadcastState()
+    count: ValueState[int] = ValueState(pa.int64(), default=0)
+
+    def process(self, row: Row, ctx: ProcessContext) -> Row:
+        number = self._take(row)
+        self.count.value += 1
+        name = number % _CLASSES
+        if self.marks.get(name, f"mark {name}") != f"mark {name}":
+            self._outside.world.bug(f"broadcast state has {self.marks[name]!r} for {name}")
+        self.lists.get((name,), []).append(-1)  # a copy: this is not the place to change it
+        return row
+
+    def process_broadcast(self, row: Row, ctx: ProcessContext) -> None:
+        number = self._take(row)
+        name = number % _CLASSES
+        if name in self.marks:
+            del self.marks[name]
+        else:
+            self.marks[name] = f"mark {name}"
+        listed = self.lists.get((name,), [])
+        listed.append(number)
+        self.lists[name,] = listed
+
+
+class Tags(_Function, KeyedProcessFunction):
+    """Of three rows one is handed on, one goes to a side output, and one to another that has a schema of its own."""
+
+    def process(self, row: Row, ctx: ProcessContext) -> Row | None:
+        number = self._take(row)
+        if number % 3 == 0:
+            ctx.side_output(ASIDE, row)
+        elif number % 3 == 1:
+            (key,) = BRIEF_FORM.key(number, row["key"])
+            ctx.side_output(BRIEF, {**row, "key": key, "was": row["key"]})
+        else:
+            return row
+        return None
+
+
+def operator(kind: str, uid: str, outside: Outside, form: Form) -> ProcessOperator:
+    if kind == "tags":
+        side_outputs = {ASIDE: SCHEMA, BRIEF: BRIEF_FORM.schema}
+        return process_operator(
+            uid, Tags(outside), keys=[], event_time=None, input_schema=SCHEMA, schema=SCHEMA, side_outputs=side_outputs
+        )
+    if kind == "rules":
+        ports = [Port("process", ("key",), None, SCHEMA), Port("process_broadcast", (), None, SCHEMA, broadcast=True)]
+        return ProcessOperator(uid, Rules(outside), ports, SCHEMA, {})
+    function = Typed(outside) if kind == "typed" else Pickled(outside)
+    ports = two_ports((form.keys, form.keys), (None, None), (form.schema, form.schema))
+    return ProcessOperator(uid, function, ports, form.schema, {})
+
+
+# ---- what must be in them ----------------------------------------------------
+
+Contents: TypeAlias = dict[tuple[str, Any], Any]
+"""By part and key."""
+_EMPTY: Final[tuple[object, ...]] = (None, [], {})
+"""Contents that leave no entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an operator of this file has got. `keys`: of all rows by id. `broadcast`: the ids of port 1."""
+
+    kind: str
+    rows: Counter[int]
+    keys: Mapping[int, int]
+    form: Form = PLAIN
+    broadcast: frozenset[int] = frozenset()
+    is_ordered: bool = False
+    """Whether the rows of a key and a split must have come in their order."""
+
+    def contents(self) -> Contents:
+        """Of all keys."""
+        by_key: dict[Any, list[int]] = {}
+        for row, n in self.rows.items():
+            by_key.setdefault(self.form.stored_key(row, self.keys[row]), []).extend([row] * n)
+        return {
+            (part, key): content
+            for key, ids in by_key.items()
+            for part, content in _OF_KEY[self.kind](sorted(ids))
+            if content not in _EMPTY
+        }
+
+    def broadcast_contents(self) -> Contents:
+        """Of every subtask."""
+        if self.kind != "rules":
+            return {}
+        ids = sorted(self.broadcast)
+        classes = range(_CLASSES)
+        marks = {name: f"mark {name}" for name in classes if _is_odd(ids, name)}
+        lists = {(name,): listed for name in classes if (listed := _class(ids, name))}
+        found = (("broadcast:marks", marks), ("broadcast:lists", lists))
+        return {(part, None): content for part, content in found if content not in _EMPTY}
+
+
+def _typed(ids: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    mask = sum(1 << name for name in range(_CLASSES) if _is_odd(ids, name))
+    yield "value:mask", Decimal(mask) / 4 if mask else None
+    yield "list:ids", ids
+    yield "reducing:total", sum(ids) * _US
+    yield "map:marks", {f"class {name}": content for name, content in _marks(ids)}
+
+
+def _pickled(ids: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    yield "value:ids", ids
+    yield "list:marks", [(name, "mark") for name in range(_CLASSES) if _is_odd(ids, name)]
+    yield "reducing:seen", ids
+    yield "map:groups", {("class", name): content for name, content in _marks(ids)}
+
+
+def _counted(ids: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    yield "value:count", len(ids)
+
+
+_OF_KEY: Final[Mapping[str, Callable[[Sequence[int]], Iterable[tuple[str, Any]]]]] = {
+    "typed": _typed,
+    "pickled": _pickled,
+    "rules": _counted,
+}
+
+
+def _class(ids: Sequence[int], name: int) -> list[int]:
+    return [row for row in ids if row % _CLASSES == name]
+
+
+def _is_odd(ids: Sequence[int], name: int) -> bool:
+    return len(_class(ids, name)) % 2 == 1
+
+
+def _marks(ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    for name in range(_CLASSES):
+        if name % 2 == 0 and (listed := _class(ids, name)):
+            yield name, listed
+        elif name % 2 and _is_odd(ids, name):
+            yield name, [name]
+
+
+# ---- what is in them ---------------------------------------------------------
+
+TYPES: Final[Mapping[str, pa.DataType]] = {
+    "value:mask": pa.decimal128(9, 2),
+    "list:ids": pa.int64(),
+    "reducing:total": pa.duration("us"),
+    "map:marks": pa.list_(pa.int64()),
+    "broadcast:marks": pa.large_string(),
+    "value:count": pa.int64(),
+}
+"""Of the values of parts that are not pickled."""
+_KEY_TYPES: Final[Mapping[str, pa.DataType]] = {"map:marks": pa.large_string(), "broadcast:marks": pa.int64()}
+"""Of the names in maps that are not pickled."""
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "typed": ("value:mask", "list:ids", "reducing:total", "map:marks"),
+    "pickled": ("value:ids", "list:marks", "reducing:seen", "map:groups"),
+    "rules": ("value:count",),
+}
+BROADCAST_PARTS: Final = ("broadcast:marks", "broadcast:lists")
+
+
+def entries(part: str, table: pa.Table) -> Iterator[tuple[Any, Any, Any]]:
+    """Key (None where there are none), namespace and value of each row. Raises TypeError for one of another type."""
+    keys = stored_keys(table.column("key")) if "key" in table.column_names else [None] * table.num_rows
+    names: Sequence[Any] = [None] * table.num_rows
+    if part.startswith("list:"):
+        names = table.column("namespace").to_pylist()
+    elif "namespace" in table.column_names:
+        names = _values(table.column("namespace"), _KEY_TYPES.get(part), part)
+    return zip(keys, names, _values(table.column("value"), TYPES.get(part), part), strict=True)
+
+
+def _values(column: pa.ChunkedArray, kind: pa.DataType | None, part: str) -> list[Any]:
+    stored: list[Any] = column.to_pylist()
+    if column.type != (kind or pa.large_binary()):
+        raise TypeError(f"{part} is stored as {column.type}")
+    return stored if kind is not None else [pickle.loads(value) for value in stored]
+
+
+def collected(part: str, found: Iterable[tuple[Any, Any, Any]]) -> Contents:
+    """The content of each key, lists in their order."""
+    contents: Contents = {}
+    if part.startswith("list:"):
+        for key, _, value in sorted(found, key=lambda entry: entry[1]):
+            contents.setdefault((part, key), []).append(value)
+    elif part.startswith(("map:", "broadcast:")):
+        for key, name, value in found:
+            contents.setdefault((part, key), {})[name] = value
+    else:
+        contents.update(((part, key), value) for key, _, value in found)
+    return contents
+
+
+def compared(content: Any) -> Any:
+    """A content with its lists sorted: in which order they were made is not known."""
+    if isinstance(content, list):
+        return sorted(content)
+    if isinstance(content, dict):
+        return {name: compared(value) for name, value in content.items()}
+    return content
+
+
+def out_of_order(content: Any) -> int | None:
+    """An id in a list of ids that a later one of its split comes before."""
+    if isinstance(content, dict):
+        return next((row for value in content.values() if (row := out_of_order(value)) is not None), None)
+    if not isinstance(content, list):
+        return None
+    last: dict[int, int] = {}
+    for row in content:
+        if not isinstance(row, int):
+            return None
+        if row <= last.get(row // SPLIT_IDS, -1):
+            return row
+        last[row // SPLIT_IDS] = row
+    return None

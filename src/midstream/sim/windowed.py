@@ -1,0 +1,235 @@
+"""What a window operator has made of its rows: by the end, and by any checkpoint.
+
+Which rows are late depends on the order of everything, so each row is looked up wherever it can be:
+in the windows that were emitted, in the state of those that were not, and in the late output. Event
+time has come to the marks in the state, one for each key group: no window has fired before its end,
+and every one behind which a mark lies has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.operators.window_base import END, START
+from midstream.sim.contents import Bools, Contents, column, some
+from midstream.sim.rows import Int64s
+from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS
+
+BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
+"""Size and slide; the windows of a row of a session depend on the others."""
+GAP_US: Final = 1000 * GAP_MS
+_IDS: Final = "ids:ids"
+"""The column of a window operator's state that has the ids of the rows."""
+_PANE: Final = "__pane"
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Rows in windows: the id of each, and the bounds of the window, or of the pane."""
+
+    ids: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    starts_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @staticmethod
+    def joined(parts: Sequence[Spans]) -> Spans:
+        if len(parts) < 2:
+            return parts[0] if parts else Spans()
+        names = ("ids", "starts_us", "ends_us")
+        return Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(slots=True)
+class Made:
+    """What there is of one window operator."""
+
+    got: Counter[int]
+    """Ids of the rows that have come to it."""
+    emitted: Spans
+    late: Int64s
+    held: Spans = field(default_factory=Spans)
+    """In state; of windows of fixed size the panes."""
+    marks_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    """How far event time has come, by key group."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    complaints: list[str] = field(default_factory=list)
+    lost: int = 0
+    doubled: int = 0
+
+
+def unpacked(rows: pa.RecordBatch, contents: Contents) -> tuple[Spans, str]:
+    """What `timed.Pack` has made, and what is wrong with it row by row; "" for nothing."""
+    ids, keys, starts_us = column(rows, "id"), column(rows, "key"), column(rows, "ts")
+    places, known = contents.places(ids)
+    wrong = ~known | (contents.keys[places] != keys) | (column(rows, "n") != starts_us // 1000 + 1)
+    complaint = f"rows {some(ids[wrong])} of windows with another key or start" if wrong.any() else ""
+    if any(rows.column("text").to_pylist()):
+        complaint = "a text in rows of windows"
+    return Spans(ids, starts_us, column(rows, "sequence")), complaint
+
+
+def held_in(table: pa.Table, contents: Contents) -> tuple[Spans, str]:
+    """A part of a window operator's state; of fixed windows, of which it has panes, these have no end here."""
+    batch = table.combine_chunks().to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
+    listed = batch.column(_IDS)
+    counts, ids = listed.value_lengths().to_numpy(), listed.flatten().to_numpy()
+    has_panes = batch.schema.get_field_index(_PANE) >= 0
+    starts = batch.column(_PANE).view(pa.int64()) if has_panes else batch.column(START)
+    starts_us = np.repeat(starts.to_numpy(), counts)
+    ends_us = starts_us if has_panes else np.repeat(batch.column(END).to_numpy(), counts)
+    places, known = contents.places(ids)
+    wrong = ~known | (contents.keys[places] != np.repeat(column(batch, "key"), counts))
+    return Spans(ids, starts_us, ends_us), f"rows {some(ids[wrong])} under another key" if wrong.any() else ""
+
+
+def no_marks(key_groups: int, *, all_fired: bool = False) -> Int64s:
+    return np.full(key_groups, MAX_WATERMARK_US if all_fired else MIN_WATERMARK_US, np.int64)
+
+
+def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int) -> Verdict:
+    """`on_time`: which rows never come when event time is `late_us` past them."""
+    got = contents.amounts(np.array(list(made.got), np.int64), np.array(list(made.got.values()), np.int64))
+    late = contents.amounts(made.late)
+    verdict = Verdict()
+    rules = _sessions if kind == "session" else _fixed
+    for what, found, wrong in rules(contents, kind, made, on_time, late_us, got, late):
+        if wrong.any():
+            rows = contents.ids[wrong][:SAMPLES].tolist()
+            times = got[wrong][:SAMPLES].tolist()
+            shown = [(row, f"{n} times", _where(made, row)) for row, n in zip(rows, times, strict=True)]
+            verdict.complaints.append(f"{what}: it has got {shown} ({int(wrong.sum())} such rows)")
+        if found is not None:
+            surplus = found + late - got
+            verdict.lost += int(-surplus[surplus < 0].sum())
+            verdict.doubled += int(surplus[surplus > 0].sum())
+    return verdict
+
+
+SAMPLES: Final = 3
+Rule = tuple[str, Int64s | None, Bools]
+"""What is wrong with which rows; and how often each row has been found, if it says so."""
+
+
+def _where(made: Made, row: int) -> str:
+    def spans(of: Spans) -> dict[tuple[int, int], int]:
+        mine = of.ids == row
+        return dict(Counter(zip(of.starts_us[mine].tolist(), of.ends_us[mine].tolist(), strict=True)))
+
+    late = int((made.late == row).sum())
+    return f"emitted in windows {spans(made.emitted)}, held in {spans(made.held)}, late {late} times"
+
+
+def _fixed(
+    contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s
+) -> Iterator[Rule]:
+    size_us, slide_us = BOUNDS_US[kind]
+    count = size_us // slide_us
+    times_us, rows = contents.times_us, len(contents.ids)
+    first_us = times_us // slide_us * slide_us - size_us + slide_us
+    ends_us = first_us[:, None] + slide_us * np.arange(count) + size_us
+    fired = ends_us - 1 <= made.marks_us[contents.groups][:, None]
+    emitted = made.emitted
+    places, known = contents.places(emitted.ids)
+    number = (emitted.starts_us - first_us[places]) // slide_us
+    fits = known & (number >= 0) & (number < count) & (emitted.ends_us == emitted.starts_us + size_us)
+    fits &= emitted.starts_us == first_us[places] + number * slide_us
+    yield "in a window that it does not belong to", None, _marked(rows, places[~fits])
+    found = np.bincount(places[fits] * count + number[fits], minlength=rows * count).reshape(rows, count)
+    held_places, held_known = contents.places(made.held.ids)
+    panes_us = times_us[held_places] // slide_us * slide_us  # both sizes are whole numbers of slides
+    yield "in another pane", None, _marked(rows, held_places[~held_known | (panes_us != made.held.starts_us)])
+    held = contents.amounts(made.held.ids)
+    taken = got - late
+    last = np.where(fired[:, -1], found[:, -1], held)
+    yield "lost, doubled, or emitted before its time", last, (last != taken) | (held > taken)
+    early = _any_of(found > np.where(fired, taken[:, None], 0))
+    yield "too often in a window, or before the window has ended", None, early
+    gaps = _any_of((found[:, :-1] > found[:, 1:]) & fired[:, 1:])
+    yield "in a window, but not in the next one", None, gaps
+    must = on_time[:, None] & (ends_us - 1 >= times_us[:, None] + late_us)
+    lacking = _any_of(must & fired & (found != got[:, None])) | (must[:, -1] & (late > 0))
+    yield "late, and was in time", None, lacking
+
+
+def _sessions(
+    contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s
+) -> Iterator[Rule]:
+    """A session's bounds are those of its rows, and none of these is more than the gap behind the one before.
+
+    How the rows of a key are divided depends on which of them were late. Where none may be, sessions of a key do
+    not overlap (they may touch: one may have ended when the other's first row came).
+    """
+    rows = len(contents.ids)
+    marks_us = made.marks_us[contents.groups]
+    emitted, held = made.emitted, made.held
+    places, known = contents.places(emitted.ids)
+    early = ~known | (emitted.ends_us - 1 > marks_us[places])
+    yield "emitted before its session has ended", None, _marked(rows, places[early])
+    held_places, held_known = contents.places(held.ids)
+    waits = held_known & (held.ends_us - 1 > marks_us[held_places])
+    found = contents.amounts(emitted.ids) + contents.amounts(held.ids[waits])
+    yield "lost or doubled", found, found + late != got
+    for spans, where in ((emitted, places), (held, held_places)):
+        yield (
+            "in a session with other bounds than its rows",
+            None,
+            _marked(rows, where[_misfit(contents, spans, where)]),
+        )
+    if late_us:
+        return
+    yield "late, and was in time", None, on_time & (late > 0)
+    if on_time[got > 0].all():
+        yield "in a session that overlaps another", None, _overlapping(contents, emitted, held)
+
+
+def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
+    """Rows in sessions whose bounds are not what the rows in them say."""
+    if not len(places):
+        return np.empty(0, np.bool_)
+    times, keys = contents.times_us[places], contents.keys[places]
+    order = np.lexsort((times, spans.ends_us, spans.starts_us, keys))
+    times, keys, starts, ends = times[order], keys[order], spans.starts_us[order], spans.ends_us[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
+    finishes = np.append(begins[1:], True)
+    wrong = (begins & (times != starts)) | (finishes & (times + GAP_US != ends))
+    wrong[1:] |= ~begins[1:] & (times[1:] - times[:-1] > GAP_US)
+    found = np.empty(len(order), np.bool_)
+    found[order] = wrong
+    return found
+
+
+def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
+    """What is held is not merged yet: its sessions may overlap each other."""
+    places, held_places = contents.places(emitted.ids)[0], contents.places(held.ids)[0]
+    keys = contents.keys[places]
+    order = np.lexsort((emitted.ends_us, emitted.starts_us, keys))
+    keys, starts, ends = keys[order], emitted.starts_us[order], emitted.ends_us[order]
+    another = (keys[1:] == keys[:-1]) & ((starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1]))
+    found = _marked(len(contents.ids), places[order][1:][another & (starts[1:] < ends[:-1])])
+    latest: dict[int, int] = dict(zip(keys.tolist(), ends.tolist(), strict=True))  # ends ascend with the starts
+    reached = np.array([latest.get(key, 0) for key in contents.keys[held_places].tolist()], np.int64)
+    waits = held.ends_us > reached  # else it has fired, and is only to be forgotten
+    return found | _marked(len(contents.ids), held_places[waits & (held.starts_us < reached)])
+
+
+def _marked(rows: int, places: Int64s) -> Bools:
+    found = np.zeros(rows, np.bool_)
+    found[places] = True
+    return found
+
+
+def _any_of(windows: Bools) -> Bools:
+    """Of each row, whether it holds for any of its windows."""
+    found: Bools = np.logical_or.reduce(windows, axis=1)
+    return found

@@ -1,0 +1,319 @@
+"""Known bugs of tasks and sources, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfData, EndOfPartition
+from midstream.exchange.partition import Subpartition
+from midstream.exchange.queue import InFlight
+from midstream.operators import progress
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements
+from midstream.worker import chain, snapshots, task
+from midstream.worker.source import SourceDriver
+from midstream.worker.valve import WatermarkValve
+
+
+def partition_ends_early() -> Replacements:
+    original = task.Task._finish
+
+    def finish(self: Any) -> None:
+        original(self)
+        if self.state is task.TaskState.FINISHING:
+            self._edges.broadcast(EndOfPartition())
+            self._end = lambda *_: task.Task._end(self)
+            self._edges.broadcast = lambda event: None
+
+    return [(task.Task, "_finish", finish)]
+
+
+def failure_discards() -> Replacements:
+    """A failed task drops its channels while its peers still use them."""
+    original = task.Task.fail
+
+    def fail(self: Any, error: BaseException, **symptom: bool) -> None:
+        was_live = self.is_live
+        original(self, error, **symptom)
+        if was_live:
+            self.close()
+
+    return [(task.Task, "fail", fail)]
+
+
+def early_split() -> Replacements:
+    def add_split(self: Any, split: bytes, is_last: bool) -> None:
+        if self._source is not None and self.is_live:
+            self._source.add_split(split, is_last=is_last)
+
+    return [(task.Task, "add_split", add_split)]
+
+
+def offset_before_emit() -> Replacements:
+    """What was read ahead counts as emitted."""
+    original = SourceDriver.snapshot
+
+    def snapshot(self: Any, chunk_id: str) -> Any:
+        before = [current.split for current in self._open]
+        for current in self._open:
+            if current.ahead is not None:
+                current.split = msgspec.structs.replace(current.split, offset=current.ahead[1])
+        part = original(self, chunk_id)
+        for current, split in zip(self._open, before, strict=True):
+            current.split = split
+        return part
+
+    return [(SourceDriver, "snapshot", snapshot)]
+
+
+# ---- snapshots
+
+
+def snapshot_after_the_next_rows() -> Replacements:
+    """A task works on between the barrier and its snapshot."""
+    original = task.Task._snapshot
+
+    def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
+        if self.gates and self.state is task.TaskState.RUNNING and not self._chain.is_firing:
+            self._input.work()
+        original(self, barrier, alignment_ms)
+
+    return [(task.Task, "_snapshot", snapshot)]
+
+
+def source_ahead_of_its_barrier() -> Replacements:
+    """A source emits one more batch behind the barrier, and its position is that behind the batch."""
+    original = task.Task._snapshot
+
+    def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
+        if self._source is not None and self.state is task.TaskState.RUNNING and self._holds_for is None:
+            self._read_source()
+        original(self, barrier, alignment_ms)
+
+    return [(task.Task, "_snapshot", snapshot)]
+
+
+def barrier_before_the_last_batch() -> Replacements:
+    """What was emitted last goes out behind the barrier."""
+    original = Subpartition.add
+
+    def add(self: Any, element: Any) -> None:
+        items = self.queue._items
+        if not isinstance(element, CheckpointBarrier) or not items or not isinstance(items[-1], InFlight):
+            original(self, element)
+            return
+        last = items.pop()
+        original(self, element)
+        items.append(last)
+
+    return [(Subpartition, "add", add)]
+
+
+# ---- the end
+
+
+def end_of_data_before_the_last_rows() -> Replacements:
+    """The end of data is said when the input has ended, before the last watermark has fired to its end."""
+    work, finish = task.Task._work, task.Task._finish
+
+    def say_and_work(self: Any) -> bool:
+        if self._input.has_ended and self._chain.is_firing and not hasattr(self, "has_said"):
+            self.has_said = True
+            self._edges.broadcast(EndOfData(self._input.drains))
+        return work(self)
+
+    def finish_silently(self: Any) -> None:
+        if not hasattr(self, "has_said"):
+            finish(self)
+            return
+        broadcast, self._edges.broadcast = self._edges.broadcast, lambda event: None
+        finish(self)
+        self._edges.broadcast = broadcast
+
+    return [(task.Task, "_work", say_and_work), (task.Task, "_finish", finish_silently)]
+
+
+def final_by_any_checkpoint() -> Replacements:
+    """A task is done when any checkpoint completes, one from before the end of its data, too."""
+    original = task.Task._on_completed
+
+    def on_completed(self: Any, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        if self.state is task.TaskState.FINISHING:
+            self._is_final = True
+
+    return [(task.Task, "_on_completed", on_completed)]
+
+
+def ends_before_all_is_sent() -> Replacements:
+    """A task ends while what it has emitted is still with it."""
+    return [(task.Task, "_is_sent", lambda self: True)]
+
+
+def ends_before_it_has_answered() -> Replacements:
+    """A task ends while it owes an answer for a checkpoint that it has joined."""
+    return [(snapshots.TaskSnapshots, "is_idle", True)]
+
+
+# ---- event time
+
+
+def silent_channel_is_forgotten() -> Replacements:
+    """After a restore a channel that has not said how far it has come is not waited for."""
+    original = WatermarkValve._merged
+
+    def merged(self: Any) -> Any:
+        if self.watermark_us == MIN_WATERMARK_US:
+            return original(self)
+        idle, self._idle = (
+            self._idle,
+            [was or mark == MIN_WATERMARK_US for was, mark in zip(self._idle, self._watermarks, strict=True)],
+        )
+        try:
+            return original(self)
+        finally:
+            self._idle = idle
+
+    return [(WatermarkValve, "_merged", merged)]
+
+
+def idle_channel_holds() -> Replacements:
+    """A channel that is idle is waited for."""
+    return [(WatermarkValve, "set_idle", lambda self, channel, idle: None)]
+
+
+def idle_channel_does_not_come_back() -> Replacements:
+    """A channel that was idle once is never waited for again."""
+    original = WatermarkValve.set_idle
+
+    def set_idle(self: Any, channel: int, idle: bool) -> Any:
+        return original(self, channel, True)
+
+    return [(WatermarkValve, "set_idle", set_idle)]
+
+
+def event_time_begins_again() -> Replacements:
+    """After a restore event time is where it was at the beginning."""
+    return [(chain.Chain, "restore", lambda self, marks: None)]
+
+
+def pending_firing_not_resumed() -> Replacements:
+    """A watermark that had not fired to its end is not gone on with after a restore."""
+    original = chain.Chain.restore
+
+    def restore(self: Any, marks: Any) -> None:
+        original(self, marks)
+        self._pending.clear()
+
+    return [(chain.Chain, "restore", restore)]
+
+
+def fired_watermark_stays() -> Replacements:
+    """A watermark that took several slices to fire is not passed on."""
+
+    def pump(self: Any) -> None:
+        index = max(self._pending)
+        if self._fire(index, self._pending[index]):
+            del self._pending[index]
+
+    return [(chain.Chain, "pump", pump)]
+
+
+def rows_before_their_watermark() -> Replacements:
+    """An operator gets rows while a watermark that came before them is still firing."""
+    return [(chain.Chain, "_finish_pending", lambda self, index: None)]
+
+
+def watermark_not_said_again() -> Replacements:
+    """Consumers do not hear again of the event time that they had heard of before a restore."""
+    original = task.Task.start
+
+    def start(self: Any) -> None:
+        told, self._edges.watermark = self._edges.watermark, lambda watermark_us: None
+        original(self)
+        self._edges.watermark = told
+
+    return [(task.Task, "start", start)]
+
+
+def watermark_of_one_slice_more() -> Replacements:
+    """A snapshot has the watermark that fires as one that has left the operator."""
+    original = task.Task._snapshot
+
+    def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
+        offered = self._chain.offered_us
+        self._chain.offered_us = [offered[0], *(max(offered[: i + 1]) for i in range(1, len(offered)))]
+        original(self, barrier, alignment_ms)
+        self._chain.offered_us = offered
+
+    return [(task.Task, "_snapshot", snapshot)]
+
+
+def progress_of_the_slowest() -> Replacements:
+    """After a restore all key groups have come as far as the one furthest behind."""
+    original = progress.Progress.restore
+
+    def restore(self: Any, table: Any) -> None:
+        original(self, table)
+        self._marks[:] = self.lowest
+        self.is_even = True
+
+    return [(progress.Progress, "restore", restore)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "partition_ends_early": Mutation("EndOfPartition before the final checkpoint", partition_ends_early),
+    "failure_discards": Mutation("a failed task drops channels that peers still use", failure_discards),
+    "early_split": Mutation("a split that comes after the trigger is in the snapshot", early_split),
+    "offset_before_emit": Mutation("rows that were read ahead count as emitted", offset_before_emit),
+    "snapshot_after_the_next_rows": Mutation("a snapshot is taken behind the next rows", snapshot_after_the_next_rows),
+    "source_ahead_of_its_barrier": Mutation(
+        "a source goes on between its barrier and its snapshot", source_ahead_of_its_barrier
+    ),
+    "barrier_before_the_last_batch": Mutation(
+        "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
+    ),
+    "end_of_data_before_the_last_rows": Mutation(
+        "the end of data comes before the last rows", end_of_data_before_the_last_rows, scenarios.firing
+    ),
+    "final_by_any_checkpoint": Mutation(
+        "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
+    ),
+    "ends_before_all_is_sent": Mutation(
+        "a task ends before all it has emitted is sent", ends_before_all_is_sent, scenarios.far_behind
+    ),
+    "ends_before_it_has_answered": Mutation(
+        "a task ends while it owes an answer", ends_before_it_has_answered, scenarios.undisturbed
+    ),
+    "silent_channel_is_forgotten": Mutation(
+        "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.timely
+    ),
+    "idle_channel_holds": Mutation("an idle channel is waited for", idle_channel_holds),
+    "idle_channel_does_not_come_back": Mutation(
+        "a channel that was idle is never waited for again", idle_channel_does_not_come_back
+    ),
+    "event_time_begins_again": Mutation(
+        "event time begins again after a restore", event_time_begins_again, scenarios.timely
+    ),
+    "pending_firing_not_resumed": Mutation(
+        "a watermark that was firing is forgotten by a restore", pending_firing_not_resumed, scenarios.firing
+    ),
+    "fired_watermark_stays": Mutation(
+        "a watermark that fires in slices is not passed on", fired_watermark_stays, scenarios.firing
+    ),
+    "rows_before_their_watermark": Mutation(
+        "rows overtake a watermark that is firing", rows_before_their_watermark, scenarios.firing
+    ),
+    "watermark_not_said_again": Mutation(
+        "event time is not said again after a restore", watermark_not_said_again, scenarios.on_time
+    ),
+    "watermark_of_one_slice_more": Mutation(
+        "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, scenarios.firing
+    ),
+    "progress_of_the_slowest": Mutation(
+        "key groups have come as far as the last after a rescale", progress_of_the_slowest, scenarios.fired_unevenly
+    ),
+}

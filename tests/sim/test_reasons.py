@@ -1,0 +1,121 @@
+"""What fails has a reason, in every run: what strikes elsewhere, or long before, excuses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from midstream.coordinator import Coordinator
+from midstream.protocol import messages as m
+from midstream.sim.campaign import Options, campaign
+from midstream.sim.reasons import LASTS_US, Reasons
+from midstream.sim.run import CIRCLES_MAX, STILL_MAX, Run, run
+from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.worker.snapshots import TaskSnapshots
+from midstream.worker.task import Task
+
+EXPIRED = "not complete within 60 s: no answer from sink (subtask 0)"
+UNION = "operator 'tally' has union state 'x' and only some of its subtasks have finished: it is not all of it"
+TRIGGERED_US = 100_000_000
+
+
+def struck(**changes: object) -> Scenario:
+    """A small job of whose slots one is killed, early."""
+    drawn = draw(7, topology="keyed", parallelism=2, faults=(), rows=60)
+    calm = replace(drawn, timeout_s=60.0, interval_s=0.002, row_us=0, sink_rows=0, batch_rows=3, aligned_timeout_s=None)
+    return replace(calm, faults=(Fault(120, "kill_slot", 1),), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("reason", "timeout_s", "struck_us", "is_bug"),
+    [
+        pytest.param("state could not be written: no room [sim]", 60.0, (), False, id="a-fault-says-so"),
+        pytest.param(
+            "a channel refers to shared/x, which is no longer kept", 60.0, (TRIGGERED_US,), True, id="refused"
+        ),
+        pytest.param(UNION, 60.0, (TRIGGERED_US,), True, id="union-state-and-nobody-has-finished"),
+        pytest.param(EXPIRED, 60.0, (), True, id="nothing-struck"),
+        pytest.param(EXPIRED, 60.0, (TRIGGERED_US - 2 * LASTS_US,), True, id="struck-long-before"),
+        pytest.param(EXPIRED, 60.0, (TRIGGERED_US + 1,), True, id="struck-and-too-short-to-explain-it"),
+        pytest.param(EXPIRED, 10.0, (TRIGGERED_US + 1,), False, id="struck-since"),
+        pytest.param(EXPIRED, 10.0, (TRIGGERED_US - 1,), False, id="struck-just-before"),
+        pytest.param(EXPIRED, 4.0, (), False, id="so-long-it-may-take"),
+    ],
+)
+def test_a_failed_checkpoint_is_explained_or_a_bug(
+    reason: str, timeout_s: float, struck_us: tuple[int, ...], is_bug: bool
+) -> None:
+    bugs: list[str] = []
+    reasons = Reasons(list(struck_us), 5.0, lambda directory: directory == "chk-2", bugs.append)
+    reasons.triggered(1, TRIGGERED_US)
+    reasons.checkpoint_failed(1, reason, timeout_s)
+    assert bugs == ([f"checkpoint 1 fails without a reason: {reason}"] if is_bug else [])
+
+
+def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:
+    bugs: list[str] = []
+    reasons = Reasons([], 5.0, lambda _: False, bugs.append)
+    reasons.heard(m.TaskFinished(0, m.TaskId(0, 0)))
+    reasons.checkpoint_failed(1, UNION, 60.0)
+    assert not bugs
+
+
+def test_the_runs_that_are_broken_below_are_clean() -> None:
+    outcome = run(struck())
+    assert not outcome.failures and outcome.faults["kill_slot"] == 1 and outcome.checkpoints > 1
+
+
+def test_a_task_that_fails_by_itself_is_a_bug_although_faults_have_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Task.checkpoint_completed
+
+    def failing(self: Task, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        if checkpoint_id > 1:
+            self.fail(RuntimeError("all by itself"))
+
+    monkeypatch.setattr(Task, "checkpoint_completed", failing)
+    outcome = run(struck())
+    assert "fails without a reason" in outcome.failures[0] and "all by itself" in outcome.failures[0]
+
+
+def test_an_acknowledgement_that_is_lost_is_a_bug_although_faults_have_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Callable[..., None] = TaskSnapshots._acknowledge
+
+    def losing(self: Any, checkpoint_id: int, *arguments: Any) -> None:
+        if checkpoint_id < 3:
+            original(self, checkpoint_id, *arguments)
+
+    monkeypatch.setattr(TaskSnapshots, "_acknowledge", losing)
+    outcome = run(struck())
+    assert "checkpoint 3 fails without a reason: not complete within 60 s" in outcome.failures[0]
+
+
+# ---- stuck, or long
+
+
+def test_a_run_that_gets_on_and_has_had_its_steps_is_long_and_has_not_failed() -> None:
+    outcome = run(struck(steps_max=200))
+    assert outcome.is_long and not outcome.is_stuck and not outcome.failures
+    assert outcome.why_not_passed == ["the run is not over after 200 steps"]
+
+
+def test_long_runs_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Options, "scenario", lambda self, seed: struck(seed=seed, steps_max=200))
+    summary = campaign(Options(), range(2), processes=1)
+    assert (summary.runs, summary.long, summary.deadlocks, summary.failures) == (2, 2, 0, 0)
+
+
+@pytest.mark.parametrize(("checkpoints_complete", "looks"), [(False, STILL_MAX), (True, CIRCLES_MAX)])
+def test_a_run_in_which_nothing_moves_is_stuck_though_checkpoints_complete(
+    checkpoints_complete: bool, looks: int
+) -> None:
+    prepared = Run(struck(), keep_trace=False, make_coordinator=Coordinator)
+    prepared._look_for_progress()
+    for _ in range(looks):
+        assert not prepared._is_stuck
+        prepared._oracle.checkpoints += checkpoints_complete
+        prepared._look_for_progress()
+    assert prepared._is_stuck
