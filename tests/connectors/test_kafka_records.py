@@ -47,13 +47,32 @@ class Record:
     def offset(self) -> int:
         return self.number
 
+    def topic(self) -> str:
+        return "t"
 
-PARSERS = {how: RecordParser("json", SCHEMA, ["offset"], how, "test") for how in ("fail", "drop")}  # type: ignore[arg-type]
+    def partition(self) -> int:
+        return 3
+
+    def key(self) -> bytes:
+        return b"k%d" % self.number
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_700_000_000_000 + self.number
+
+
+PARSERS = {how: RecordParser("json", SCHEMA, ["offset"], how == "drop", "test") for how in ("fail", "drop")}
 
 
 def parse(values: list[bytes | None], on_bad_record: str, first: int = 0) -> list[dict[str, Any]]:
     messages = [Record(value, at) for at, value in enumerate(values, first)]
-    rows: list[dict[str, Any]] = PARSERS[on_bad_record].rows(messages, "t").to_pylist()  # type: ignore[arg-type]
+    batch, bad = PARSERS[on_bad_record].rows(messages, "t")  # type: ignore[arg-type]
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    missing = set(range(first, first + len(values))) - {row["offset"] for row in rows}
+    assert [each.position for each in bad] == sorted(missing), "each record is a row or a bad record"
+    for each in bad:
+        assert each.at == each.position - first and each.data == values[each.at]
+        assert (each.source, each.partition, each.key) == ("t", 3, b"k%d" % each.position)
+        assert each.error.startswith("the record's value is not json"), each.error
     return rows
 
 

@@ -17,6 +17,7 @@ from midstream.api.modules import check_extra, collect, job_file, note_modules
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import DataStream, Origin
+from midstream.connectors.bad_records import BadRecordsMax, OnBadRecord
 from midstream.connectors.collection import from_arrow, from_polars, from_rows
 from midstream.connectors.files import CsvOptions, FileSource, Format
 from midstream.connectors.generator import Generate, GeneratorSource
@@ -35,6 +36,7 @@ from midstream.core.errors import ConfigError, JobError
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
+from midstream.operators.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA
 from midstream.operators.source import Source
 from midstream.protocol.job_status import JobStatus
 from midstream.runtime.storage import absolute
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from midstream.api.submit import Submission
     from midstream.connectors.kafka import OnGap, Start, Stop, Topics
     from midstream.connectors.kafka_client import OptionValue
-    from midstream.connectors.kafka_records import KafkaFormat, OnBadRecord
+    from midstream.connectors.kafka_records import KafkaFormat
     from midstream.coordinator.events import NewerOutput
     from midstream.runtime.job import Job
     from midstream.runtime.provider import SlotProvider
@@ -163,13 +165,17 @@ class Environment:
         watch: bool = False,
         interval: Duration = "1 s",
         csv: CsvOptions | None = None,
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
         """Parquet, CSV or JSON lines: a path, a glob, a directory, or a list of these.
 
         `format`: by default from the suffix. `schema`: by default that of the first file. `watch`:
-        never end, and look every `interval` for new files. `rows_per_s`: of all subtasks together.
+        never end, and look every `interval` for new files. `on_bad_record`: of lines; "drop" leaves out those
+        that cannot be read, and `side_output(BAD_RECORDS)` has them; with `bad_records_max=(100, 10_000)` more
+        than so many of so many lines that a subtask reads fail the job. `rows_per_s`: of all subtasks together.
         """
         columns = None if schema is None else as_schema(schema, "read_files")
         source = FileSource(
@@ -179,6 +185,8 @@ class Environment:
             watch=watch,
             interval=interval,
             csv=csv,
+            on_bad_record=on_bad_record,
+            bad_records_max=bad_records_max,
             filesystem=filesystem,
             rows_per_s=rows_per_s,
         )
@@ -197,6 +205,7 @@ class Environment:
         metadata: Mapping[str, str] | Sequence[str] = (),
         on_gap: OnGap = "fail",
         on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
         options: Mapping[str, OptionValue] | None = None,
         interval: Duration = "30 s",
         rows_per_s: float | None = None,
@@ -204,7 +213,7 @@ class Environment:
         """Topics of Kafka: a name, a list, or a compiled pattern; without `stop` for ever. See KafkaSource.
 
         `format`: "json" with a `schema`, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
-        headers as columns. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
+        headers as columns. `on_bad_record`, `bad_records_max`: as in read_files, of records. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
         topics and partitions are looked for. `rows_per_s`: of all subtasks together.
         """
         from midstream.connectors.kafka import KafkaSource
@@ -219,6 +228,7 @@ class Environment:
             metadata=metadata,
             on_gap=on_gap,
             on_bad_record=on_bad_record,
+            bad_records_max=bad_records_max,
             options=options,
             interval=interval,
             rows_per_s=rows_per_s,
@@ -313,7 +323,8 @@ class Environment:
 
     def _begin(self, kind: str, source: Source) -> DataStream:
         node = self._program.add_source(kind, source)
-        return DataStream(self._program, (Origin(node.id),), source.schema, node=node.id)
+        sides = {BAD_RECORDS: (BAD_RECORDS_SCHEMA, None)} if source.drops_bad_records else None
+        return DataStream(self._program, (Origin(node.id),), source.schema, node=node.id, side_outputs=sides)
 
     # ---- running it
 

@@ -24,6 +24,7 @@ from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.graph.logical import Input
+from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator
 from midstream.operators.rows import Row
 from midstream.operators.sink import Sink
@@ -231,9 +232,18 @@ class DataStream(Handle):
 
     @located
     def side_output(self, tag: str) -> DataStream:
-        """What the operator in front emits under `tag`: rows that are `LATE` for a window, or what a function sends there."""
+        """What the operator in front emits under `tag`.
+
+        Rows that are `LATE` for a window, what a function sends there, or the `BAD_RECORDS` of a source that was
+        told to drop them.
+        """
         if self._node is None or tag not in self._side_outputs:
             known = ", ".join(map(repr, self._side_outputs)) or "none"
+            if tag == BAD_RECORDS:
+                raise JobError(
+                    "side_output: bad records are with the stream that read_kafka or read_files made, of which "
+                    "on_bad_record='drop' takes them aside"
+                )
             raise JobError(
                 f"side_output: there is no side output {tag!r} here (there is: {known}); "
                 "call it on the stream that a window or process() made, which must declare it"

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
-from midstream.connectors.kafka_records import KafkaFormat, OnBadRecord, RecordParser
+from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.core.config import Duration, interval_s, is_whole
 from midstream.core.errors import ConfigError, StorageError
+from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ class KafkaSource(Source):
     "latest" (what is there and committed when the job starts) or a datetime (up to the first record that is not
     older); None: never.
     `on_gap`: what becomes of offsets that the broker does not have any more: "fail", or "skip" to go on behind them.
-    `on_bad_record`: "fail", or "drop" to leave out what is not of the format, with a word in the log.
+    `on_bad_record`: "fail", or "drop" to leave out what is not of the format; `side_output(BAD_RECORDS)` of the stream
+    has it then. `bad_records_max`: with "drop", (bad, records): more of so many that a subtask reads fail the job.
     `options`: librdkafka's, for example security; `env:NAME` and `file:/path` stand for what is there where the
     job connects. With `group.id` offsets are committed after each checkpoint, for tools that show lag.
 
@@ -116,6 +119,7 @@ class KafkaSource(Source):
         metadata: Mapping[str, str] | Sequence[str] = (),
         on_gap: OnGap = "fail",
         on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
         options: Mapping[str, OptionValue] | None = None,
         interval: Duration = "30 s",
         rows_per_s: float | None = None,
@@ -123,7 +127,9 @@ class KafkaSource(Source):
         self._topics = _checked_topics(topics)
         self._where = f"KafkaSource of {_topics_text(self._topics)}"
         self._connection = Connection(servers, options, _OURS, self._where)
-        self._parser = RecordParser(format, schema, metadata, on_bad_record, self._where)
+        check_on_bad_record(on_bad_record, bad_records_max, self._where)
+        self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
+        self._parser = RecordParser(format, schema, metadata, self.drops_bad_records, self._where)
         self.schema = self._parser.schema
         if on_gap not in ("fail", "skip"):
             raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
@@ -291,6 +297,8 @@ class _PartitionReader(SplitReader):
         self._next = offset or part.start
         self._notes: list[Message] = []
         """What came beside the records of the last look, and behind them."""
+        self._bad: list[BadRecord] = []
+        """Of the last look."""
         self._silence = Silence(self._where, source._connection.servers)
         with ExitStack() as stack:
             with made(self._where):
@@ -318,7 +326,11 @@ class _PartitionReader(SplitReader):
             self._next = max(self._next, stop)
         if good:
             self._next = max(self._next, self._offset(good[-1]) + 1)
-        return self._source._parser.rows(good, self._where), self._next
+        rows, self._bad = self._source._parser.rows(good, self._where)
+        return rows, self._next
+
+    def bad_records(self) -> BadRecords | None:
+        return reported(self._bad)
 
     def close(self) -> None:
         self._consumer.close()

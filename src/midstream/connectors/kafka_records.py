@@ -8,7 +8,6 @@ as values: an object that went on in the next value would have a brace behind a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.connectors.bad_records import BadRecord, parsed_apart
 from midstream.connectors.formats import Wanted, check_columns
 from midstream.connectors.text import ROW_NUMBER, check_types, jsonl_parser
 from midstream.core.batches import canonical_schema, conform, single_batch
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 KafkaFormat: TypeAlias = Literal["json", "bytes", "text"]
-OnBadRecord: TypeAlias = Literal["fail", "drop"]
 FORMATS: Final = ("json", "bytes", "text")
 VALUE: Final = "value"
 HEADERS: Final = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
@@ -38,7 +37,6 @@ METADATA: Final[Mapping[str, pa.DataType]] = {
     "headers": HEADERS,
 }
 _SPACE: Final = b" \t\r\n"
-_log = logging.getLogger(__name__)
 
 
 class RecordParser:
@@ -49,13 +47,11 @@ class RecordParser:
         format: KafkaFormat,
         schema: pa.Schema | None,
         metadata: Mapping[str, str] | Sequence[str],
-        on_bad_record: OnBadRecord,
+        drops_bad_records: bool,
         who: str,
     ) -> None:
         if format not in FORMATS:
             raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(FORMATS)}")
-        if on_bad_record not in ("fail", "drop"):
-            raise ConfigError(f"{who}: on_bad_record {on_bad_record!r} is not one of fail, drop")
         if isinstance(metadata, str):
             raise ConfigError(f"{who}: metadata={metadata!r} is text; give a list: metadata=[{metadata!r}]")
         self.metadata = dict(metadata) if isinstance(metadata, Mapping) else {what: what for what in metadata}
@@ -63,67 +59,61 @@ class RecordParser:
             if what not in METADATA:
                 raise ConfigError(f"{who}: metadata {what!r} is not one of {', '.join(METADATA)}")
         self._format = format
-        self._drop = on_bad_record == "drop"
+        self._drops = drops_bad_records
         self._wanted = _wanted(format, schema, who)
         self._parse: Callable[[bytes], pa.Table] | None = None
         fields = [*self._wanted.schema, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
         self.schema = pa.schema(fields)
         check_columns(self.schema, who)
-        self.dropped = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parse": None}
 
-    def rows(self, messages: Sequence[Message], where: str) -> pa.RecordBatch:
-        """A row per message, but for bad ones that are dropped. Raises SchemaError naming the first that is bad."""
+    def rows(self, messages: Sequence[Message], where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """A row per message, but for bad ones, which are dropped or raise SchemaError, naming the first of them."""
+        if not messages:
+            return _no_rows(self.schema), []
         values: list[bytes | None] = [message.value() for message in messages]
-        bad: list[int] = []
-        pieces = self._pieces(messages, values, 0, where, bad)
-        if bad:
-            is_bad = set(bad)
-            messages = [message for index, message in enumerate(messages) if index not in is_bad]
-        columns = (
-            [
-                pa.concat_arrays([piece.column(index) for piece in pieces])
-                if len(pieces) != 1
-                else pieces[0].column(index)
-                for index in range(len(self._wanted.schema))
-            ]
-            if pieces
-            else [pa.array([], field.type) for field in self._wanted.schema]
-        )
-        columns += [_metadata(what, messages) for what in self.metadata]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _pieces(
-        self, messages: Sequence[Message], values: list[bytes | None], first: int, where: str, bad: list[int]
-    ) -> list[pa.RecordBatch]:
-        """The rows of `values`, which begin at message `first`; halved until what is bad stands alone."""
-        if not values:
-            return []
+        pieces: list[pa.RecordBatch] = []
+        bad: list[BadRecord] = []
         try:
-            return [self._parsed(values, where)]
+            pieces.append(self._parsed(values, where))
         except pa.ArrowException as error:
-            if len(values) == 1:
-                self._found_bad(messages[first], where, ROW_NUMBER.sub("", str(error)))
-                bad.append(first)
-                return []
-        middle = len(values) // 2
-        pieces = self._pieces(messages, values[:middle], first, where, bad)
-        return pieces + self._pieces(messages, values[middle:], first + middle, where, bad)
+            parts = parsed_apart(lambda a, b: self._parsed(values[a:b], where), 0, len(values), str(error))
+            for part in parts:
+                if isinstance(part, pa.RecordBatch):
+                    pieces.append(part)
+                else:
+                    bad.append(self._bad(messages[part[0]], part[0], where, ROW_NUMBER.sub("", part[1])))
+            is_bad = {each.at for each in bad}
+            messages = [message for index, message in enumerate(messages) if index not in is_bad]
+        if not pieces:
+            return _no_rows(self.schema), bad
+        columns = [
+            pa.concat_arrays([piece.column(index) for piece in pieces]) if len(pieces) > 1 else pieces[0].column(index)
+            for index in range(len(self._wanted.schema))
+        ]
+        columns += [_metadata(what, messages) for what in self.metadata]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema), bad
 
-    def _found_bad(self, message: Message, where: str, text: str) -> None:
-        place = f"{where}, offset {message.offset()}"
-        if not self._drop:
+    def _bad(self, message: Message, at: int, where: str, text: str) -> BadRecord:
+        text = f"the record's value is not {self._format} of the declared columns: {text}"
+        if not self._drops:
             raise SchemaError(
-                f"{place}: the record's value is not {self._format} of the declared columns: {text}; declare other types in "
-                "schema=, or have on_bad_record='drop' leave such records out"
+                f"{where}, offset {message.offset()}: {text}; declare other types in schema=, or have "
+                "on_bad_record='drop' leave such records out, into side_output(BAD_RECORDS)"
             )
-        self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th …
-            _log.warning(
-                "%s: dropped, as it is not %s: %s (record %d that is)", place, self._format, text, self.dropped
-            )
+        known, ms = message.timestamp()
+        return BadRecord(
+            at,
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.value(),
+            text,
+            message.key(),
+            ms if known else None,
+        )
 
     def _parsed(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
         if self._format == "json":
@@ -182,6 +172,10 @@ def _one_line(line: bytes) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
     return line.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _metadata(what: str, messages: Sequence[Message]) -> pa.Array:
