@@ -199,7 +199,9 @@ class Environment:
         topics: Topics,
         *,
         format: KafkaFormat = "json",
-        schema: SchemaLike | None = None,
+        schema: SchemaLike | str | None = None,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
         start: Start = "earliest",
         stop: Stop | None = None,
         metadata: Mapping[str, str] | Sequence[str] = (),
@@ -212,7 +214,7 @@ class Environment:
     ) -> DataStream:
         """Topics of Kafka: a name, a list, or a compiled pattern; without `stop` for ever. See KafkaSource.
 
-        `format`: "json" with a `schema`, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
+        `format`: "json" or "csv" with a `schema`, "avro" with the text of a schema and a `registry`, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
         headers as columns. `on_bad_record`, `bad_records_max`: as in read_files, of records. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
         topics and partitions are looked for. `rows_per_s`: of all subtasks together.
         """
@@ -222,7 +224,9 @@ class Environment:
             servers,
             topics,
             format=format,
-            schema=None if schema is None else as_schema(schema, "read_kafka"),
+            schema=schema if schema is None or isinstance(schema, str) else as_schema(schema, "read_kafka"),
+            csv=csv,
+            registry=registry,
             start=start,
             stop=stop,
             metadata=metadata,

@@ -376,11 +376,12 @@ class DataStream(Handle):
         key: str | None = None,
         headers: str | None = None,
         partition: str | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
         options: Mapping[str, OptionValue] | None = None,
     ) -> StreamSink:
         """Every row at least once into a topic of Kafka (`guarantee="at_least_once"`, the only one yet). See KafkaSink.
 
-        `key`, `headers`, `partition`: columns. `options`: librdkafka's, such as those of SASL and TLS.
+        `key`, `headers`, `partition`: columns. `registry`: of schemas, for `format="avro"`. `options`: librdkafka's, such as those of SASL and TLS.
         """
         from midstream.connectors.kafka_sink import KafkaSink
 
@@ -392,6 +393,7 @@ class DataStream(Handle):
             key=key,
             headers=headers,
             partition=partition,
+            registry=registry,
             options=options,
         )
         return self._end("kafka", sink)

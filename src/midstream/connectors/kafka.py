@@ -26,6 +26,8 @@ from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadReco
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
+from midstream.connectors.schema_registry import RegistrySilent
+from midstream.connectors.text import CsvOptions
 from midstream.core.config import Duration, interval_s, is_whole
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.bad_records import BadRecords
@@ -91,8 +93,10 @@ class KafkaSource(Source):
 
     `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that whole
     names match; new topics of it, and new partitions of any, are found every `interval`, and read from their
-    beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "bytes" or "text" (one column
-    `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
+    beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header,
+    `schema` has its columns in order, `csv` how it is written), "avro" (each value with the id of its schema in
+    `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest of the subject
+    `<topic>-value`), "bytes" or "text" (one column `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
     topic, partition, offset, timestamp, key, headers; a dict gives them other names.
     `start`: "earliest", "latest", "group" (what the group of `group.id` has committed, else the earliest), a
     datetime (the first record that is not older), or of one topic an offset for each partition. `stop`:
@@ -113,7 +117,9 @@ class KafkaSource(Source):
         topics: Topics,
         *,
         format: KafkaFormat = "json",
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | str | None = None,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
         start: Start = "earliest",
         stop: Stop | None = None,
         metadata: Mapping[str, str] | Sequence[str] = (),
@@ -129,7 +135,17 @@ class KafkaSource(Source):
         self._connection = Connection(servers, options, _OURS, self._where)
         check_on_bad_record(on_bad_record, bad_records_max, self._where)
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
-        self._parser = RecordParser(format, schema, metadata, self.drops_bad_records, self._where)
+        one = self._topics[0] if isinstance(self._topics, tuple) and len(self._topics) == 1 else None
+        self._parser = RecordParser(
+            format,
+            schema,
+            metadata,
+            self.drops_bad_records,
+            self._where,
+            csv=csv,
+            registry=registry,
+            subject=one and f"{one}-value",
+        )
         self.schema = self._parser.schema
         if on_gap not in ("fail", "skip"):
             raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
@@ -162,6 +178,7 @@ class KafkaSource(Source):
         """Raises StorageError when no broker answers, ConfigError for a topic that is not there or may not be read."""
         with made(self._where):
             self._new_consumer(Silence(self._where, self._connection.servers)).close()
+        self._parser.check()
         found = self._cluster.topics(self._topics)
         if not found and self.bounded:
             raise ConfigError(f"{self._where}: no topic matches; a job with stop= reads what is there when it starts")
@@ -299,6 +316,8 @@ class _PartitionReader(SplitReader):
         """What came beside the records of the last look, and behind them."""
         self._bad: list[BadRecord] = []
         """Of the last look."""
+        self._kept: tuple[list[Message], int] | None = None
+        """Messages whose schema could not be asked for, and the offset that they begin at."""
         self._silence = Silence(self._where, source._connection.servers)
         with ExitStack() as stack:
             with made(self._where):
@@ -309,6 +328,8 @@ class _PartitionReader(SplitReader):
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         """Never waits: what has come is taken. Raises SchemaError (bad records), ConfigError (a gap), StorageError."""
+        if self._kept is not None:
+            return self._parsed(*self._kept)
         notes, self._notes = self._notes, []
         for note in notes:
             self._take_note(note.error(), note)
@@ -321,12 +342,26 @@ class _PartitionReader(SplitReader):
         good = [message for message in messages if message.error() is None]
         if len(good) < len(messages):
             self._notes = [message for message in messages if message.error() is not None]
+        before = self._next
         if stop is not None and good and self._offset(good[-1]) >= stop:
             good = [message for message in good if self._offset(message) < stop]
             self._next = max(self._next, stop)
         if good:
             self._next = max(self._next, self._offset(good[-1]) + 1)
-        rows, self._bad = self._source._parser.rows(good, self._where)
+        return self._parsed(good, before)
+
+    def _parsed(self, messages: list[Message], before: int) -> tuple[pa.RecordBatch, int]:
+        """The rows of messages that begin at offset `before`; none while the schema registry is waited for."""
+        try:
+            rows, self._bad = self._source._parser.rows(messages, self._where)
+        except RegistrySilent as error:
+            if self._kept is None:
+                _log.warning("%s: waiting with offset %d and what is behind it: %s", self._where, before, error)
+            self._kept, self._bad = (messages, before), []
+            return self._source._parser.no_rows, before
+        if self._kept is not None:
+            self._kept = None
+            _log.warning("%s: the schema registry answers again; going on", self._where)
         return rows, self._next
 
     def bad_records(self) -> BadRecords | None:

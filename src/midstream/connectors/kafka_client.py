@@ -111,25 +111,30 @@ class Connection:
         return {"client.id": "midstream", "bootstrap.servers": self.servers, "logger": _client_log}
 
     def _resolved(self, name: str, value: OptionValue) -> OptionValue:
-        if not isinstance(value, str):
-            return value
-        kind, colon, rest = value.partition(":")
-        if not colon or kind not in ("env", "file"):
-            return value
-        if kind == "env":
-            if rest not in os.environ:
-                raise ConfigError(
-                    f"{self._who}: option {name!r} is to come from the environment variable {rest!r}, which is not set in "
-                    f"the process {os.getpid()} that connects; set it on the driver and wherever slots run"
-                )
-            return os.environ[rest]
-        try:
-            return Path(rest).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
+        return looked_up(f"option {name!r}", value, self._who)
+
+
+def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
+    """What a value `env:NAME` or `file:/path` stands for in this process; any other is itself. Raises ConfigError."""
+    if not isinstance(value, str):
+        return value
+    kind, colon, rest = value.partition(":")
+    if not colon or kind not in ("env", "file"):
+        return value
+    if kind == "env":
+        if rest not in os.environ:
             raise ConfigError(
-                f"{self._who}: option {name!r} is to come from the file {rest!r}, which cannot be read where the job "
-                f"connects ({type(error).__name__}); put it on the driver's machine and wherever slots run"
-            ) from None
+                f"{who}: {what} is to come from the environment variable {rest!r}, which is not set in "
+                f"the process {os.getpid()} that connects; set it on the driver and wherever slots run"
+            )
+        return os.environ[rest]
+    try:
+        return Path(rest).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{who}: {what} is to come from the file {rest!r}, which cannot be read where the job "
+            f"connects ({type(error).__name__}); put it on the driver's machine and wherever slots run"
+        ) from None
 
 
 class Silence:

@@ -12,20 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.connectors.bad_records import BadRecord, parsed_apart
-from midstream.connectors.formats import Wanted, check_columns
-from midstream.connectors.text import ROW_NUMBER, check_types, jsonl_parser
+from midstream.connectors.formats import MISSES_VALUE, Wanted, check_columns
+from midstream.connectors.text import ROW_NUMBER, CsvOptions, check_types, csv_parser, jsonl_parser
 from midstream.core.batches import canonical_schema, conform, single_batch
 from midstream.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-KafkaFormat: TypeAlias = Literal["json", "bytes", "text"]
-FORMATS: Final = ("json", "bytes", "text")
+    from midstream.connectors.kafka_avro import AvroValues, AvroWriting
+    from midstream.connectors.kafka_client import OptionValue
+
+KafkaFormat: TypeAlias = Literal["json", "csv", "avro", "bytes", "text"]
+FORMATS: Final = ("json", "csv", "avro", "bytes", "text")
+WRITTEN_FORMATS: Final = ("json", "avro", "bytes", "text")
 VALUE: Final = "value"
 HEADERS: Final = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
 METADATA: Final[Mapping[str, pa.DataType]] = {
@@ -45,11 +50,18 @@ class RecordParser:
     def __init__(
         self,
         format: KafkaFormat,
-        schema: pa.Schema | None,
+        schema: pa.Schema | str | None,
         metadata: Mapping[str, str] | Sequence[str],
         drops_bad_records: bool,
         who: str,
+        *,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        subject: str | None = None,
     ) -> None:
+        """`subject`: of the registry, whose newest schema is the reader's where `schema` is not given."""
+        if str(format) == "protobuf":
+            raise ConfigError(f"{who}: format 'protobuf' is not there yet; read bytes, and parse them in map_batches()")
         if format not in FORMATS:
             raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(FORMATS)}")
         if isinstance(metadata, str):
@@ -60,7 +72,25 @@ class RecordParser:
                 raise ConfigError(f"{who}: metadata {what!r} is not one of {', '.join(METADATA)}")
         self._format = format
         self._drops = drops_bad_records
-        self._wanted = _wanted(format, schema, who)
+        for given, needs in ((csv, "csv"), (registry, "avro")):
+            if given is not None and format != needs:
+                raise ConfigError(f"{who}: {'csv' if needs == 'csv' else 'registry'}= is for format={needs!r}")
+        self._csv = csv or CsvOptions()
+        self._avro: AvroValues | None = None
+        if format == "avro":
+            if isinstance(schema, pa.Schema):
+                raise ConfigError(
+                    f"{who}: schema= of format='avro' is the text of an Avro schema (JSON), the one to read with; without it "
+                    "the newest of the registry is taken"
+                )
+            from midstream.connectors.kafka_avro import AvroValues
+
+            self._avro = AvroValues(registry, schema, subject, who)
+            self._wanted = Wanted(self._avro.schema, declared=True)
+        elif isinstance(schema, str):
+            raise ConfigError(f"{who}: schema= as text is for format='avro'; give columns and their types")
+        else:
+            self._wanted = _wanted(format, schema, self._csv, who)
         self._parse: Callable[[bytes], pa.Table] | None = None
         fields = [*self._wanted.schema, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
         self.schema = pa.schema(fields)
@@ -69,10 +99,19 @@ class RecordParser:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parse": None}
 
+    @property
+    def no_rows(self) -> pa.RecordBatch:
+        return _no_rows(self.schema)
+
+    def check(self) -> None:
+        """On the driver, before the job starts: what values are read with must be there."""
+        if self._avro is not None:
+            self._avro.check()
+
     def rows(self, messages: Sequence[Message], where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """A row per message, but for bad ones, which are dropped or raise SchemaError, naming the first of them."""
         if not messages:
-            return _no_rows(self.schema), []
+            return self.no_rows, []
         values: list[bytes | None] = [message.value() for message in messages]
         pieces: list[pa.RecordBatch] = []
         bad: list[BadRecord] = []
@@ -88,7 +127,7 @@ class RecordParser:
             is_bad = {each.at for each in bad}
             messages = [message for index, message in enumerate(messages) if index not in is_bad]
         if not pieces:
-            return _no_rows(self.schema), bad
+            return self.no_rows, bad
         columns = [
             pa.concat_arrays([piece.column(index) for piece in pieces]) if len(pieces) > 1 else pieces[0].column(index)
             for index in range(len(self._wanted.schema))
@@ -118,6 +157,8 @@ class RecordParser:
     def _parsed(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
         if self._format == "json":
             return self._json(values, where)
+        if self._format in ("csv", "avro"):
+            return self._of_values(values, where)
         array = pa.array(values, pa.large_binary())
         if self._format == "text":
             array = array.cast(pa.large_string())
@@ -132,20 +173,63 @@ class RecordParser:
             raise pa.ArrowInvalid("JSON parse error: more than one value in a record")
         return conform(single_batch(table), self._wanted.schema, where)
 
+    def _of_values(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+        """In formats that have no form for a record without a value: it is a row of nulls."""
+        there = [value for value in values if value is not None]
+        if len(there) < len(values) and self._wanted.required:
+            raise pa.ArrowInvalid(f"column {self._wanted.required[0]!r} {MISSES_VALUE}")
+        if not there:
+            found = _no_rows(self._wanted.schema)
+        elif self._avro is not None:
+            found = self._avro.parse(there)
+        else:
+            found = conform(single_batch(self._csv_rows(there)), self._wanted.schema, where)
+        if len(there) == len(values):
+            return found
+        is_there = np.array([value is not None for value in values])
+        return found.take(pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there))
 
-def _wanted(format: KafkaFormat, schema: pa.Schema | None, who: str) -> Wanted:
-    if format != "json":
+    def _csv_rows(self, values: list[bytes]) -> pa.Table:
+        """Each value is one line. A line end can be in a quoted value of it, which it must then be parsed alone to show."""
+        if self._parse is None:
+            self._parse = csv_parser(self._csv, self._wanted, self._wanted.schema.names)
+        text = b"\n".join(values)
+        if len(values) > 1 and (b"\r" in text or text.count(b"\n") >= len(values)):
+            raise pa.ArrowInvalid("CSV parse error: a value with a line end, among others")
+        table = self._parse(text)
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid("CSV parse error: not one row")
+        return table
+
+
+def check_written_format(
+    format: KafkaFormat, registry: Mapping[str, OptionValue] | None, topic: str, who: str
+) -> AvroWriting | None:
+    """Raises ConfigError for one that is not written."""
+    if format not in WRITTEN_FORMATS:
+        raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(WRITTEN_FORMATS)}")
+    if format == "avro":
+        from midstream.connectors.kafka_avro import AvroWriting
+
+        return AvroWriting(registry, topic, who)
+    if registry is not None:
+        raise ConfigError(f"{who}: registry= is for format='avro'")
+    return None
+
+
+def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> Wanted:
+    if format not in ("json", "csv"):
         if schema is not None:
             raise ConfigError(
-                f"{who}: schema= is for format='json'; {format} gives one column {VALUE!r}, and metadata= more of them"
+                f"{who}: schema= is for json, csv and avro; {format} gives one column {VALUE!r}, and metadata= more of them"
             )
         kind = pa.large_binary() if format == "bytes" else pa.large_string()
         return Wanted(pa.schema([(VALUE, kind)]), declared=True)
     if schema is None:
-        raise ConfigError(f"{who}: format='json' needs schema=, the columns to read and their types")
+        raise ConfigError(f"{who}: format={format!r} needs schema=, the columns to read and their types")
     check_columns(schema, f"{who}: the declared schema")
     canonical = canonical_schema(schema)
-    check_types(canonical, "jsonl", who=who)
+    check_types(canonical, "csv" if format == "csv" else "jsonl", csv, who=who)
     return Wanted(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
 
 

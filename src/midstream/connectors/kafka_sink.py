@@ -19,7 +19,7 @@ from midstream.connectors.encoders import check_encodable, new_encoder
 from midstream.connectors.extras import require
 from midstream.connectors.kafka_client import Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import Cluster
-from midstream.connectors.kafka_records import FORMATS, KafkaFormat
+from midstream.connectors.kafka_records import KafkaFormat, check_written_format
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.core.seams import Done, Failed
@@ -28,6 +28,8 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
+
+    from midstream.connectors.kafka_avro import AvroWriting
 
 Guarantee: TypeAlias = Literal["at_least_once"]
 
@@ -55,7 +57,8 @@ class KafkaSink(Sink):
 
     `guarantee`: "at_least_once" is the only one yet, and is to be said. `format`: "json" (an object per row),
     "bytes" or "text" (the one column that is left beside the others named here; null is a record without a value).
-    `key`: a text or binary column; it stays in a JSON object if it is text. `headers`: a column of lists of
+    "avro" is a record of the columns, whose schema is registered in `registry` as the subject `<topic>-value`.
+    `key`: a text or binary column; it stays in a JSON object or an Avro record if it is text. `headers`: a column of lists of
     structs of `name` and `value`, as KafkaSource has it. `partition`: a column of int32 or int64; null, and
     without it: by the key as Kafka's clients do. Columns of headers and partition are not in the value.
     `options`: librdkafka's; `env:NAME` and `file:/path` stand for what is there where the job connects.
@@ -73,6 +76,7 @@ class KafkaSink(Sink):
         key: str | None = None,
         headers: str | None = None,
         partition: str | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
         options: Mapping[str, OptionValue] | None = None,
     ) -> None:
         if not isinstance(topic, str) or not topic:
@@ -84,8 +88,7 @@ class KafkaSink(Sink):
                 f"{self._where}: guarantee {guarantee!r} is not there; 'at_least_once' is the only one yet. For each row "
                 "once write to files, Delta or PostgreSQL"
             )
-        if format not in FORMATS:
-            raise ConfigError(f"{self._where}: format {format!r} is not one of {', '.join(FORMATS)}")
+        self._avro = check_written_format(format, registry, topic, self._where)
         for what, name in (("key", key), ("headers", headers), ("partition", partition)):
             if name is not None and not isinstance(name, str):
                 raise ConfigError(f"{self._where}: {what}={name!r} is not the name of a column")
@@ -97,7 +100,7 @@ class KafkaSink(Sink):
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """Raises SchemaError for columns that have no form there, ConfigError or StorageError when the topic cannot be found."""
-        Encoding(self._format, schema, self._key, self._headers, self._partition, self._where)
+        Encoding(self._format, schema, self._key, self._headers, self._partition, self._where, self._avro).register()
         self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
         cluster = Cluster(self._connection, self._where)
         try:
@@ -144,7 +147,9 @@ class _Records(Part):
         """The attempt has ended: nobody waits for brokers any more."""
         self._sink = sink
         self._where = f"operator {context.name!r}: {sink._where}"
-        self._encoding = Encoding(sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where)
+        self._encoding = Encoding(
+            sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where, sink._avro
+        )
         self._silence = Silence(self._where, sink._connection.servers)
         self._producer: Producer | None = None
         self._lost: KafkaError | None = None
@@ -223,6 +228,7 @@ class Encoding:
         headers: str | None,
         partition: str | None,
         where: str,
+        avro: AvroWriting | None = None,
     ) -> None:
         named = [name for name in (key, headers, partition) if name is not None]
         require_columns(schema, named, where, "column")
@@ -247,10 +253,13 @@ class Encoding:
                 f"{where}: partition column {partition!r} is {schema.field(partition).type}, not int32 or int64"
             )
         left = [name for name in schema.names if name not in (headers, partition)]
-        if key is not None and (format != "json" or not types.is_large_string(schema.field(key).type)):
+        if key is not None and (format not in ("json", "avro") or not types.is_large_string(schema.field(key).type)):
             left.remove(key)
         self._columns = left
         values = pa.schema([schema.field(name) for name in left])
+        self._avro = None if avro is None else (avro, avro.encoder(values))
+        if format == "avro":
+            return
         if format == "json":
             check_encodable(values, "jsonl", where)
             return
@@ -262,6 +271,11 @@ class Encoding:
         kind = values.field(0).type
         if not (_is_text_or_binary(kind) if format == "bytes" else types.is_large_string(kind)):
             raise SchemaError(f"{where}: column {left[0]!r} is {kind}, which is not {format}; cast it first")
+
+    def register(self) -> None:
+        """On the driver: the schema of Avro values gets its id. Raises ConfigError or StorageError."""
+        if self._avro is not None:
+            self._avro[0].register(self._avro[1])
 
     def records(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None, int, list[Any] | None]]:
         """Value, key, partition (-1: by the key) and headers of each row."""
@@ -275,6 +289,8 @@ class Encoding:
         )
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        if self._avro is not None:
+            return self._avro[0].values(self._avro[1], batch.select(self._columns))
         if self._format != "json":
             return _bytes(batch.column(self._columns[0]))
         values = batch.select(self._columns)

@@ -122,7 +122,7 @@ class TextReader(SplitReader):
             if format == "csv":
                 self._names, begin = read_header(self._file, csv, wanted.schema)
                 check_names(self._names, wanted, path)
-                self._parse = _csv_parser(csv, wanted, self._names)
+                self._parse = csv_parser(csv, wanted, self._names)
             else:
                 self._parse = jsonl_parser(wanted)
             self._lines = Lines(
@@ -269,7 +269,7 @@ class _Block:
 # ---- parsing ----
 
 
-def _csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
+def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
     """Raises ArrowException too when the lines end within a quoted value, for which pyarrow has no word.
 
     Behind them comes a line that is skipped, as it has a column too many; unless it is part of a value.
@@ -371,7 +371,7 @@ def check_types(
         only = Wanted(pa.schema([field]), declared=True)
         try:
             if format == "csv":
-                _csv_parser(csv, only, [field.name])(b'"x"\n')
+                csv_parser(csv, only, [field.name])(b'"x"\n')
             else:
                 jsonl_parser(only)(b"{}\n")
         except pa.ArrowNotImplementedError as error:
