@@ -284,29 +284,3 @@ def arrow_type(kind: AvroType, where: str) -> pa.DataType:
 def arrow_fields(record: AvroType, where: str) -> Iterator[pa.Field]:
     for field in record.fields:
         yield pa.field(field.name, arrow_type(field.type, f"{where}.{field.name}"))
-
-
-def raw_schema(kind: AvroType) -> Any:
-    """The same bytes as simpler types, for a parser: no logical types, an enum is its number, names are made up."""
-    return _raw(kind, [0])
-
-
-def _raw(kind: AvroType, made: list[int]) -> Any:
-    match kind.kind:
-        case "union":
-            return [_raw(branch, made) for branch in kind.branches]
-        case "array":
-            return {"type": "array", "items": _raw(kind.of(), made)}
-        case "map":
-            return {"type": "map", "values": _raw(kind.of(), made)}
-        case "enum":
-            return "int"
-        case "record" | "fixed":
-            made[0] += 1
-            named: dict[str, Any] = {"type": kind.kind, "name": f"t{made[0]}"}
-            if kind.kind == "fixed":
-                return {**named, "size": kind.size}
-            fields = [{"name": f"f{i}", "type": _raw(field.type, made)} for i, field in enumerate(kind.fields)]
-            return {**named, "fields": fields}
-        case _:
-            return kind.kind

@@ -47,7 +47,6 @@ class Registry:
     """
 
     def __init__(self, options: Mapping[str, OptionValue], who: str) -> None:
-        require("fastavro", EXTRA, who)
         require("confluent_kafka.schema_registry.schema_registry_client", EXTRA, who)
         url = options.get("url") if isinstance(options, Mapping) else None
         if not isinstance(url, str) or not url:
