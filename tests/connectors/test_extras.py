@@ -40,3 +40,9 @@ def test_a_source_whose_package_is_missing_names_the_command_that_installs_it(mo
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(ConfigError, match=r"test_extras\.py.* pip install 'midstream\[kafka\]'"):
         Environment("extras").read_kafka("x:9092", "numbers", format="bytes")
+
+
+def test_avro_without_the_registry_client_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry.schema_registry_client", None)
+    with pytest.raises(ConfigError, match=r"test_extras\.py.* pip install 'midstream\[kafka-avro\]'"):
+        Environment("extras").read_kafka("x:9092", "numbers", format="avro", registry={"url": "http://x"})
