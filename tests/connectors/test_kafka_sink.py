@@ -164,7 +164,7 @@ def test_an_attempt_that_ends_does_not_wait_for_brokers():
     ("arguments", "message"),
     [
         ({"guarantee": "exactly_once"}, "guarantee 'exactly_once' is not there"),
-        ({"format": "avro"}, "format 'avro' is not one of"),
+        ({"format": "avro"}, "format='avro' needs registry="),
         ({"key": ["k"]}, "key=['k'] is not the name of a column"),
         ({"topic": ""}, "topic='' is not a name"),
         ({"options": {"acks": 1}}, "'acks' is not for the user to set"),

@@ -193,7 +193,7 @@ def test_bad_records_are_seen_wherever_one_looks(status):
     bad = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, operators=(dropping,)), write))
     assert "1,234 bad records left out" in render(job_view(bad))
     assert "left out 1,234 bad records" in progress_line(bad, Rates())
-    assert "bad" not in render(job_view(status)) + progress_line(status, Rates())
+    assert "bad records" not in render(job_view(status)) + progress_line(status, Rates())
 
 
 def test_what_is_waited_for_is_seen_wherever_one_looks(status):
