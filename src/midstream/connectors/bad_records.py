@@ -1,7 +1,7 @@
 """Records that do not parse: found among good ones, and told of.
 
-A batch is parsed in one piece. Only one with a bad record in it is halved, and halved again, until what is bad
-stands alone; so good records beside it are not lost, and reading stays columnar.
+A batch is parsed in one piece. Only one with a bad record in it is cut in pieces, and of these those that have one are
+halved, and halved again, until what is bad stands alone; so good records beside it are not lost, and reading stays columnar.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ OnBadRecord: TypeAlias = Literal["fail", "drop"]
 BadRecordsMax: TypeAlias = tuple[int, int]
 T = TypeVar("T")
 _ERROR_CHARS_MAX: Final = 1_000
+_PIECE: Final = 256
+"""Records of the first pieces: the good ones of a large batch are parsed twice then, not once for each halving."""
+_FEW: Final = 4
+"""So many are looked at one by one."""
 
 
 class BadRecord(msgspec.Struct, frozen=True):
@@ -62,8 +66,10 @@ def parsed_apart(parse: Callable[[int, int], T], first: int, last: int, error: s
     if last - first == 1:
         yield first, error
         return
-    middle = (first + last) // 2
-    for begin, end in ((first, middle), (middle, last)):
+    count = last - first
+    together = _PIECE if count > 2 * _PIECE else (count + 1) // 2 if count > _FEW else 1
+    for begin in range(first, last, together):
+        end = min(begin + together, last)
         try:
             made = parse(begin, end)
         except pa.ArrowException as cause:
