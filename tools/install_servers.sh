@@ -2,20 +2,37 @@
 # For CI: installs the servers that connector tests run against, where that can be done without asking.
 # Elsewhere it says what to install; the tests that need them are skipped, and say so too.
 set -euo pipefail
+cd "$(dirname "$0")"
 
 has_postgres() { command -v initdb > /dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' > /dev/null; }
 
-if has_postgres; then exit; fi
-if [[ $EUID -ne 0 ]] || ! command -v apt-get > /dev/null; then
-    echo "no PostgreSQL server here: its tests will be skipped.   Debian, Ubuntu:  sudo apt install postgresql"
-    exit
-fi
-conf=/etc/postgresql-common/createcluster.conf  # tests make clusters of their own: the package need not start one
-if [[ ! -e $conf ]]; then
-    mkdir -p "${conf%/*}"
-    echo 'create_main_cluster = false' > "$conf"
-fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -q
-apt-get install -q -y --no-install-recommends postgresql
-has_postgres || { echo "error: apt-get has installed postgresql, and there is still no initdb" >&2; exit 1; }
+can_install() { [[ $EUID -eq 0 ]] && command -v apt-get > /dev/null; }
+
+install() {
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q
+    apt-get install -q -y --no-install-recommends "$@"
+}
+
+postgres() {
+    if has_postgres; then return; fi
+    if ! can_install; then
+        echo "no PostgreSQL server here: its tests will be skipped.   Debian, Ubuntu:  sudo apt install postgresql"
+        return
+    fi
+    local conf=/etc/postgresql-common/createcluster.conf  # tests make clusters of their own: the package need not start one
+    if [[ ! -e $conf ]]; then
+        mkdir -p "${conf%/*}"
+        echo 'create_main_cluster = false' > "$conf"
+    fi
+    install postgresql
+    has_postgres || { echo "error: apt-get has installed postgresql, and there is still no initdb" >&2; exit 1; }
+}
+
+kafka() {
+    if ! command -v mvn > /dev/null && can_install; then install maven; fi
+    ./kafka_jars.sh > /dev/null || echo "no Kafka broker here: its tests will be skipped"
+}
+
+postgres
+kafka

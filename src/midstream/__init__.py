@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from midstream.operators.aggregates import Mean as Mean
     from midstream.operators.aggregates import Min as Min
     from midstream.operators.aggregates import Sum as Sum
+    from midstream.operators.bad_records import BAD_RECORDS as BAD_RECORDS
     from midstream.operators.batch_functions import BatchContext as BatchContext
     from midstream.operators.batch_functions import CoBatchFunction as CoBatchFunction
     from midstream.operators.batch_functions import KeyedBatchFunction as KeyedBatchFunction
@@ -67,6 +68,7 @@ _HOME = {
     "connectors.files": "CsvOptions",
     "core.errors": "ClusterError ConfigError JobError MidstreamError SchemaError StorageError",
     "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
+    "operators.bad_records": "BAD_RECORDS",
     "operators.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "operators.process": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
     "operators.sink": "Committer CommitterContext Sink SinkWriter WriterContext",

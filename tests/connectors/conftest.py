@@ -1,11 +1,13 @@
-"""A database for tests that need one: one server for all of them, an empty database for each."""
+"""Servers for tests that need one: one of each for all of them, an empty database for each, topics of its own for each."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from kafka_broker import Broker, Kafka, find_jars, running_broker
 from postgres_server import Server, find_binaries, running_server
 
 
@@ -34,3 +36,20 @@ def database(postgres_server: Server) -> str:
         connection.execute("CREATE SCHEMA public")
         connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
     return dsn
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[Broker]:
+    """One that tests may stop and start."""
+    jars = find_jars()
+    if isinstance(jars, str):
+        pytest.skip(jars)
+    with running_broker(jars) as broker:
+        yield broker
+
+
+@pytest.fixture
+def kafka(request: pytest.FixtureRequest) -> Kafka:
+    """The broker of KAFKA_BOOTSTRAP, or one of our own."""
+    servers = os.environ.get("KAFKA_BOOTSTRAP")
+    return Kafka(servers or request.getfixturevalue("kafka_broker").servers)

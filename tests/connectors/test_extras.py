@@ -9,13 +9,14 @@ import pytest
 
 from midstream import ConfigError, Environment
 
-EXTRAS = {"psycopg": "postgres", "deltalake": "delta"}
+EXTRAS = {"psycopg": "postgres", "deltalake": "delta", "confluent_kafka": "kafka"}
 
 
 def test_modules_are_imported_without_any_extra():
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({list(EXTRAS)!r}))\n"
         "import midstream, midstream.api.stream, midstream.connectors.postgres, midstream.connectors.delta\n"
+        "import midstream.connectors.kafka, midstream.connectors.kafka_sink\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -28,6 +29,20 @@ def test_a_sink_whose_package_is_missing_names_the_command_that_installs_it(pack
     with pytest.raises(ConfigError, match=rf"test_extras\.py.* pip install 'midstream\[{EXTRAS[package]}\]'") as error:
         if package == "psycopg":
             stream.write_postgres("dbname=x", "numbers")
+        elif package == "confluent_kafka":
+            stream.write_kafka("x:9092", "numbers", guarantee="at_least_once")
         else:
             stream.write_delta(tmp_path / "numbers")
     assert sys.executable in str(error.value)
+
+
+def test_a_source_whose_package_is_missing_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(ConfigError, match=r"test_extras\.py.* pip install 'midstream\[kafka\]'"):
+        Environment("extras").read_kafka("x:9092", "numbers", format="bytes")
+
+
+def test_avro_without_the_registry_client_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry.schema_registry_client", None)
+    with pytest.raises(ConfigError, match=r"test_extras\.py.* pip install 'midstream\[kafka-avro\]'"):
+        Environment("extras").read_kafka("x:9092", "numbers", format="avro", registry={"url": "http://x"})

@@ -49,3 +49,15 @@ def test_timers_that_were_dropped_at_the_end_are_warned_of_by_operator() -> None
     (warning,) = bench.status.warnings
     assert "operator 'write' has dropped 5 processing-time timers" in warning
     assert late_rows(bench) == [0, 0]
+
+
+def test_bad_records_add_up_over_subtasks_and_attempts_and_are_warned_of_by_source() -> None:
+    bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
+    for ref, bad in ((TaskId(0, 0), 1), (TaskId(0, 0), 3), (TaskId(0, 1), 2)):
+        metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, operators=(("read", 0, 5),), bad_records=bad)
+        bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
+    bench.fail(WRITE0)
+    bench.wait(1)
+    assert [operator.bad_records for vertex in bench.status.vertices for operator in vertex.operators] == [5, 0]
+    (warning,) = bench.status.warnings
+    assert "source 'read' has left out 5 records" in warning

@@ -61,6 +61,36 @@ def test_splits_are_handed_out_in_order_to_whoever_asks_and_then_there_are_no_mo
     assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0, READ1]
 
 
+def test_equal_shares_wait_for_those_who_ask_late() -> None:
+    bench, source = world(("a", "b", "c"), ("d", "e"))
+    source.equal_shares = True
+    bench.run()
+    for _ in range(3):
+        ask_split(bench, READ0)
+    assert assigned(bench) == [(0, "a"), (0, "b")], "one of three is left for the other"
+    ask_split(bench, READ1)
+    assert assigned(bench)[2:] == [(1, "c")]
+    ask_split(bench, READ1)
+    bench.advance(1)
+    assert assigned(bench)[3:] == [(0, "d"), (1, "e")], "who waited longest, but for shares"
+    ask_split(bench, READ0)
+    ask_split(bench, READ1)
+    assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0, READ1]
+
+
+def test_shares_are_those_of_an_attempt() -> None:
+    bench, source = world(("a", "b", "c", "d"), ())
+    source.equal_shares = True
+    bench.run()
+    ask_split(bench, READ0)
+    ask_split(bench, READ0)
+    bench.fail(READ0)
+    bench.advance(1)
+    for ref in (READ1, READ1, READ1, READ0, READ0):
+        ask_split(bench, ref)
+    assert assigned(bench) == [(1, "a"), (1, "b"), (0, "c"), (0, "d")]
+
+
 def test_a_reader_that_asks_too_early_waits_for_the_discovery() -> None:
     bench, source = world(("a",), held=("discover",))
     bench.run()

@@ -189,6 +189,15 @@ def test_rows_dropped_as_late_are_seen_wherever_one_looks(status):
     assert "late" not in render(job_view(status)) + progress_line(status, Rates())
 
 
+def test_bad_records_are_seen_wherever_one_looks(status):
+    (read, write) = status.vertices
+    dropping = msgspec.structs.replace(read.operators[0], bad_records=1_234)
+    bad = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, operators=(dropping,)), write))
+    assert "1,234 bad records left out" in render(job_view(bad))
+    assert "left out 1,234 bad records" in progress_line(bad, Rates())
+    assert "bad records" not in render(job_view(status)) + progress_line(status, Rates())
+
+
 def test_what_is_waited_for_is_seen_wherever_one_looks(status):
     waits = (
         WaitStatus("sink 'write' to commit what it wrote", 42_000, 600_000),

@@ -10,11 +10,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from midstream.connectors.bad_records import BadRecord, reported
 from midstream.core.arrow_types import to_list
-from midstream.core.errors import StorageError
+from midstream.core.errors import SchemaError, StorageError
 from midstream.core.seams import Done, Failed, Mail
+from midstream.operators.bad_records import TALLY, BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.worker.source import SPLITS, Progress, SourceDriver
+from midstream.state.parts import StatePart
+from midstream.worker.source import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Reader:
 
     def __init__(self, source: Source, world: World) -> None:
         self.rows: list[int] = []
+        self.bad: list[int] = []
         self.requests = 0
         self.failures: list[BaseException] = []
         self.world = world
@@ -112,6 +116,7 @@ class Reader:
             clock=world,
             executor=world,
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
+            emit_bad=lambda rows: self.bad.extend(to_list(rows.column("position"))),
             request_split=self._requested,
             wake=lambda: None,
             fail=self.failures.append,
@@ -146,9 +151,9 @@ def test_a_snapshot_at_any_point_goes_on_exactly_behind_what_was_emitted(blockin
         first.give("0:20", "20:23")
         first.driver.no_more_splits()
         ended = first.run(steps) is Progress.ENDED
-        part = first.driver.snapshot("chunk")
+        parts = first.driver.snapshot(lambda: "chunk")
         second = Reader(source, world)
-        second.driver.restore({SPLITS: part} if part.chunks else {})
+        second.driver.restore(parts)
         second.driver.no_more_splits()
         assert second.run(1000) is Progress.ENDED
         assert sorted(first.rows + second.rows) == list(range(23)), f"restored after {steps} steps"
@@ -156,7 +161,7 @@ def test_a_snapshot_at_any_point_goes_on_exactly_behind_what_was_emitted(blockin
             break
         steps += 1
     assert steps > 4
-    assert not part.chunks, "nothing is left of a source that has ended"
+    assert not parts, "nothing is left of a source that has ended"
 
 
 def test_a_split_is_asked_for_once_and_again_when_it_is_read() -> None:
@@ -190,6 +195,72 @@ def test_closing_while_a_read_is_under_way_closes_the_reader_once() -> None:
         world.run_io()
     assert source.closed == ["0:30"]
     assert reader.failures == []
+
+
+class Visitors(Numbers):
+    """A split whose rows come late: `arrived` of them are there; two offsets go by without a row at every look in vain."""
+
+    arrived = 0
+
+    def open_split(self, split: Split) -> SplitReader:
+        return VisitorsReader(self, split)
+
+
+class VisitorsReader(NumbersReader):
+    def __init__(self, source: Visitors, split: Split) -> None:
+        super().__init__(source, split)
+        self._visitors = source
+        self._skipped = 0
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        if self._next < self._first + self._visitors.arrived:
+            got = super().read(rows_max)
+            assert got is not None
+            return got[0], got[1] + self._skipped
+        self._skipped += 2
+        return pa.RecordBatch.from_pydict({"n": []}, schema=self._visitors.schema), self._next + self._skipped
+
+
+def _ring(world: World) -> float:
+    """The one timer that is set; how long it was."""
+    ((when_s, mail),) = world.timers
+    took_s, world.time_s = round(when_s - world.time_s, 6), when_s
+    world.timers.clear()
+    mail()
+    return took_s
+
+
+def test_a_split_without_rows_for_now_is_asked_again_less_and_less_often_and_its_offset_moves_on() -> None:
+    world = World()
+    source = Visitors(blocking=True)
+    reader = Reader(source, world)
+    reader.give("0:100")
+    assert reader.run(3) is Progress.WAITING
+    rests_s = []
+    for _ in range(8):
+        assert not reader.driver.is_starved(0, world.time_s), "it is the input that has nothing"
+        rests_s.append(_ring(world))
+        world.run_io()
+    assert rests_s == sorted(rests_s) and rests_s[0] == REST_S_MIN and rests_s[-1] == REST_S_MAX
+    assert [split.offset for split in splits_of(reader.driver.snapshot(lambda: "chunk")[SPLITS])] == [18]
+    source.arrived = 7
+    _ring(world)
+    world.run_io()
+    reader.run(2)
+    assert reader.rows == list(range(7))
+    assert _ring(world) == REST_S_MIN, "what has rows is asked again at once"
+
+
+def test_closing_while_a_split_rests_closes_its_reader_and_asks_no_more() -> None:
+    world = World()
+    source = Visitors(blocking=True)
+    reader = Reader(source, world)
+    reader.give("0:100")
+    reader.run(3)
+    assert world.timers
+    reader.driver.close()
+    world.run_io()
+    assert (world.timers, world.io, source.closed) == ([], [], ["0:100"])
 
 
 def test_stopping_ends_in_the_middle_of_a_split() -> None:
@@ -336,3 +407,98 @@ def test_a_source_with_a_rate_makes_up_for_a_stall_and_then_takes_small_steps_ag
     made_up = len(sizes) - sizes[::-1].index(max(sizes))
     assert max(sizes) == 100 and max(sizes[made_up:]) <= 10, "as soon as nothing is late"
     assert abs(len(reader.rows) - 10_000 * world.time_s) < 50
+
+
+class Odd(Numbers):
+    """Of the rows of `Numbers`, the odd ones are bad records."""
+
+    drops_bad_records = True
+
+    def open_split(self, split: Split) -> SplitReader:
+        return _OddReader(super().open_split(split), int(split.id.split(":")[0]) + split.offset)
+
+
+class _OddReader(SplitReader):
+    def __init__(self, numbers: SplitReader, first: int) -> None:
+        self._numbers = numbers
+        self._next = first
+        self._bad: list[BadRecord] = []
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        got = self._numbers.read(rows_max)
+        if got is None:
+            return None
+        batch, offset = got
+        found = batch.column("n").to_pylist()
+        self._bad = [BadRecord(at, "here", None, n, b"%d" % n, "odd") for at, n in enumerate(found) if n % 2]
+        return batch.filter(pa.array([n % 2 == 0 for n in found])), offset
+
+    def bad_records(self) -> BadRecords | None:
+        return reported(self._bad)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("batch_rows", [1, 2, 5])
+def test_bad_records_are_emitted_once_in_whatever_step_a_job_is_restored(blocking: bool, batch_rows: int) -> None:
+    """Batches of one row have bad records and no rows, or the other way around."""
+    for steps in range(40):
+        world = World()
+        source = Odd(blocking)
+        source.batch_rows = batch_rows
+        first = Reader(source, world)
+        first.give("0:12")
+        first.driver.no_more_splits()
+        first.run(steps)
+        second = Reader(source, world)
+        second.driver.restore(first.driver.snapshot(lambda: "chunk"))
+        second.driver.no_more_splits()
+        assert second.run(1000) is Progress.ENDED
+        assert first.rows + second.rows == list(range(0, 12, 2)), steps
+        assert first.bad + second.bad == list(range(1, 12, 2)), steps
+        assert first.driver.bad_records + second.driver.bad_records == 6
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 7, 100])
+def test_a_bad_record_too_many_in_a_window_fails_whatever_the_batches_and_restores_are(batch_rows: int) -> None:
+    """Windows of 7: 0-6 and 14-20 have three odd numbers, 7-13 and 21-27 have four, beginning with 7 and 21."""
+    for restored_after in range(6):
+        world = World()
+        source = Odd(blocking=False)
+        source.batch_rows = batch_rows
+        source.bad_records_max = (3, 7)
+        first = Reader(source, world)
+        first.give("0:28")
+        first.driver.no_more_splits()
+        try:
+            first.run(restored_after)
+        except SchemaError:
+            continue
+        second = Reader(source, world)
+        second.driver.restore(first.driver.snapshot(lambda: "chunk"))
+        second.driver.no_more_splits()
+        with pytest.raises(
+            SchemaError, match=r"here, byte 13: odd; it is the 4. bad record of the last 7 .*allows 3 of 7"
+        ):
+            second.run(1000)
+    source.bad_records_max = (4, 7)
+    reader = Reader(source, World())
+    reader.give("0:28")
+    reader.driver.no_more_splits()
+    assert reader.run(1000) is Progress.ENDED
+    assert reader.bad == list(range(1, 28, 2))
+
+
+def test_after_a_rescale_a_subtask_goes_on_with_the_worst_of_the_windows_that_it_gets() -> None:
+    source = Odd(blocking=False)
+    source.bad_records_max = (3, 100)
+    readers = [Reader(source, World()) for _ in range(2)]
+    for reader, split in zip(readers, ("0:2", "10:16"), strict=True):
+        reader.give(split)
+        reader.driver.no_more_splits()
+        assert reader.run(100) is Progress.ENDED
+    parts = [reader.driver.snapshot(lambda i=i: f"chunk{i}")[TALLY] for i, reader in enumerate(readers)]
+    after = Reader(source, World())
+    after.driver.restore({TALLY: StatePart(parts[0].redistribute, parts[0].chunks + parts[1].chunks)})
+    after.give("20:22")
+    with pytest.raises(SchemaError, match=r"byte 21: odd; it is the 4. bad record of the last 8 "):
+        after.run(100)

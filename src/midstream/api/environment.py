@@ -18,6 +18,7 @@ from midstream.api.modules import check_extra, collect, job_file, note_modules
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import DataStream, Origin
+from midstream.connectors.bad_records import BadRecordsMax, OnBadRecord
 from midstream.connectors.collection import from_arrow, from_polars, from_rows
 from midstream.connectors.files import CsvOptions, FileSource, Format
 from midstream.connectors.generator import Generate, GeneratorSource
@@ -36,6 +37,7 @@ from midstream.core.errors import ConfigError, JobError
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
+from midstream.operators.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA
 from midstream.operators.source import Source
 from midstream.protocol.job_status import JobStatus
 from midstream.runtime.storage import absolute
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import Submission
+    from midstream.connectors.kafka import OnGap, Start, Stop, Topics
+    from midstream.connectors.kafka_client import OptionValue
+    from midstream.connectors.kafka_records import KafkaFormat
     from midstream.coordinator.events import NewerOutput
     from midstream.inprocess.preview import Preview
     from midstream.runtime.job import Job
@@ -177,6 +182,8 @@ class Environment:
         watch: bool = False,
         interval: Duration = "1 s",
         csv: CsvOptions | None = None,
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
@@ -185,7 +192,9 @@ class Environment:
         `path`: a path, a glob, a directory, or a list of these. `format`: "parquet", "csv" or "jsonl", by default
         from the suffix. `schema`: the columns to read, by default those of the first file. `watch`: never end, and
         look for new files every `interval`. `csv`: how CSV files are written. `filesystem`: by default that of the
-        path. `rows_per_s`: a limit for all subtasks together.
+        path. `rows_per_s`: a limit for all subtasks together. `on_bad_record`: of lines; "drop" leaves out those that
+        cannot be read, and `side_output(BAD_RECORDS)` has them. `bad_records_max=(100, 10_000)`: the job fails when
+        more than 100 of 10,000 lines that a subtask reads are bad.
 
         Raises ConfigError (no such file, unknown format), StorageError (an unreadable file) or SchemaError (files
         with different columns), here for the first file and otherwise when a file is read.
@@ -198,10 +207,60 @@ class Environment:
             watch=watch,
             interval=interval,
             csv=csv,
+            on_bad_record=on_bad_record,
+            bad_records_max=bad_records_max,
             filesystem=filesystem,
             rows_per_s=rows_per_s,
         )
         return self._begin("files", source)
+
+    @located
+    def read_kafka(
+        self,
+        servers: str | Sequence[str],
+        topics: Topics,
+        *,
+        format: KafkaFormat = "json",
+        schema: SchemaLike | str | None = None,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        metadata: Mapping[str, str] | Sequence[str] = (),
+        on_gap: OnGap = "fail",
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+        interval: Duration = "30 s",
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Topics of Kafka: a name, a list, or a compiled pattern; without `stop` for ever. See KafkaSource.
+
+        `format`: "json" or "csv" with a `schema`, "avro" with the text of a schema and a `registry`, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
+        headers as columns. `on_bad_record`, `bad_records_max`: as in read_files, of records. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
+        topics and partitions are looked for. `rows_per_s`: of all subtasks together.
+        """
+        from midstream.connectors.kafka import KafkaSource
+
+        source = KafkaSource(
+            servers,
+            topics,
+            format=format,
+            schema=schema if schema is None or isinstance(schema, str) else as_schema(schema, "read_kafka"),
+            csv=csv,
+            registry=registry,
+            start=start,
+            stop=stop,
+            metadata=metadata,
+            on_gap=on_gap,
+            on_bad_record=on_bad_record,
+            bad_records_max=bad_records_max,
+            options=options,
+            interval=interval,
+            rows_per_s=rows_per_s,
+        )
+        check_shippable(source, "read_kafka")
+        return self._begin("kafka", source)
 
     @located
     def from_collection(
@@ -298,7 +357,8 @@ class Environment:
 
     def _begin(self, kind: str, source: Source) -> DataStream:
         node = self._program.add_source(kind, source)
-        return DataStream(self._program, (Origin(node.id),), source.schema, node=node.id)
+        sides = {BAD_RECORDS: (BAD_RECORDS_SCHEMA, None)} if source.drops_bad_records else None
+        return DataStream(self._program, (Origin(node.id),), source.schema, node=node.id, side_outputs=sides)
 
     # ---- running it
 

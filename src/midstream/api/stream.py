@@ -25,6 +25,7 @@ from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.graph.logical import Input
+from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator
 from midstream.operators.rows import Row
 from midstream.operators.sink import Sink
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
     from midstream.api.keyed import KeyedStream, WindowedStream
+    from midstream.connectors.kafka_client import OptionValue
+    from midstream.connectors.kafka_records import KafkaFormat
+    from midstream.connectors.kafka_sink import Guarantee
     from midstream.inprocess.preview import Preview
 
 
@@ -262,11 +266,17 @@ class DataStream(Handle):
     def side_output(self, tag: str) -> DataStream:
         """Return the rows that the operator before it emits under `tag`, apart from its main output.
 
-        `LATE` is the side output of windows; a function's tags are those of `side_outputs=`. Raises JobError
+        `LATE` is the side output of windows; a function's tags are those of `side_outputs=`; `BAD_RECORDS` is that of a
+        source that drops bad records. Raises JobError
         for a tag that the operator does not have.
         """
         if self._node is None or tag not in self._side_outputs:
             known = ", ".join(map(repr, self._side_outputs)) or "none"
+            if tag == BAD_RECORDS:
+                raise JobError(
+                    "side_output: bad records are with the stream that read_kafka or read_files made, of which "
+                    "on_bad_record='drop' takes them aside"
+                )
             raise JobError(
                 f"side_output: there is no side output {tag!r} here (there is: {known}); "
                 "call it on the stream that a window or process() made, which must declare it"
@@ -391,6 +401,39 @@ class DataStream(Handle):
             filesystem=filesystem,
         )
         return self._end("delta", sink)
+
+    @located
+    def write_kafka(
+        self,
+        servers: str | Sequence[str],
+        topic: str,
+        *,
+        guarantee: Guarantee,
+        format: KafkaFormat = "json",
+        key: str | None = None,
+        headers: str | None = None,
+        partition: str | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+    ) -> StreamSink:
+        """Every row at least once into a topic of Kafka (`guarantee="at_least_once"`, the only one yet). See KafkaSink.
+
+        `key`, `headers`, `partition`: columns. `registry`: of schemas, for `format="avro"`. `options`: librdkafka's, such as those of SASL and TLS.
+        """
+        from midstream.connectors.kafka_sink import KafkaSink
+
+        sink = KafkaSink(
+            servers,
+            topic,
+            guarantee=guarantee,
+            format=format,
+            key=key,
+            headers=headers,
+            partition=partition,
+            registry=registry,
+            options=options,
+        )
+        return self._end("kafka", sink)
 
     @located
     def print(self, prefix: str = "", limit: int | None = None) -> StreamSink:

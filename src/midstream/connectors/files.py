@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs
 
+from midstream.connectors.bad_records import BadRecordsMax, OnBadRecord, check_on_bad_record
 from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.filesystem import appears_whole, file_info, find_files, glob_base, resolve
 from midstream.connectors.formats import Format, Wanted, check_columns, compression_of, explained, format_of
@@ -75,6 +76,9 @@ class FileSource(Source):
     look, of 100,000s of files, would take more than a tenth of that. Below a directory,
     names that begin with `.` or `_` or end in .tmp or .part are not seen: write a file under such a
     name, then rename it. A file must not change any more; one that does is an error.
+    `on_bad_record`, of CSV and JSON lines: "fail", or "drop" to leave out lines that cannot be read;
+    `side_output(BAD_RECORDS)` of the stream has them then. `bad_records_max`: with "drop", (bad, lines): more of so
+    many that a subtask reads fail the job.
 
     Raises ConfigError (nothing there, format unknown), StorageError (unreadable, half-written) or
     SchemaError (the files disagree); here for the first file, else when a file is found or read.
@@ -89,12 +93,16 @@ class FileSource(Source):
         watch: bool = False,
         interval: Duration = "1 s",
         csv: CsvOptions | None = None,
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> None:
         if format not in (None, "parquet", "csv", "jsonl"):
             raise ConfigError(f"FileSource: format {format!r} is not one of parquet, csv, jsonl")
         check_rate(rows_per_s, "FileSource")
+        check_on_bad_record(on_bad_record, bad_records_max, "FileSource")
+        self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
         given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         if not given:
             raise ConfigError("FileSource: an empty list of paths")
@@ -117,6 +125,10 @@ class FileSource(Source):
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
         self._wanted = Wanted(self.schema, declared, required)
+        if self._format == "parquet" and self.drops_bad_records:
+            raise ConfigError(
+                "FileSource: on_bad_record='drop' is for CSV and JSON lines; a damaged Parquet file has no records to tell apart"
+            )
         if self._format != "parquet":
             check_types(self.schema, self._format, self._csv)
         if declared:
@@ -258,6 +270,7 @@ class FileSource(Source):
             first=part.first,
             last=part.last if part.last >= 0 else None,
             offset=split.offset,
+            drops_bad_lines=self.drops_bad_records,
         )
 
     def place(self, split: Split, first: int, last: int) -> str:

@@ -8,8 +8,10 @@ the driver, to infer a schema).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -19,6 +21,7 @@ import pyarrow.csv
 import pyarrow.fs
 import pyarrow.json
 
+from midstream.connectors.bad_records import BadRecord, parsed_apart, reported
 from midstream.connectors.formats import (
     MISSES_VALUE,
     Wanted,
@@ -32,6 +35,7 @@ from midstream.connectors.text_file import TextFile
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
 from midstream.core.errors import SchemaError, StorageError
+from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
 
 TextFormat: TypeAlias = Literal["csv", "jsonl"]
@@ -42,11 +46,12 @@ _SAMPLE_BYTES: Final = 32 * 2**20
 _ROW_BITS: Final = 24
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 """Of an offset: rows within a block, which has fewer bytes than these bits can count."""
-_ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
+ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _BOM: Final = b"\xef\xbb\xbf"
 _END_TEXT: Final = "end of the block"
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
+_NO_OBJECT: Final = "JSON parse error: not one object in each line"
 _NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 
 
@@ -77,7 +82,8 @@ class TextReader(SplitReader):
     """The rows of the lines of `path` that begin at bytes `first` up to, not including, `last` (None: the end).
 
     `offset`: see above; 0 is the beginning. `check` raises when the file is no longer what it was; it is
-    called before the last of the rows are given. Raises StorageError or SchemaError naming the line.
+    called before the last of the rows are given. `drops_bad_lines`: a line is a record then; one that cannot be
+    read is told of by `bad_records`, and else raises StorageError or SchemaError naming the line.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class TextReader(SplitReader):
         first: int = 0,
         last: int | None = None,
         offset: int = 0,
+        drops_bad_lines: bool = False,
     ) -> None:
         self._file = TextFile(filesystem, path)
         self._path = path
@@ -101,18 +108,24 @@ class TextReader(SplitReader):
         self._quotes = _quotes(csv) if format == "csv" else None
         self._check = check
         self._is_checked = False
-        self._rest: pa.RecordBatch | None = None
+        self._drops_bad_lines = drops_bad_lines
+        self._block: _Block | None = None
+        """The block at `_block_start`, some of which is to be read."""
+        self._bad: list[BadRecord] = []
+        """Of what was read last."""
+        self._base = 0
+        """The first row of that, in its block."""
         self._block_start, self._skip_rows = block_and_rows(offset)
         self._done_rows = 0
-        """Rows of the block at `_block_start` that are emitted."""
+        """Rows of the block at `_block_start` that are emitted; lines that are bad count as rows."""
         begin = 0
         with explained(path, format), ExitStack() as stack:
             if format == "csv":
                 self._names, begin = read_header(self._file, csv, wanted.schema)
                 check_names(self._names, wanted, path)
-                self._parse = _csv_parser(csv, wanted, self._names)
+                self._parse = csv_parser(csv, wanted, self._names)
             else:
-                self._parse = _jsonl_parser(wanted)
+                self._parse = jsonl_parser(wanted)
             self._lines = Lines(
                 self._file, self._quotes, stack, begin=begin, position=self._block_start, first=first, last=last
             )
@@ -120,7 +133,7 @@ class TextReader(SplitReader):
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         assert rows_max > 0, rows_max
-        while self._rest is None:
+        while self._block is None:
             with explained(self._path, self._format):
                 data = self._lines.next_block()
             if self._lines.is_done and not self._is_checked:
@@ -135,39 +148,78 @@ class TextReader(SplitReader):
                 )
             else:
                 return None
-        batch = self._rest.slice(0, rows_max)
-        self._done_rows += batch.num_rows
-        if batch.num_rows < self._rest.num_rows:
-            self._rest = self._rest.slice(rows_max)
-            return batch, self._block_start << _ROW_BITS | self._done_rows
-        self._rest = None
+        self._base, end = self._done_rows, min(self._done_rows + rows_max, self._block.rows)
+        batch, self._bad = self._block.slice(self._base, end)
+        self._done_rows = end
+        if end < self._block.rows:
+            return batch, self._block_start << _ROW_BITS | end
+        self._block = None
         return batch, self._lines.position << _ROW_BITS
+
+    def bad_records(self) -> BadRecords | None:
+        return reported(self._bad, self._base)
 
     def _open_block(self, data: bytes) -> None:
         if data.isspace() and self._has_no_rows(data):
             return
         begins = self._lines.position - len(data)  # before it is parsed: a block that is cut again is longer
-        batch = self._parsed(data)
-        self._block_start, self._done_rows = begins, min(self._skip_rows, batch.num_rows)
+        block = self._parsed(data)
+        self._block_start, self._done_rows = begins, min(self._skip_rows, block.rows)
         self._skip_rows -= self._done_rows
-        if batch.num_rows > self._done_rows:
-            self._rest = batch.slice(self._done_rows)
+        if block.rows > self._done_rows:
+            self._block = block
 
     def _has_no_rows(self, space: bytes) -> bool:
         """In CSV a space or a tab may be a value, and of a single column an empty line is one."""
         return self._format == "jsonl" or (len(self._names) > 1 and not space.strip(b"\r\n"))
 
-    def _parsed(self, data: bytes) -> pa.RecordBatch:
+    def _parsed(self, data: bytes) -> _Block:
         try:
             table = self._parse(data)
+            if self._drops_bad_lines and self._format == "jsonl" and not _is_an_object_a_line(data, table.num_rows):
+                raise pa.ArrowInvalid(_NO_OBJECT)
         except pa.ArrowException as error:
             if not self._lines.ends_with_line(data):
                 with explained(self._path, self._format):
                     return self._parsed(self._lines.recut(data))
+            if self._drops_bad_lines:
+                return self._good_and_bad(data, str(error))
             at, text = self._culprit(data, str(error))
             line = self._file.line_at(self._lines.position - len(data) + at)
             raise what_is_wrong(f"{self._path}, line {line}", self._format, text) from error
-        return conform(single_batch(table), self._schema, self._path)
+        return _Block(conform(single_batch(table), self._schema, self._path))
+
+    def _good_and_bad(self, data: bytes, error: str) -> _Block:
+        """The lines of `data`, some of which cannot be read."""
+        begins = line_begins(data, edges_of(self._quotes, data))
+        lines = [
+            (begin, end)
+            for begin, end in pairwise(begins)
+            if not (data[begin:end].isspace() and self._has_no_rows(data[begin:end]))
+        ]
+
+        def parse(first: int, last: int) -> pa.Table:
+            piece = b"".join(data[begin:end] for begin, end in lines[first:last])
+            table = self._parse(piece)
+            is_right = self._format == "csv" or _is_an_object_a_line(piece, table.num_rows)
+            if not is_right or table.num_rows != last - first:
+                raise pa.ArrowInvalid(_NO_OBJECT if self._format == "jsonl" else "CSV parse error: not one row")
+            return table
+
+        good: list[pa.RecordBatch] = []
+        bad: list[BadRecord] = []
+        start = self._lines.position - len(data)
+        for part in parsed_apart(parse, 0, len(lines), error) if lines else ():
+            if isinstance(part, pa.Table):
+                good.append(conform(single_batch(part), self._schema, self._path))
+                continue
+            number, text = part
+            begin, end = lines[number]
+            line = data[begin:end].rstrip(b"\r\n")
+            text = f"the line is not {self._format} of the columns: {self._reworded(line, text)}"
+            bad.append(BadRecord(number, self._path, None, start + begin, line, text))
+        batch = single_batch(pa.Table.from_batches(good, self._schema))
+        return _Block(batch, bad)
 
     def _culprit(self, data: bytes, text: str) -> tuple[int, str]:
         """Where the line of `data` begins that does not parse, and why; the first where that cannot be told."""
@@ -180,24 +232,45 @@ class TextReader(SplitReader):
                 good = middle
             except pa.ArrowException as error:
                 bad, text = middle, str(error)
+        return begins[bad - 1], self._reworded(data[begins[bad - 1] : begins[bad]], text)
+
+    def _reworded(self, line: bytes, text: str) -> str:
+        """What pyarrow says of one line, with names in place of numbers."""
         column = _CSV_COLUMN.search(text)
         if column is not None and int(column[1]) < len(self._names):
             text = text.replace(column[0], f"column {self._names[int(column[1])]!r}: ")
         if self._format == "jsonl" and "unexpected field" in text:
-            found = msgspec.json.decode(data[begins[bad - 1] : begins[bad]], type=dict[str, Any])
+            try:
+                found = msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.DecodeError, RecursionError):  # more is wrong with it behind that field
+                found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
-        return begins[bad - 1], _ROW_NUMBER.sub("", text)
+        return ROW_NUMBER.sub("", text)
 
     def close(self) -> None:
-        self._rest = None
+        self._block = None
         self._stack.close()
+
+
+class _Block:
+    """Rows of good lines, and the bad lines among them, each `at` its number among both."""
+
+    def __init__(self, good: pa.RecordBatch, bad: Sequence[BadRecord] = ()) -> None:
+        self.rows = good.num_rows + len(bad)
+        self._good = good
+        self._bad = bad
+        self._at = [each.at for each in bad]
+
+    def slice(self, first: int, last: int) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        before, until = bisect_left(self._at, first), bisect_left(self._at, last)
+        return self._good.slice(first - before, last - first - until + before), list(self._bad[before:until])
 
 
 # ---- parsing ----
 
 
-def _csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
+def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
     """Raises ArrowException too when the lines end within a quoted value, for which pyarrow has no word.
 
     Behind them comes a line that is skipped, as it has a column too many; unless it is part of a value.
@@ -231,7 +304,8 @@ def _csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[
     return parsed
 
 
-def _jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
+def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
+    """Parses lines of JSON. Raises ArrowException."""
     as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
     parse = pyarrow.json.ParseOptions(
         explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
@@ -244,16 +318,32 @@ def _jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
 
 
 def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table:
-    """pyarrow's reader takes the line `null` for a row of nulls, crashes if it is the first, and lets any bytes be text."""
+    """pyarrow's reader takes the line `null` for a row of nulls, crashes if it is the first, and lets any bytes be names and text."""
     if _NULL_FIRST.match(data):
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
+    if not data.isascii():
+        try:
+            data.decode()  # names too: one that is no text would be one of another field, which is left out
+        except UnicodeDecodeError as error:
+            raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     table = pyarrow.json.read_json(buffer_reader(data), read_options=read, parse_options=parse)
     if _has_empty_row(table) and _NULL_LINE.search(data):
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
-    if not data.isascii():
-        table.validate(full=True)
     return table
+
+
+def _is_an_object_a_line(data: bytes, rows: int) -> bool:
+    """Whether that is how the rows are written; pyarrow also takes several objects in one line, and one in several.
+
+    If each line begins and ends with a brace, no object goes on in the next line: JSON has no brace behind a brace
+    without a comma in between.
+    """
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if data.startswith(b"{") and data.endswith((b"}\n", b"}")) and data.count(b"}\n{") == lines - 1:
+        return rows == lines
+    found = [line for each in data.removeprefix(_BOM).splitlines() if (line := each.strip(b" \t"))]
+    return rows == len(found) and all(line.startswith(b"{") and line.endswith(b"}") for line in found)
 
 
 def _has_empty_row(table: pa.Table) -> bool:
@@ -273,18 +363,21 @@ def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
     return table
 
 
-def check_types(schema: pa.Schema, format: TextFormat, csv: CsvOptions) -> None:
+def check_types(
+    schema: pa.Schema, format: TextFormat, csv: CsvOptions | None = None, *, who: str = "FileSource"
+) -> None:
     """Raises SchemaError naming the first column whose type cannot be read from text."""
+    csv = csv or CsvOptions()
     for field in schema:
         only = Wanted(pa.schema([field]), declared=True)
         try:
             if format == "csv":
-                _csv_parser(csv, only, [field.name])(b'"x"\n')
+                csv_parser(csv, only, [field.name])(b'"x"\n')
             else:
-                _jsonl_parser(only)(b"{}\n")
+                jsonl_parser(only)(b"{}\n")
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(
-                f"FileSource: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
+                f"{who}: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
             ) from error
         except pa.ArrowInvalid:
             pass  # "x" is no value of most types

@@ -1,4 +1,4 @@
-"""What operators have dropped, rows that came late and timers without a future: each loss is reported."""
+"""What operators have dropped, late rows, timers without a future and bad records: each loss is reported."""
 
 from __future__ import annotations
 
@@ -62,4 +62,11 @@ def late_timers(name: str, count: int) -> str:
     return (
         f"operator {name!r} has dropped {count} processing-time timers that on_timer set after its input had ended: pending "
         "timers fire then, later ones cannot"
+    )
+
+
+def bad_records(name: str, count: int) -> str:
+    return (
+        f"source {name!r} has left out {count} records that it could not read: the slots' logs name the first ones, and "
+        "side_output(BAD_RECORDS) has each with its bytes and the error"
     )

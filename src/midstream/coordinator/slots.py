@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from midstream.coordinator.dropped import Dropped, late_rows, late_timers
+from midstream.coordinator.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.failures import Failure
 from midstream.core.errors import ClusterError
@@ -63,6 +63,7 @@ class Slots:
         """What `rows` was when the current attempt began."""
         self.late = Dropped(graph, late_rows)
         self.timers = Dropped(graph, late_timers)
+        self.bad = Dropped(graph, bad_records)
         self.job_has_run = False
         """It had all its slots once: the cluster has room for it."""
         self._effects = effects
@@ -158,6 +159,7 @@ class Slots:
         """What tasks report from now on is of another attempt."""
         self.late.attempt_over()
         self.timers.attempt_over()
+        self.bad.attempt_over()
         self._rows_before = self.rows()
         self.rates.clear()
 
@@ -207,6 +209,8 @@ class Slots:
     def _note(self, metrics: TaskMetrics, now_ms: int, shares: bool) -> None:
         self.late.heard(metrics.task, metrics.late)
         self.timers.heard(metrics.task, metrics.timers_dropped)
+        if metrics.bad_records:
+            self.bad.heard(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))
         before = self.rates.get(metrics.task)
         rate = Rate(now_ms, metrics)
         if before is not None:

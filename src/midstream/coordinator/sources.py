@@ -13,10 +13,11 @@ Per source at most one call runs at a time, so that a source needs no locks.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 
 import msgspec
 
@@ -63,6 +64,8 @@ class _State:
     """All subtasks know that there are none."""
     waiting: deque[TaskId] = field(default_factory=deque)
     """Subtasks that have asked and got no answer yet, at most once each."""
+    given: Counter[TaskId] = field(default_factory=Counter)
+    """How many splits each subtask was handed in this attempt."""
     generation: int = 0
     """Grows with every reset: what was discovered before one does not count after it."""
     busy: bool = False
@@ -129,6 +132,7 @@ class Sources:
         assert all(not state.waiting for state in self._states.values())
         self._attempt = attempt
         for state in self._states.values():
+            state.given.clear()
             state.told_assigned = False
             self._tell_assigned(state)
 
@@ -171,7 +175,12 @@ class Sources:
             return
         while state.waiting:
             if state.pending and self._is_open:
-                ref, split = state.waiting.popleft(), state.pending.popleft()
+                ref = _in_turn(state)
+                if ref is None:
+                    return
+                state.waiting.remove(ref)
+                state.given[ref] += 1
+                split = state.pending.popleft()
                 state.beginnings -= _beginnings([_decoder.decode(split)])
                 is_last = state.beginnings == 0
                 self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
@@ -289,6 +298,17 @@ class Sources:
     def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
             self._warn(failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary)
+
+
+def _in_turn(state: _State) -> TaskId | None:
+    """Which of those that wait gets the next split; None: one that has not asked yet, as these have their share.
+
+    All subtasks of a source are there as long as splits are pending: none ends before it hears that there are no more.
+    """
+    if not state.spec.source.equal_shares:
+        return state.waiting[0]
+    share = ceil((state.given.total() + len(state.pending)) / state.parallelism)
+    return next((ref for ref in state.waiting if state.given[ref] < share), None)
 
 
 def _in_line(splits: Sequence[Split]) -> list[Split]:

@@ -47,7 +47,12 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
         waiting=job.waiting.waits(job),
-        warnings=(*job.warnings, *job.slots.late.warnings(), *job.slots.timers.warnings()),
+        warnings=(
+            *job.warnings,
+            *job.slots.late.warnings(),
+            *job.slots.timers.warnings(),
+            *job.slots.bad.warnings(),
+        ),
     )
 
 
@@ -81,7 +86,7 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
     without = "finished" if job.had_finished else "waiting"
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows = job.slots.rows()
-    late = job.slots.late.counts()
+    late, bad = job.slots.late.counts(), job.slots.bad.counts()
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
@@ -89,7 +94,9 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         parallelism=vertex.parallelism,
         states=dict(Counter(phases[ref].value if ref in phases else without for ref in refs)),
         operators=tuple(
-            OperatorStatus(spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)), late[spec.uid])
+            OperatorStatus(
+                spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)), late[spec.uid], bad[spec.uid]
+            )
             for spec in vertex.specs
         ),
         watermark_us=watermark_us if watermark_us != MIN_WATERMARK_US and len(rates) == len(refs) else None,

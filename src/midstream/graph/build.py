@@ -15,6 +15,7 @@ from midstream.core.config import JobConfig, check_parallelism
 from midstream.core.errors import JobError, SchemaError
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.graph.logical import Input, LogicalGraph, Node
+from midstream.operators.bad_records import BAD_RECORDS
 
 
 def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
@@ -200,7 +201,8 @@ def _chains(
 
     A node joins its producer if it has one input, forward, of the main output, and the producer
     has no other reader: neither a second consumer nor one of a side output, so that all edges
-    of a chain leave from its end.
+    of a chain leave from its end. But a source has a side output of its own, that of its bad records, which
+    leaves from its beginning: a reader of that changes nothing for those of its rows.
     """
     consumers = logical.consumers()
     chains: list[list[Node]] = []
@@ -209,7 +211,8 @@ def _chains(
         if len(node.inputs) == 1:
             origin = node.inputs[0]
             forward = partitionings[node.id][0] is Partitioning.FORWARD
-            if forward and origin.tag is None and origin.port == 0 and len(consumers[origin.node]) == 1:
+            readers = [each for _, each in consumers[origin.node] if each.tag != BAD_RECORDS]
+            if forward and origin.tag is None and origin.port == 0 and len(readers) == 1:
                 assert parallelism[origin.node] == parallelism[node.id]
                 chain = chain_of[origin.node]
                 chain.append(node)

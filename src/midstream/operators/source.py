@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from midstream.core.errors import ConfigError
 from midstream.core.seams import Storage
+from midstream.operators.bad_records import BadRecords
 from midstream.state.pickles import OwnCode
 
 T = TypeVar("T")
@@ -60,7 +61,17 @@ class DiscoveryContext:
 class SplitReader(ABC):
     @abstractmethod
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
-        """The next batch (at most `rows_max` rows, canonical types) and the offset to go on from after it; None at the end of the split."""
+        """The next batch (at most `rows_max` rows, canonical types) and the offset to go on from after it; None at the end of the split.
+
+        Of a `blocking` source a batch without rows says that there are none for now: it is asked again soon.
+        """
+
+    def bad_records(self) -> BadRecords | None:
+        """What the last `read` has left out, for a source that `drops_bad_records`; called once after each `read`.
+
+        A batch may have bad records and no rows; the offset that came with it is behind both.
+        """
+        return None
 
     def close(self) -> None: ...
 
@@ -79,6 +90,12 @@ class Source(ABC):
     bounded: bool = True
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
+    equal_shares: bool = False
+    """Splits are dealt out in equal shares, for readers that read all of theirs side by side; else whoever asks gets the next."""
+    drops_bad_records: bool = False
+    """Records that cannot be read are left out, counted, and in the side output BAD_RECORDS; else they fail the job."""
+    bad_records_max: tuple[int, int] | None = None
+    """(bad, records): the job fails when more of so many records that a subtask reads are bad. None: no limit."""
     own: OwnCode = OwnCode()
     """The code that the job ships; set before it does. Untyped values can be of its classes."""
 

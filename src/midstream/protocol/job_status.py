@@ -14,6 +14,8 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     """Both since the job began; what was read again after a failure counts again."""
     late_rows: int = 0
     """Dropped as late since the job began; what was read again after a failure counts again."""
+    bad_records: int = 0
+    """Of a source: left out since the job began, taken aside or not; what was read again after a failure counts again."""
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):

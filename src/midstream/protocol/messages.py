@@ -326,6 +326,8 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """Per operator that has dropped rows as late: uid, rows."""
     timers_dropped: tuple[tuple[str, int], ...] = ()
     """Per operator whose last timers have set others: uid, how many."""
+    bad_records: int = 0
+    """How many its source has left out."""
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):

@@ -116,14 +116,14 @@ def told_of_now() -> Replacements:
 def last_batch_again() -> Replacements:
     """The offset of a split is that of the last batch, not the one behind it."""
 
-    def snapshot(self: Any, chunk_id: str) -> Any:
+    def snapshot(self: Any, new_id: Any) -> Any:
         now = [current.split for current in self._open]
         for current in self._open:
             current.split = current.before
-        part = original(self, chunk_id)
+        parts = original(self, new_id)
         for current, split in zip(self._open, now, strict=True):
             current.split = split
-        return part
+        return parts
 
     original = SourceDriver.snapshot
     return [(SourceDriver, "snapshot", snapshot)]
@@ -132,12 +132,12 @@ def last_batch_again() -> Replacements:
 def split_that_is_read_only() -> Replacements:
     """Of several splits that are open the one that has its turn is in the snapshot."""
 
-    def snapshot(self: Any, chunk_id: str) -> Any:
+    def snapshot(self: Any, new_id: Any) -> Any:
         everything = self._open
         self._open = deque(list(everything)[:1])
-        part = original(self, chunk_id)
+        parts = original(self, new_id)
         self._open = everything
-        return part
+        return parts
 
     original = SourceDriver.snapshot
     return [(SourceDriver, "snapshot", snapshot)]
@@ -146,12 +146,12 @@ def split_that_is_read_only() -> Replacements:
 def split_being_read_is_left_out() -> Replacements:
     """A split is left out of the snapshot while its next batch is being read."""
 
-    def snapshot(self: Any, chunk_id: str) -> Any:
+    def snapshot(self: Any, new_id: Any) -> Any:
         everything = self._open
         self._open = deque(current for current in everything if not current.reading)
-        part = original(self, chunk_id)
+        parts = original(self, new_id)
         self._open = everything
-        return part
+        return parts
 
     original = SourceDriver.snapshot
     return [(SourceDriver, "snapshot", snapshot)]

@@ -57,15 +57,15 @@ def offset_before_emit() -> Replacements:
     """What was read ahead counts as emitted."""
     original = SourceDriver.snapshot
 
-    def snapshot(self: Any, chunk_id: str) -> Any:
+    def snapshot(self: Any, new_id: Any) -> Any:
         before = [current.split for current in self._open]
         for current in self._open:
             if current.ahead is not None:
-                current.split = msgspec.structs.replace(current.split, offset=current.ahead[1])
-        part = original(self, chunk_id)
+                current.split = msgspec.structs.replace(current.split, offset=current.ahead.offset)
+        parts = original(self, new_id)
         for current, split in zip(self._open, before, strict=True):
             current.split = split
-        return part
+        return parts
 
     return [(SourceDriver, "snapshot", snapshot)]
 

@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
 from midstream.core.seams import Clock, Done, Executor, Failed, Timer
+from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
@@ -38,6 +40,9 @@ SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""
 BATCH_S = 0.1
 """A batch holds no more rows than those downstream take in so long: barriers wait behind whole batches."""
+REST_S_MIN = 0.004
+"""Before a split that had nothing for now is read again; twice as long each time that it still has nothing."""
+REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -56,6 +61,19 @@ class Progress(Enum):
     """All splits are read and there are no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What a reader gave: rows, the offset behind them, and what it has left out beside them."""
+
+    batch: pa.RecordBatch
+    offset: int
+    bad: BadRecords | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.batch.num_rows == 0 and self.bad is None
+
+
 @dataclass(slots=True)
 class _Open:
     """A split that is being read. At most one read of it is under way."""
@@ -68,8 +86,11 @@ class _Open:
     """When rows of it were emitted last."""
     reader: SplitReader | None = None
     reading: bool = False
-    ahead: tuple[pa.RecordBatch, int] | None = None
+    ahead: _Ahead | None = None
     at_end: bool = False
+    rest: Timer | None = None
+    """It had nothing for now, and is read again when this rings."""
+    rest_s: float = 0.0
 
 
 class SourceDriver(Splits):
@@ -84,6 +105,7 @@ class SourceDriver(Splits):
         clock: Clock,
         executor: Executor,
         emit: Callable[[pa.RecordBatch], None],
+        emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -92,6 +114,8 @@ class SourceDriver(Splits):
         self._clock = clock
         self._executor = executor
         self._emit = emit
+        self._emit_bad = emit_bad
+        self._tally = Tally(source.bad_records_max)
         self._chain_pace = Pace(SLICE_S)
         self._taken_pace = Pace(BATCH_S)
         self._last: tuple[int, float] | None = None
@@ -129,6 +153,8 @@ class SourceDriver(Splits):
         if SPLITS in parts:
             for split in splits_of(parts[SPLITS]):
                 self._add(split)
+        if TALLY in parts:
+            self._tally.restore(parts[TALLY])
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
         """`is_last`: see `all_assigned`."""
@@ -166,27 +192,38 @@ class SourceDriver(Splits):
             return Progress.WAITING
         for _ in range(len(self._open)):
             current = self._open[0]
-            batch = self._next_batch(current)
-            if current.at_end and current.ahead is None and batch is None:
+            ahead = self._next_ahead(current)
+            if current.at_end and current.ahead is None and ahead is None:
                 self._open.popleft()
                 self._close_reader(current)
                 self._tell()
                 return Progress.EMITTED
             self._open.rotate(-1)
-            if batch is not None:
+            if ahead is not None:
+                bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
                 if self._rows_per_s:
-                    self._keep_rate(batch.num_rows, self._rows_per_s)
-                self._emit_timed(current, batch)
+                    self._keep_rate(ahead.batch.num_rows + bad_rows, self._rows_per_s)
+                self._tally.count(ahead.batch.num_rows, ahead.bad)
+                if ahead.bad is not None:
+                    self._emit_bad(ahead.bad.rows)
+                if ahead.batch.num_rows:
+                    self._emit_timed(current, ahead.batch)
                 return Progress.EMITTED
         if not self._open and self._no_more:
             return Progress.ENDED
         self._last = None
         return Progress.WAITING
 
-    def snapshot(self, chunk_id: str) -> StatePart:
+    def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
+        parts = {}
         encoded = [_encoder.encode(current.split) for current in self._open]
-        table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
-        return StatePart(Redistribute.SPLIT, (Chunk(chunk_id, table),) if encoded else ())
+        if encoded:
+            table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
+            parts[SPLITS] = StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
+        tally = self._tally.snapshot(new_id)
+        if tally is not None:
+            parts[TALLY] = tally
+        return parts
 
     def close(self) -> None:
         self._closed = True
@@ -194,6 +231,8 @@ class SourceDriver(Splits):
             self._timer.cancel()
         while self._open:
             current = self._open.popleft()
+            if current.rest is not None:
+                current.rest.cancel()
             if not current.reading:  # else the read's completion closes it
                 self._close_reader(current)
 
@@ -213,7 +252,7 @@ class SourceDriver(Splits):
 
     def is_starved(self, split: int, since_s: float) -> bool:
         current = next(current for current in self._open if current.number == split)
-        return not current.reading and current.turn_s < since_s
+        return not current.reading and current.rest is None and current.turn_s < since_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -224,6 +263,11 @@ class SourceDriver(Splits):
         for changed in self._listeners:
             changed()
         return bool(self._listeners)
+
+    @property
+    def bad_records(self) -> int:
+        """How many were left out since the task was deployed."""
+        return self._tally.total
 
     @property
     def emitting_rows(self) -> int:
@@ -260,48 +304,60 @@ class SourceDriver(Splits):
 
     # ---- reading ----
 
-    def _next_batch(self, current: _Open) -> pa.RecordBatch | None:
+    def _next_ahead(self, current: _Open) -> _Ahead | None:
         """The next batch of the split if there is one now; its offset counts as emitted."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
-            if not current.reading and not current.at_end:
+            if not current.reading and not current.at_end and current.rest is None:
                 self._read_ahead(current)
         elif current.at_end:
             ahead = None
         else:
             if current.reader is None:
                 current.reader = self._source.open_split(current.split)
-            ahead = current.reader.read(self._rows_max)
+            ahead = _read(current.reader, self._rows_max)
             current.at_end = ahead is None
         if ahead is None:
             return None
-        batch, offset = ahead
         current.before = current.split
-        current.split = msgspec.structs.replace(current.split, offset=offset)
-        return batch
+        current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
+        return ahead
 
     def _read_ahead(self, current: _Open) -> None:
         current.reading = True
         source, split, reader, rows_max = self._source, current.split, current.reader, self._rows_max
 
-        def work() -> tuple[SplitReader, tuple[pa.RecordBatch, int] | None]:
+        def work() -> tuple[SplitReader, _Ahead | None]:
             opened = reader if reader is not None else source.open_split(split)
-            return opened, opened.read(rows_max)
+            return opened, _read(opened, rows_max)
 
-        def done(outcome: Done[tuple[SplitReader, tuple[pa.RecordBatch, int] | None]] | Failed) -> None:
+        def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
             current.reading = False
             if isinstance(outcome, Failed):
                 if not self._closed:
                     self._fail(outcome.error)
                 return
-            current.reader, current.ahead = outcome.value
-            current.at_end = current.ahead is None
+            current.reader, ahead = outcome.value
             if self._closed:
                 self._close_reader(current)
+            elif ahead is not None and ahead.is_empty:
+                self._let_rest(current, ahead.offset)
             else:
+                current.ahead, current.at_end, current.rest_s = ahead, ahead is None, 0.0
                 self._wake()
 
         self._executor.submit(work, done)
+
+    def _let_rest(self, current: _Open, offset: int) -> None:
+        """The split has no rows for now; all that it had before are emitted, as a read begins when they are taken."""
+        assert current.ahead is None, current.split.id
+        current.split = msgspec.structs.replace(current.split, offset=offset)
+        current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
+        current.rest = self._executor.call_later(current.rest_s, partial(self._rested, current))
+
+    def _rested(self, current: _Open) -> None:
+        current.rest = None
+        self._read_ahead(current)
 
     def _close_reader(self, current: _Open) -> None:
         reader, current.reader = current.reader, None
@@ -334,3 +390,8 @@ class SourceDriver(Splits):
     def _timer_fired(self) -> None:
         self._timer = None
         self._wake()
+
+
+def _read(reader: SplitReader, rows_max: int) -> _Ahead | None:
+    found = reader.read(rows_max)
+    return None if found is None else _Ahead(*found, reader.bad_records())

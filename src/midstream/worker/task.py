@@ -46,6 +46,7 @@ from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Ti
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
+from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
@@ -55,7 +56,7 @@ from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import SLICE_S, TaskInput
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
-from midstream.worker.source import SPLITS, Progress, SourceDriver
+from midstream.worker.source import Progress, SourceDriver
 
 _log = logging.getLogger(__name__)
 
@@ -207,6 +208,7 @@ class Task:
                 clock=self._seams.clock,
                 executor=self._seams.executor,
                 emit=self._chain.links[0].emit,
+                emit_bad=lambda rows: self._edges.emit(rows, BAD_RECORDS),
                 request_split=lambda: self._seams.send(m.RequestSplit(self._attempt, self.ref)),
                 wake=self.wake,
                 fail=self.fail,
@@ -550,8 +552,7 @@ class Task:
         offered_us = self._chain.offered_us
         snapshots: list[tuple[m.OperatorSnapshot, Snapshot]] = []
         if self._source is not None and self.vertex.source is not None:
-            part = self._source.snapshot(self._seams.ids.new_id())
-            parts = {SPLITS: part} if part.chunks else {}
+            parts = self._source.snapshot(self._seams.ids.new_id)
             head = m.OperatorSnapshot(
                 self.vertex.source.uid, watermark_in_us=offered_us[0], watermark_out_us=offered_us[0]
             )
@@ -632,6 +633,7 @@ class Task:
                 for uid, operator in zip(self._uids, self._chain.operators, strict=True)
                 if operator.timers_dropped
             ),
+            bad_records=0 if self._source is None else self._source.bad_records,
             to_recover_bytes=self._to_recover_bytes,
             recovered_bytes=self._to_recover_bytes - left_bytes,
         )

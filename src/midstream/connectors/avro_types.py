@@ -1,0 +1,286 @@
+"""Avro's schemas: read from JSON into types, checked, and what they are in Arrow.
+
+Schemas come from a registry, so they are looked at like any input: a type that names itself, a depth without
+end, and arrays of what takes no bytes (whose length a value may claim as it likes) are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.errors import SchemaError
+
+_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_DEPTH_MAX: Final = 50
+_TYPES_MAX: Final = 10_000
+"""In a schema, a named type counted wherever it is referred to."""
+_FIXED_BYTES_MAX: Final = 2**24
+_LOGICAL_OF: Final = {
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    "timestamp-millis": ("long",),
+    "timestamp-micros": ("long",),
+    "local-timestamp-millis": ("long",),
+    "local-timestamp-micros": ("long",),
+    "decimal": ("bytes", "fixed"),
+    "uuid": ("string",),
+}
+"""What each may stand on. Others are left alone, as Avro wants it: the value is what it stands on."""
+_ARROW: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.large_binary(),
+    "string": pa.large_string(),
+    "enum": pa.large_string(),
+    "fixed": pa.large_binary(),
+    "date": pa.date32(),
+    "time-millis": pa.time32("ms"),
+    "time-micros": pa.time64("us"),
+    "timestamp-millis": pa.timestamp("ms", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "local-timestamp-millis": pa.timestamp("ms"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    type: AvroType
+    aliases: tuple[str, ...] = ()
+    has_default: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class AvroType:
+    """`kind`: a primitive, or record, enum, fixed, array, map, union. What the others mean depends on it."""
+
+    kind: str
+    logical: str = ""
+    precision: int = 0
+    scale: int = 0
+    name: str = ""
+    fields: tuple[Field, ...] = ()
+    symbols: tuple[str, ...] = ()
+    default_symbol: str | None = None
+    size: int = 0
+    items: AvroType | None = None
+    """Of an array; of a map, its values."""
+    branches: tuple[AvroType, ...] = ()
+
+    @cached_property
+    def parts(self) -> tuple[AvroType, ...]:
+        fields = tuple(field.type for field in self.fields)
+        return (*fields, *self.branches, *(() if self.items is None else (self.items,)))
+
+    @cached_property
+    def types(self) -> int:
+        return 1 + sum(part.types for part in self.parts)
+
+    @cached_property
+    def depth(self) -> int:
+        return 1 + max((part.depth for part in self.parts), default=0)
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What a value takes at least."""
+        if self.kind == "record":
+            return sum(field.type.least_bytes for field in self.fields)
+        return {"null": 0, "fixed": self.size}.get(self.kind, 1)
+
+    @property
+    def is_nullable(self) -> bool:
+        return self.kind == "null" or any(branch.kind == "null" for branch in self.branches)
+
+    def of(self) -> AvroType:
+        """The array's items, or the map's values."""
+        assert self.items is not None, self.kind
+        return self.items
+
+    def without_null(self, where: str) -> AvroType:
+        """The one type that values have. Raises SchemaError for a union of several."""
+        if self.kind != "union":
+            return self
+        others = [branch for branch in self.branches if branch.kind != "null"]
+        if len(others) > 1:
+            kinds = ", ".join(branch.kind for branch in others)
+            raise SchemaError(f"{where} is a union of {kinds}; a column has values of one type, and null")
+        return others[0] if others else AvroType("null")
+
+
+def parse_schema(text: str, where: str, known: Mapping[str, str] | None = None) -> AvroType:
+    """`known`: the texts of schemas that it refers to, in the order in which they may refer to each other.
+
+    Raises SchemaError for what is no schema, or none that can be read in rows.
+    """
+    reading = _Reading(where)
+    for name, other in (known or {}).items():
+        reading.type(_decoded(other, f"{where}: schema {name!r}, to which it refers"), "", where, 0)
+    found = reading.type(_decoded(text, where), "", where, 0)
+    if found.kind != "record":
+        raise SchemaError(f"{where}: the schema is of {found.kind}; rows are of a record, whose fields are the columns")
+    if not found.fields:
+        raise SchemaError(f"{where}: the record {found.name} has no fields")
+    return found
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        if text and text in _PRIMITIVES:
+            return text
+        raise SchemaError(f"{where}: the text is no Avro schema: {error}") from error
+
+
+class _Reading:
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._named: dict[str, AvroType | None] = {}
+        """None: its definition is being read, so who refers to it is part of it."""
+
+    def type(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
+        found = self._type(given, namespace, path, depth)
+        if found.depth > _DEPTH_MAX or found.types > _TYPES_MAX:
+            raise SchemaError(
+                f"{self._where}: the schema is more than {_DEPTH_MAX} deep, or has over {_TYPES_MAX} types"
+            )
+        return found
+
+    def _type(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
+        if depth > 2 * _DEPTH_MAX:
+            raise SchemaError(f"{self._where}: the schema is nested more than {_DEPTH_MAX} deep")
+        if isinstance(given, str):
+            return self._by_name(given, namespace, path)
+        if isinstance(given, list):
+            branches = tuple(self.type(branch, namespace, path, depth + 1) for branch in given)
+            if not branches or any(branch.kind == "union" for branch in branches):
+                raise SchemaError(f"{path}: a union has at least one branch, and none that is a union itself")
+            return AvroType("union", branches=branches)
+        if not isinstance(given, dict):
+            raise SchemaError(f"{path}: {given!r:.100} is no Avro type")
+        kind = given.get("type")
+        if isinstance(kind, (dict, list)):
+            return self.type(kind, namespace, path, depth + 1)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._defined(given, "record" if kind == "error" else kind, namespace, path, depth)
+        if kind == "array":
+            items = self.type(given.get("items"), namespace, f"{path}[]", depth + 1)
+            if not items.least_bytes:
+                raise SchemaError(f"{path}: an array of items that take no bytes could claim any length")
+            return AvroType("array", items=items)
+        if kind == "map":
+            return AvroType("map", items=self.type(given.get("values"), namespace, f"{path}{{}}", depth + 1))
+        if not isinstance(kind, str):
+            raise SchemaError(f"{path}: {kind!r:.100} is no Avro type")
+        return _with_logical(self._by_name(kind, namespace, path), given)
+
+    def _by_name(self, name: str, namespace: str, path: str) -> AvroType:
+        if name in _PRIMITIVES:
+            return AvroType(name)
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        full = full if full in self._named else name
+        if full not in self._named:
+            raise SchemaError(f"{path}: there is no Avro type {name!r:.100}")
+        found = self._named[full]
+        if found is None:
+            raise SchemaError(f"{path}: the type {full} is part of itself; a column has no form for that")
+        return found
+
+    def _defined(self, given: dict[str, Any], kind: str, namespace: str, path: str, depth: int) -> AvroType:
+        name, own = given.get("name"), given.get("namespace", namespace)
+        if not isinstance(name, str) or not name or not isinstance(own, str):
+            raise SchemaError(f"{path}: a {kind} has no name")
+        full = name if "." in name or not own else f"{own}.{name}"
+        own = full.rpartition(".")[0]
+        self._named[full] = None
+        if kind == "record":
+            found = AvroType("record", name=full, fields=self._fields(given.get("fields"), own, path, depth))
+        elif kind == "enum":
+            symbols = given.get("symbols")
+            if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
+                raise SchemaError(f"{path}: the enum {full} has no symbols")
+            default = given.get("default")
+            found = AvroType("enum", name=full, symbols=tuple(symbols), default_symbol=default)
+            if default is not None and default not in symbols:
+                raise SchemaError(f"{path}: the default {default!r:.100} of the enum {full} is none of its symbols")
+        else:
+            size = given.get("size")
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _FIXED_BYTES_MAX:
+                raise SchemaError(f"{path}: the fixed {full} has no size up to {_FIXED_BYTES_MAX}")
+            found = _with_logical(AvroType("fixed", name=full, size=size), given)
+        self._named[full] = found
+        return found
+
+    def _fields(self, given: Any, namespace: str, path: str, depth: int) -> tuple[Field, ...]:
+        if not isinstance(given, list):
+            raise SchemaError(f"{path}: a record has no fields")
+        fields = []
+        for each in given:
+            name = each.get("name") if isinstance(each, dict) else None
+            if not isinstance(name, str) or not name:
+                raise SchemaError(f"{path}: a field has no name")
+            aliases = each.get("aliases", [])
+            if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+                raise SchemaError(f"{path}.{name}: aliases are a list of names")
+            kind = self.type(each.get("type"), namespace, f"{path}.{name}", depth + 1)
+            fields.append(Field(name, kind, tuple(aliases), "default" in each, each.get("default")))
+        names = [field.name for field in fields]
+        if len(set(names)) < len(names):
+            raise SchemaError(f"{path}: two fields of one name: {', '.join(names)}")
+        return tuple(fields)
+
+
+def _with_logical(found: AvroType, given: dict[str, Any]) -> AvroType:
+    """A logical type that is not right is left out, as Avro wants it."""
+    logical = given.get("logicalType")
+    if not isinstance(logical, str) or found.kind not in _LOGICAL_OF.get(logical, ()):
+        return found
+    if logical != "decimal":
+        return replace(found, logical=logical)
+    precision, scale = given.get("precision"), given.get("scale", 0)
+    numbers = all(isinstance(number, int) and not isinstance(number, bool) for number in (precision, scale))
+    if not numbers or not precision > 0 or not 0 <= scale <= precision:  # type: ignore[operator]
+        return found
+    assert isinstance(precision, int) and isinstance(scale, int)
+    return replace(found, logical=logical, precision=precision, scale=scale)
+
+
+def arrow_type(kind: AvroType, where: str) -> pa.DataType:
+    """Raises SchemaError for a type that no column has."""
+    kind = kind.without_null(where)
+    if kind.logical == "decimal":
+        if kind.precision > 38:
+            raise SchemaError(f"{where} is a decimal of {kind.precision} digits; columns have 38 at most")
+        return pa.decimal128(kind.precision, kind.scale)
+    match kind.kind:
+        case "null":
+            raise SchemaError(f"{where} is always null; a column has a type: leave it out of the reader's schema")
+        case "array":
+            return pa.large_list(arrow_type(kind.of(), f"{where}[]"))
+        case "map":
+            return pa.large_list(
+                pa.struct([("key", pa.large_string()), ("value", arrow_type(kind.of(), f"{where}{{}}"))])
+            )
+        case "record":
+            if not kind.fields:
+                raise SchemaError(f"{where} is a record without fields")
+            return pa.struct(list(arrow_fields(kind, where)))
+        case _:
+            return _ARROW.get(kind.logical) or _ARROW[kind.kind]
+
+
+def arrow_fields(record: AvroType, where: str) -> Iterator[pa.Field]:
+    for field in record.fields:
+        yield pa.field(field.name, arrow_type(field.type, f"{where}.{field.name}"))

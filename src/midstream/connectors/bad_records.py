@@ -1,0 +1,102 @@
+"""Records that do not parse: found among good ones, and told of.
+
+A batch is parsed in one piece. Only one with a bad record in it is cut in pieces, and of these those that have one are
+halved, and halved again, until what is bad stands alone; so good records beside it are not lost, and reading stays columnar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from midstream.core.config import is_whole
+from midstream.core.errors import ConfigError
+from midstream.operators.bad_records import BAD_RECORDS_SCHEMA, BadRecords
+
+OnBadRecord: TypeAlias = Literal["fail", "drop"]
+BadRecordsMax: TypeAlias = tuple[int, int]
+T = TypeVar("T")
+_ERROR_CHARS_MAX: Final = 1_000
+_PIECE: Final = 256
+"""Records of the first pieces: the good ones of a large batch are parsed twice then, not once for each halving."""
+_FEW: Final = 4
+"""So many are looked at one by one."""
+
+
+class BadRecord(msgspec.Struct, frozen=True):
+    """`at`: where it is among the records that were read with it, counted from 0. See BAD_RECORDS_SCHEMA."""
+
+    at: int
+    source: str
+    partition: int | None
+    position: int
+    data: bytes | None
+    error: str
+    key: bytes | None = None
+    timestamp_ms: int | None = None
+
+
+def check_on_bad_record(on_bad_record: object, most: object, who: str) -> None:
+    """Raises ConfigError for values of `on_bad_record` and `bad_records_max` that make no sense."""
+    if on_bad_record not in ("fail", "drop"):
+        raise ConfigError(
+            f"{who}: on_bad_record {on_bad_record!r} is not one of fail, drop; with 'drop' side_output(BAD_RECORDS) has them"
+        )
+    if most is None:
+        return
+    is_pair = isinstance(most, (tuple, list)) and len(most) == 2 and all(map(is_whole, most))
+    if not is_pair or not 0 <= most[0] < most[1]:  # type: ignore[index]
+        raise ConfigError(
+            f"{who}: bad_records_max={most!r} is not two numbers, how many bad records of how many, such as (100, 10_000)"
+        )
+    if on_bad_record == "fail":
+        raise ConfigError(
+            f"{who}: bad_records_max= is for on_bad_record='drop'; with 'fail' the first one ends the job"
+        )
+
+
+def parsed_apart(parse: Callable[[int, int], T], first: int, last: int, error: str) -> Iterator[T | tuple[int, str]]:
+    """The records `first` up to `last`, of which `parse` has said that they do not parse together, and why.
+
+    Gives, in order, what `parse` makes of those that do, and the number of each that does not, with the reason.
+    """
+    if last - first == 1:
+        yield first, error
+        return
+    count = last - first
+    together = _PIECE if count > 2 * _PIECE else (count + 1) // 2 if count > _FEW else 1
+    for begin in range(first, last, together):
+        end = min(begin + together, last)
+        try:
+            made = parse(begin, end)
+        except pa.ArrowException as cause:
+            yield from parsed_apart(parse, begin, end, str(cause))
+        else:
+            yield made
+
+
+def reported(bad: Sequence[BadRecord], base: int = 0) -> BadRecords | None:
+    """What a reader says of them; `base`: which of the records counted is the first of the batch. None: there are none."""
+    if not bad:
+        return None
+    columns: list[list[Any]] = [
+        [each.source for each in bad],
+        [each.partition for each in bad],
+        [each.position for each in bad],
+        [each.data for each in bad],
+        [_shortened(each.error) for each in bad],
+        [each.key for each in bad],
+        [each.timestamp_ms for each in bad],
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, BAD_RECORDS_SCHEMA, strict=True)]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=BAD_RECORDS_SCHEMA)
+    return BadRecords(rows, tuple(each.at - base for each in bad))
+
+
+def _shortened(error: str) -> str:
+    """As text that Arrow takes: a parser may quote a part of the record."""
+    text = error.encode(errors="replace").decode()
+    return text if len(text) <= _ERROR_CHARS_MAX else f"{text[:_ERROR_CHARS_MAX]} …"

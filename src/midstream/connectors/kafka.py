@@ -1,0 +1,487 @@
+"""Kafka topics as a source: each partition is a split, whose offset is that of the next record.
+
+A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose
+rebalances could move partitions or offsets behind the job's back. Offsets are in the job's checkpoints; they
+are committed to a group, for those who watch its lag, only where the user names one, and are not read from there
+but for a start that asks for it.
+
+Offsets have gaps where transactions were aborted, topics are compacted, and where transactions end; so
+nothing is counted by them. The end of a partition that is read up to an offset is told by the broker's word that
+it has no more, since the last offsets before it may be without a record.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
+from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
+from midstream.connectors.kafka_records import KafkaFormat, RecordParser
+from midstream.connectors.schema_registry import RegistrySilent
+from midstream.connectors.text import CsvOptions
+from midstream.core.config import Duration, interval_s, is_whole
+from midstream.core.errors import ConfigError, StorageError
+from midstream.operators.bad_records import BadRecords
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message
+
+Topics: TypeAlias = str | Sequence[str] | re.Pattern[str]
+Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime | Mapping[int, int]
+Stop: TypeAlias = Literal["latest"] | datetime
+OnGap: TypeAlias = Literal["fail", "skip"]
+
+_OURS: Final = {
+    "enable.auto.commit": "offsets are in the job's checkpoints, and are committed to the group of 'group.id' after them",
+    "enable.auto.offset.store": "offsets are in the job's checkpoints",
+    "auto.offset.reset": "say start= and on_gap=",
+    "enable.partition.eof": "the source needs it",
+    "isolation.level": "only committed records are read",
+    "group.instance.id": "partitions are assigned by the job, not by a group",
+    "group.protocol": "partitions are assigned by the job, not by a group",
+    "partition.assignment.strategy": "partitions are assigned by the job, not by a group",
+    "error_cb": "the source needs it",
+}
+_NO_GROUP: Final = "midstream"
+"""librdkafka wants a name; without commits and joins the broker has no such group."""
+_PREFETCH: Final = {
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.wait.max.ms": 100,
+    "check.crcs": True,
+    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
+    "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
+}
+"""Per partition, unless the user says otherwise."""
+_RECORDS_MAX: Final = 50_000
+"""In one batch: each is a Python object for a moment."""
+_SIDE_BY_SIDE: Final = 100_000
+"""Partitions never end, so a subtask reads all that it is given, and has a request open for the next one."""
+_log = logging.getLogger(__name__)
+
+
+class _Partition(msgspec.Struct, frozen=True, array_like=True):
+    """The payload of a split. A split at offset 0 has not begun: then it begins at `start`."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int | None = None
+    """Records from here on are not read; None: without end."""
+    from_earliest: bool = False
+    """It begins wherever the broker's records do when it is opened; `start` is where that was."""
+
+
+class _Found(msgspec.Struct, frozen=True, array_like=True):
+    """The position: of each topic, the partitions that are splits already. `begun`: the first look has been taken."""
+
+    begun: bool = False
+    topics: dict[str, Topic] = {}
+
+
+class KafkaSource(Source):
+    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
+
+    `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that whole
+    names match; new topics of it, and new partitions of any, are found every `interval`, and read from their
+    beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header,
+    `schema` has its columns in order, `csv` how it is written), "avro" (each value with the id of its schema in
+    `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest of the subject
+    `<topic>-value`), "bytes" or "text" (one column `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
+    topic, partition, offset, timestamp, key, headers; a dict gives them other names.
+    `start`: "earliest", "latest", "group" (what the group of `group.id` has committed, else the earliest), a
+    datetime (the first record that is not older), or of one topic an offset for each partition. `stop`:
+    "latest" (what is there and committed when the job starts) or a datetime (up to the first record that is not
+    older); None: never.
+    `on_gap`: what becomes of offsets that the broker does not have any more: "fail", or "skip" to go on behind them.
+    `on_bad_record`: "fail", or "drop" to leave out what is not of the format; `side_output(BAD_RECORDS)` of the stream
+    has it then. `bad_records_max`: with "drop", (bad, records): more of so many that a subtask reads fail the job.
+    `options`: librdkafka's, for example security; `env:NAME` and `file:/path` stand for what is there where the
+    job connects. With `group.id` offsets are committed after each checkpoint, for tools that show lag.
+
+    Raises ConfigError or SchemaError for arguments here; for the cluster, when the job starts.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        topics: Topics,
+        *,
+        format: KafkaFormat = "json",
+        schema: pa.Schema | str | None = None,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        metadata: Mapping[str, str] | Sequence[str] = (),
+        on_gap: OnGap = "fail",
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+        interval: Duration = "30 s",
+        rows_per_s: float | None = None,
+    ) -> None:
+        self._topics = _checked_topics(topics)
+        self._where = f"KafkaSource of {_topics_text(self._topics)}"
+        self._connection = Connection(servers, options, _OURS, self._where)
+        check_on_bad_record(on_bad_record, bad_records_max, self._where)
+        self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
+        one = self._topics[0] if isinstance(self._topics, tuple) and len(self._topics) == 1 else None
+        self._parser = RecordParser(
+            format,
+            schema,
+            metadata,
+            self.drops_bad_records,
+            self._where,
+            csv=csv,
+            registry=registry,
+            subject=one and f"{one}-value",
+        )
+        self.schema = self._parser.schema
+        if on_gap not in ("fail", "skip"):
+            raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
+        self._on_gap: OnGap = on_gap
+        group = self._connection.option("group.id")
+        self._group = None if group is None else str(group)
+        self._start = _checked_start(start, self._topics, self._group, self._where)
+        if not (stop is None or stop == "latest" or _is_time(stop)):
+            raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
+        self._stop = stop
+        self.bounded = stop is not None
+        self.discovery_interval_s = interval_s(interval, "interval")
+        check_rate(rows_per_s, self._where)
+        self.rows_per_s = rows_per_s
+        self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
+        """What the first look has found."""
+        self._its_cluster: Cluster | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
+
+    equal_shares = True
+
+    def splits_per_reader(self, parallelism: int) -> int:
+        return _SIDE_BY_SIDE
+
+    # ---- on the driver ----
+
+    def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
+        """Raises StorageError when no broker answers, ConfigError for a topic that is not there or may not be read."""
+        with made(self._where):
+            self._new_consumer(Silence(self._where, self._connection.servers)).close()
+        self._parser.check()
+        found = self._cluster.topics(self._topics)
+        if not found and self.bounded:
+            raise ConfigError(f"{self._where}: no topic matches; a job with stop= reads what is there when it starts")
+        if isinstance(self._start, Mapping) and not restoring:
+            ((name, topic),) = found.items()
+            if set(self._start) != set(range(topic.partitions)):
+                raise ConfigError(
+                    f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {name!r} has "
+                    f"{_listed(range(topic.partitions))}; give one for each"
+                )
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        known = _Found() if position is None else decoded(position, _Found, self._where)
+        try:
+            if known.begun:
+                topics, found = self._newly_found(known.topics)
+            else:
+                # Remembered: asked again, after a restart, it must be the same, and "latest" is not.
+                topics, found = self._first = self._first or self._first_found()
+        except StorageError as error:
+            # Readers wait for brokers that are gone, and so does this.
+            _log.warning("%s: cannot look for partitions now, and will try again: %s", self._where, error)
+            return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
+        splits = tuple(
+            Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
+            for part in found
+            if part.stop is None or part.start < part.stop
+        )
+        after = msgspec.msgpack.encode(_Found(True, {**known.topics, **topics}))
+        return Discovery(splits, after, exhausted=self.bounded)
+
+    def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
+        if self._group is None or unfinished is None or position is None:
+            return
+        offsets = {}
+        if self._first is not None and decoded(position, _Found, self._where).begun:
+            for part in self._first[1]:
+                if part.stop is not None:
+                    offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
+        for split in unfinished:
+            part = decoded(split.payload, _Partition, self._where)
+            offsets[part.topic, part.partition] = split.offset or part.start
+        if offsets:
+            self._cluster.commit(self._group, offsets)
+
+    def close(self) -> None:
+        cluster, self._its_cluster = self._its_cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._its_cluster is None:
+            self._its_cluster = Cluster(self._connection, self._where)
+        return self._its_cluster
+
+    def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
+        topics = self._cluster.topics(self._topics)
+        places = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+        starts = self._offsets(places, self._start)
+        stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
+        parts = [_Partition(*place, starts[place], stops[place], self._start == "earliest") for place in places]
+        return topics, parts
+
+    def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
+        """What came into being while the job ran is read from its beginning."""
+        topics = self._cluster.topics(self._topics)
+        for name in known:
+            # Readers may only hear nothing any more. A name that is listed was looked for, and would have raised.
+            if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and name not in topics:
+                raise ConfigError(
+                    f"{self._where}: topic {name!r} is gone since the job began to read it; have it back, or start without "
+                    "it and with --fresh"
+                )
+        found = []
+        for name, topic in topics.items():
+            before = known.get(name, Topic(topic.id, 0))
+            if before.id != topic.id:
+                raise ConfigError(
+                    f"{self._where}: topic {name!r} was deleted and made anew since the job began to read it; what it has now "
+                    "is not what was read before, so there is no going on: start with --fresh"
+                )
+            found += [_Partition(name, new, 0, None, True) for new in range(before.partitions, topic.partitions)]
+        return topics, found
+
+    def _offsets(self, places: list[Place], when: Start | Stop) -> dict[Place, int]:
+        if isinstance(when, Mapping):
+            return {place: when[place[1]] for place in places}
+        if isinstance(when, datetime):
+            return self._cluster.offsets(places, int(when.timestamp() * 1000))
+        if when == "group":
+            assert self._group is not None
+            committed = self._cluster.committed(self._group, places)
+            first = self._cluster.offsets([place for place in places if place not in committed], EARLIEST)
+            return {**first, **committed}
+        return self._cluster.offsets(places, EARLIEST if when == "earliest" else LATEST)
+
+    # ---- on the subtasks ----
+
+    def open_split(self, split: Split) -> SplitReader:
+        part = decoded(split.payload, _Partition, self._where)
+        return _PartitionReader(self, part, split.offset)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        part = decoded(split.payload, _Partition, self._where)
+        return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
+
+    def _new_consumer(self, silence: Silence) -> Consumer:
+        from confluent_kafka import Consumer
+
+        config = {
+            "group.id": _NO_GROUP,
+            **_PREFETCH,
+            **self._connection.config(
+                {
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "error",
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_committed",
+                    "error_cb": silence.heard,
+                }
+            ),
+        }
+        return Consumer(config)
+
+
+class _PartitionReader(SplitReader):
+    def __init__(self, source: KafkaSource, part: _Partition, offset: int) -> None:
+        self._source = source
+        self._part = part
+        self._where = _where(part)
+        self._next = offset or part.start
+        self._notes: list[Message] = []
+        """What came beside the records of the last look, and behind them."""
+        self._bad: list[BadRecord] = []
+        """Of the last look."""
+        self._kept: tuple[list[Message], int] | None = None
+        """Messages whose schema could not be asked for, and the offset that they begin at."""
+        self._silence = Silence(self._where, source._connection.servers)
+        with ExitStack() as stack:
+            with made(self._where):
+                self._consumer = source._new_consumer(self._silence)
+            stack.callback(self._consumer.close)
+            self._assign(None if part.from_earliest and not offset else self._next)
+            stack.pop_all()
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        """Never waits: what has come is taken. Raises SchemaError (bad records), ConfigError (a gap), StorageError."""
+        if self._kept is not None:
+            return self._parsed(*self._kept)
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._take_note(note.error(), note)
+        stop = self._part.stop
+        if stop is not None and self._next >= stop:
+            return None
+        with explained(self._where):
+            messages = self._consumer.consume(min(rows_max, _RECORDS_MAX), 0)
+        self._silence.looked(bool(messages))
+        good = [message for message in messages if message.error() is None]
+        if len(good) < len(messages):
+            self._notes = [message for message in messages if message.error() is not None]
+        before = self._next
+        if stop is not None and good and self._offset(good[-1]) >= stop:
+            good = [message for message in good if self._offset(message) < stop]
+            self._next = max(self._next, stop)
+        if good:
+            self._next = max(self._next, self._offset(good[-1]) + 1)
+        return self._parsed(good, before)
+
+    def _parsed(self, messages: list[Message], before: int) -> tuple[pa.RecordBatch, int]:
+        """The rows of messages that begin at offset `before`; none while the schema registry is waited for."""
+        try:
+            rows, self._bad = self._source._parser.rows(messages, self._where)
+        except RegistrySilent as error:
+            if self._kept is None:
+                _log.warning("%s: waiting with offset %d and what is behind it: %s", self._where, before, error)
+            self._kept, self._bad = (messages, before), []
+            return self._source._parser.no_rows, before
+        if self._kept is not None:
+            self._kept = None
+            _log.warning("%s: the schema registry answers again; going on", self._where)
+        return rows, self._next
+
+    def bad_records(self) -> BadRecords | None:
+        return reported(self._bad)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _assign(self, offset: int | None) -> None:
+        from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+        at = OFFSET_BEGINNING if offset is None else offset
+        with explained(self._where):
+            self._consumer.assign([TopicPartition(self._part.topic, self._part.partition, at)])
+
+    def _take_note(self, error: KafkaError, message: Message) -> None:
+        """What a broker says beside records: the end for now, a gap, or that it will not."""
+        from confluent_kafka import KafkaError as Codes
+
+        match error.code():
+            case Codes._PARTITION_EOF:
+                self._next = max(self._next, self._offset(message))
+            case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
+                self._meet_gap()
+            case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
+                raise self._gone()
+            case Codes.TOPIC_AUTHORIZATION_FAILED:
+                raise ConfigError(f"{self._where}: may not be read: {error.str()}")
+            case Codes.GROUP_AUTHORIZATION_FAILED:
+                pass  # the client looks for the group's coordinator, of which nothing is wanted
+            case _ if error.retriable() or error.code() in (
+                Codes._TRANSPORT,
+                Codes._ALL_BROKERS_DOWN,
+                Codes._TIMED_OUT,
+            ):
+                self._silence.heard(error)
+            case _:
+                raise StorageError(f"{self._where}: reading behind offset {self._next} failed: {error.str()}")
+
+    def _meet_gap(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        at = TopicPartition(self._part.topic, self._part.partition)
+        with explained(f"{self._where}: which offsets there are is not to be had"):
+            try:
+                there = self._consumer.get_watermark_offsets(at, timeout=ANSWER_S)
+            except KafkaException as error:
+                if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+                    raise self._gone() from error
+                raise
+        if there is None:
+            raise StorageError(f"{self._where}: no word from a broker of which offsets there are")
+        low, high = there
+        has = f"the broker has {low} to {high - 1}" if high > low else f"the broker has none before {high}"
+        if self._next > high:
+            raise ConfigError(
+                f"{self._where}: reading was to go on at offset {self._next}, and {has}; the topic was made anew, or brokers "
+                "have lost records. What it has now is not what was read before: start with --fresh"
+            )
+        if self._next >= low:
+            self._assign(self._next)  # it was there again, or always
+            return
+        if self._source._on_gap == "fail":
+            raise ConfigError(
+                f"{self._where}: reading was to go on at offset {self._next}, and {has}: {low - self._next} offsets were "
+                "deleted before they were read, as the topic's retention says or by somebody. on_gap='skip' goes on without them"
+            )
+        _log.warning("%s: offsets %d to %d are gone; going on without them (on_gap)", self._where, self._next, low - 1)
+        self._next = low
+        self._assign(low)
+
+    def _gone(self) -> ConfigError:
+        return ConfigError(
+            f"{self._where}: is gone since the job began to read it, at offset {self._next}; have the topic back, or "
+            "start without it and with --fresh"
+        )
+
+    @staticmethod
+    def _offset(message: Message) -> int:
+        return int(message.offset())
+
+
+def _where(part: _Partition) -> str:
+    return f"topic {part.topic!r}, partition {part.partition}"
+
+
+def _checked_topics(topics: Topics) -> Names:
+    if isinstance(topics, re.Pattern):
+        return topics
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"KafkaSource: topics={topics!r} is neither a name, nor a list of them, nor re.compile(…)")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"KafkaSource: topics={topics!r} names one twice")
+    return names
+
+
+def _topics_text(topics: Names) -> str:
+    return f"topics {topics.pattern!r}" if isinstance(topics, re.Pattern) else ", ".join(topics)
+
+
+def _checked_start(start: Start, topics: Names, group: object, where: str) -> Start:
+    if isinstance(start, Mapping):
+        if isinstance(topics, re.Pattern) or len(topics) != 1:
+            raise ConfigError(f"{where}: start= with offsets is for one topic; read each by a source of its own")
+        if not start or not all(is_whole(key) and is_whole(value) for key, value in start.items()):
+            raise ConfigError(f"{where}: start={start!r} is not a dict of partitions to offsets")
+        return dict(start)
+    if start == "group" and group is None:
+        raise ConfigError(f"{where}: start='group' needs the group: options={{'group.id': …}}")
+    if start not in ("earliest", "latest", "group") and not _is_time(start):
+        raise ConfigError(
+            f"{where}: start {start!r} is not 'earliest', 'latest', 'group', a datetime with a time zone, or a dict of offsets"
+        )
+    return start
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, datetime) and value.tzinfo is not None
+
+
+def _listed(numbers: Mapping[int, int] | range) -> str:
+    return ", ".join(map(str, sorted(numbers)))

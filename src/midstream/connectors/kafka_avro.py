@@ -1,0 +1,150 @@
+"""Kafka's values in Avro, each with the id that its schema has in a registry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from midstream.connectors.avro import AvroDecoder, AvroEncoder
+from midstream.connectors.avro_types import arrow_fields, parse_schema
+from midstream.connectors.kafka_client import OptionValue
+from midstream.connectors.schema_registry import (
+    HEADER_BYTES,
+    Registry,
+    RegistrySilent,
+    UnknownSchema,
+    header,
+    header_id,
+)
+from midstream.core.errors import ConfigError, SchemaError, StorageError
+
+_UNKNOWN_S: Final = 30.0
+"""For so long an id that the registry did not know is not asked for again."""
+
+
+class AvroValues:
+    """What reads a topic's values: `schema` has the columns of the reader's schema.
+
+    Raises ConfigError, SchemaError, or StorageError when the newest schema is to be had and the registry is silent.
+    """
+
+    def __init__(
+        self, registry: Mapping[str, OptionValue] | None, text: str | None, subject: str | None, who: str
+    ) -> None:
+        if registry is None:
+            raise ConfigError(f"{who}: format='avro' needs registry={{'url': …}}, the schema registry of the values")
+        self._registry = Registry(registry, who)
+        known: dict[str, str] = {}
+        where = f"{who}: schema="
+        if text is None:
+            if subject is None:
+                raise ConfigError(
+                    f"{who}: format='avro' of several topics needs schema=, the text of the schema to read them with"
+                )
+            try:
+                text, known = self._registry.latest(subject)
+            except UnknownSchema as error:
+                raise ConfigError(
+                    f"{who}: the schema registry has no subject {subject!r} ({error}); give schema=, the text of an Avro schema"
+                ) from error
+            where = f"{who}: the newest schema of {subject!r}"
+        self._reader = parse_schema(text, where, known)
+        self.schema = pa.schema(list(arrow_fields(self._reader, self._reader.name)))
+        self._decoders: dict[int, AvroDecoder | str] = {}
+        """By id of the writer's schema; a text says why its values cannot be read."""
+        self._unknown: dict[int, tuple[float, str]] = {}
+        """Ids that the registry did not know: until when that stands, and what it said."""
+        self._turn = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decoders": {}, "_unknown": {}, "_turn": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._turn = threading.Lock()
+
+    def check(self) -> None:
+        """Whether the registry answers, and lets the user in."""
+        self._registry.check()
+
+    def parse(self, values: Sequence[bytes]) -> pa.RecordBatch:
+        """A row for each. Raises ArrowInvalid for bad ones, RegistrySilent for those of a schema that is not known yet."""
+        by_id: dict[int, list[int]] = {}
+        for at, value in enumerate(values):
+            try:
+                by_id.setdefault(header_id(value), []).append(at)
+            except ValueError as error:
+                raise pa.ArrowInvalid(str(error)) from error
+        pieces = []
+        for schema_id, places in by_id.items():
+            try:
+                pieces.append(self._decoder(schema_id).decode([values[at] for at in places], HEADER_BYTES))
+            except pa.ArrowInvalid as error:
+                raise pa.ArrowInvalid(f"schema {schema_id}: {error}") from error
+        if len(pieces) == 1:
+            return pieces[0]
+        order = np.argsort(np.concatenate([np.array(places, np.int64) for places in by_id.values()]))
+        together = pa.Table.from_batches(pieces, self.schema).combine_chunks()
+        return together.take(pa.array(order)).combine_chunks().to_batches()[0]
+
+    def _decoder(self, schema_id: int) -> AvroDecoder:
+        found = self._decoders.get(schema_id)
+        if found is None:
+            with self._turn:
+                found = self._decoders.get(schema_id) or self._made(schema_id)
+        if isinstance(found, str):
+            raise pa.ArrowInvalid(found)
+        return found
+
+    def _made(self, schema_id: int) -> AvroDecoder | str:
+        until_s, said = self._unknown.get(schema_id, (0.0, ""))
+        if time.monotonic() < until_s:
+            return said
+        try:
+            text, known = self._registry.schema(schema_id)
+        except UnknownSchema as error:
+            said = f"the schema registry does not have it: {error}"
+            self._unknown[schema_id] = time.monotonic() + _UNKNOWN_S, said
+            return said
+        made: AvroDecoder | str
+        try:
+            made = AvroDecoder(parse_schema(text, "its schema", known), self._reader, self._reader.name)
+        except SchemaError as error:
+            made = str(error)
+        self._decoders[schema_id] = made
+        return made
+
+
+class AvroWriting:
+    """What writes a topic's values: made and registered on the driver, used in the slots, which need no registry."""
+
+    def __init__(self, registry: Mapping[str, OptionValue] | None, topic: str, who: str) -> None:
+        if registry is None:
+            raise ConfigError(f"{who}: format='avro' needs registry={{'url': …}}, to register the schema of the values")
+        self._registry = Registry(registry, who)
+        self._topic = topic
+        self._who = who
+        self._id: int | None = None
+
+    def encoder(self, values: pa.Schema) -> AvroEncoder:
+        return AvroEncoder(values, self._topic, self._who)
+
+    def register(self, encoder: AvroEncoder) -> None:
+        """Raises ConfigError when the registry refuses it, as one that does not go with the versions before it."""
+        subject = f"{self._topic}-value"
+        try:
+            self._id = self._registry.register(subject, msgspec.json.encode(encoder.avro_schema).decode())
+        except RegistrySilent as error:
+            raise StorageError(str(error)) from error
+        except UnknownSchema as error:
+            raise ConfigError(f"{self._who}: the schema registry does not take subject {subject!r}: {error}") from error
+
+    def values(self, encoder: AvroEncoder, batch: pa.RecordBatch) -> list[bytes | None]:
+        assert self._id is not None, f"{self._who}: the schema is not registered"
+        return [*encoder.encode(batch, header(self._id))]

@@ -1,0 +1,237 @@
+"""How sources and sinks reach a Kafka cluster: the user's options, their secrets, and what goes wrong on the way.
+
+Options are librdkafka's. A value `env:NAME` or `file:/path` stands for what is in that variable or file of
+the process that connects: it is read there, when it connects, and is nowhere else. No message shows a value.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from midstream.connectors.extras import require
+from midstream.core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+OptionValue: TypeAlias = str | int | float | bool | Callable[..., Any]
+ANSWER_S: Final = 15.0
+"""So long a broker may take for an answer."""
+_SILENCE_S: Final = 5.0
+"""Brokers that have been gone for so long are worth a word."""
+_AGAIN_S: Final = 60.0
+"""The client repeats every few seconds that they are gone; what comes so long after is about another time."""
+_GETTING_IN: Final = (
+    "sasl.",
+    "security.",
+    "ssl.",
+    "enable.ssl.",
+    "oauth_cb",
+    "broker.",
+    "client.",
+    "socket.",
+    "reconnect.",
+    "debug",
+)
+_CALLBACKS: Final = ("oauth_cb",)
+_OURS: Final = {
+    "bootstrap.servers": "give it as servers=",
+    "metadata.broker.list": "give it as servers=",
+    "client.rack.id": "the option is client.rack",
+}
+_log = logging.getLogger(__name__)
+_client_log = logging.getLogger(f"{__name__}.librdkafka")
+"""What the clients themselves log, but for each connection that fails: `Silence` hears of those, and says less."""
+_client_log.addFilter(lambda record: not record.getMessage().startswith(("FAIL ", "ERROR ")))
+
+
+class Connection:
+    """Where a cluster is, and how to get in. Pickles; shows nobody what the options are."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        options: Mapping[str, OptionValue] | None,
+        ours: Mapping[str, str],
+        who: str,
+    ) -> None:
+        """`ours`: options that the user may not set, each with what to do instead."""
+        require("confluent_kafka", "kafka", who)
+        listed = [servers] if isinstance(servers, str) else list(servers)
+        if not listed or not all(isinstance(each, str) and each.strip() for each in listed):
+            raise ConfigError(
+                f"{who}: servers={servers!r} names no broker; write for example 'kafka-1:9092,kafka-2:9092'"
+            )
+        self.servers = ",".join(listed)
+        self._who = who
+        self._options = dict(options or {})
+        for name, value in self._options.items():
+            reason = {**_OURS, **ours}.get(name)
+            if reason is not None:
+                raise ConfigError(f"{who}: option {name!r} is not for the user to set: {reason}")
+            if name in _CALLBACKS and callable(value):
+                continue
+            if name.endswith("_cb") or name == "logger" or not isinstance(value, (str, int, float)):
+                raise ConfigError(
+                    f"{who}: option {name!r} is a {type(value).__name__}; options are text, numbers and booleans, "
+                    f"and of functions {', '.join(_CALLBACKS)}"
+                )
+
+    def __repr__(self) -> str:
+        return f"Connection({self.servers!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Connection) and (self.servers, self._options) == (other.servers, other._options)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def option(self, name: str) -> OptionValue | None:
+        """As the user gave it."""
+        return self._options.get(name)
+
+    def config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """For a client in this process; `ours` go before the user's. Raises ConfigError for a secret that is not there."""
+        found = {name: self._resolved(name, value) for name, value in self._options.items()}
+        return {**self._defaults, **found, **ours}
+
+    def admin_config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the user's options those about getting in: others are for readers or for writers."""
+        kept = {name: value for name, value in self._options.items() if name.startswith(_GETTING_IN)}
+        resolved = {name: self._resolved(name, value) for name, value in kept.items()}
+        return {**self._defaults, **resolved, **ours}
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        return {"client.id": "midstream", "bootstrap.servers": self.servers, "logger": _client_log}
+
+    def _resolved(self, name: str, value: OptionValue) -> OptionValue:
+        return looked_up(f"option {name!r}", value, self._who)
+
+
+def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
+    """What a value `env:NAME` or `file:/path` stands for in this process; any other is itself. Raises ConfigError."""
+    if not isinstance(value, str):
+        return value
+    kind, colon, rest = value.partition(":")
+    if not colon or kind not in ("env", "file"):
+        return value
+    if kind == "env":
+        if rest not in os.environ:
+            raise ConfigError(
+                f"{who}: {what} is to come from the environment variable {rest!r}, which is not set in "
+                f"the process {os.getpid()} that connects; set it on the driver and wherever slots run"
+            )
+        return os.environ[rest]
+    try:
+        return Path(rest).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{who}: {what} is to come from the file {rest!r}, which cannot be read where the job "
+            f"connects ({type(error).__name__}); put it on the driver's machine and wherever slots run"
+        ) from None
+
+
+class Silence:
+    """Hears of brokers that are gone (`error_cb`), and says so in the log, once per silence.
+
+    librdkafka calls it from inside of calls of ours, so there is one thread.
+    """
+
+    def __init__(self, where: str, servers: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._servers = servers
+        self._now_s = now_s
+        self._since_s: float | None = None
+        self._heard_s = 0.0
+        self._is_said = False
+        self.why = ""
+        """What was said last of a broker that does not answer."""
+        self._refused = ""
+
+    def heard(self, error: KafkaError) -> None:
+        """The callback."""
+        from confluent_kafka import KafkaError as Codes
+
+        now_s = self._now_s()
+        match error.code():
+            case Codes._AUTHENTICATION:
+                self._refused = error.str()
+            case Codes._ALL_BROKERS_DOWN:
+                if self._since_s is None or now_s - self._heard_s > _AGAIN_S:
+                    self._since_s, self._is_said = now_s, False
+                self._heard_s = now_s
+            case _:
+                self.why = error.str()  # of one broker: the others may do
+
+    def looked(self, heard_from_broker: bool) -> None:
+        """After each look for news. Raises StorageError when the cluster refuses the user."""
+        if self._refused:
+            raise StorageError(f"{self._where}: {self._servers} refuses the user: {self._refused}")
+        if self._since_s is None:
+            return
+        gone_s = self._now_s() - self._since_s
+        if heard_from_broker:
+            if self._is_said:
+                _log.warning("%s: %s answers again after %.0f s; going on", self._where, self._servers, gone_s)
+            self._since_s, self._is_said = None, False
+        elif gone_s >= _SILENCE_S and not self._is_said:
+            self._is_said = True
+            _log.warning(
+                "%s: %s does not answer; waiting (%s)", self._where, self._servers, self.why or "all brokers are down"
+            )
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """What Kafka's client raises becomes an error of ours: ConfigError for what no second try mends."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    fatal = {
+        KafkaError._INVALID_ARG,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+    }
+    try:
+        yield
+    except KafkaException as error:
+        kind = ConfigError if error.args[0].code() in fatal else StorageError
+        raise kind(f"{where}: {error.args[0].str()}") from error
+
+
+@contextmanager
+def made(where: str) -> Iterator[None]:
+    """Around making a client: an option that is not librdkafka's, or has a value that it does not take."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise ConfigError(
+            f"{where}: {error.args[0].str()}; options are those of librdkafka's CONFIGURATION.md"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}; options are those of librdkafka's CONFIGURATION.md") from None
+
+
+def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
+    """What a cluster's answer about one topic means."""
+    from confluent_kafka import KafkaError as Codes
+
+    if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
+        return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
+    if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
+        return ConfigError(f"{where}: topic {topic!r} is not allowed: {error.str()}")
+    if error.code() == Codes.TOPIC_EXCEPTION:
+        return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
+    return StorageError(f"{where}: no answer about topic {topic!r}: {error.str()}")

@@ -1,0 +1,149 @@
+"""What the driver asks a Kafka cluster: which topics there are, where their records begin and end, what a group has committed.
+
+Nothing here reads or writes records, and nothing makes a topic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from midstream.connectors.kafka_client import ANSWER_S, Connection, Silence, explained, made, topic_error
+from midstream.core.errors import StorageError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+Names: TypeAlias = tuple[str, ...] | re.Pattern[str]
+Place: TypeAlias = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""In place of a time."""
+
+
+class Topic(msgspec.Struct, frozen=True, array_like=True):
+    id: str
+    """Another one when a topic is deleted and made anew."""
+    partitions: int
+
+
+class Cluster:
+    """On the driver. Blocking; one call at a time. Raises ConfigError, and StorageError when nobody answers."""
+
+    def __init__(self, connection: Connection, where: str) -> None:
+        self._connection = connection
+        self._where = where
+        self._silence = Silence(where, connection.servers)
+        self._admin: AdminClient | None = None
+        self._groups: dict[str, Consumer] = {}
+
+    def close(self) -> None:
+        self._admin = None
+        while self._groups:
+            self._groups.popitem()[1].close()
+
+    def topics(self, names: Names) -> dict[str, Topic]:
+        """By name. Those of a pattern leave out Kafka's own; a name that is no topic raises."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        if isinstance(names, re.Pattern):
+            there = self._answer(lambda: self._client().list_topics(timeout=ANSWER_S).topics)
+            names = tuple(name for name in sorted(there) if names.fullmatch(name) and not name.startswith("__"))
+        if not names:
+            return {}
+
+        def ask() -> dict[str, Topic]:
+            asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
+            found = {}
+            for name in names:
+                try:
+                    topic = asked[name].result()
+                except KafkaException as error:
+                    raise topic_error(error.args[0], name, self._where) from error
+                found[name] = Topic(str(topic.topic_id), len(topic.partitions))
+            return found
+
+        found: dict[str, Topic] = self._answer(ask)
+        return found
+
+    def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
+        """Of committed records: the first (EARLIEST), behind the last (LATEST), or the first not before this time.
+
+        A time later than all records is behind the last.
+        """
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        if not places:
+            return {}
+        if when_ms == EARLIEST:
+            spec = OffsetSpec.earliest()
+        else:
+            spec = OffsetSpec.latest() if when_ms == LATEST else OffsetSpec.for_timestamp(when_ms)
+
+        def ask() -> dict[Place, int]:
+            asked = self._client().list_offsets(
+                {TopicPartition(*place): spec for place in places},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ANSWER_S,
+            )
+            return {(at.topic, at.partition): answer.result().offset for at, answer in asked.items()}
+
+        found = self._answer(ask)
+        later = [place for place, offset in found.items() if offset < 0]
+        return {**found, **self.offsets(later, LATEST)} if later else found
+
+    def committed(self, group: str, places: list[Place]) -> dict[Place, int]:
+        """Only those that there are."""
+        from confluent_kafka import TopicPartition
+
+        asked = [TopicPartition(*place) for place in places]
+        found = self._answer(lambda: self._member(group).committed(asked, timeout=ANSWER_S))
+        return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
+
+    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
+        from confluent_kafka import TopicPartition
+
+        asked = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        done = self._answer(lambda: self._member(group).commit(offsets=asked, asynchronous=False))
+        for each in done or ():
+            if each.error is not None:
+                raise StorageError(
+                    f"{self._where}: offsets of topic {each.topic!r}, partition {each.partition} cannot be committed to group "
+                    f"{group!r}: {each.error.str()}"
+                )
+
+    def _client(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        if self._admin is None:
+            config = self._connection.admin_config({"error_cb": self._silence.heard})
+            with made(self._where):
+                self._admin = AdminClient(config)
+        return self._admin
+
+    def _member(self, group: str) -> Consumer:
+        """In name: without a subscription it joins nothing."""
+        from confluent_kafka import Consumer
+
+        if group not in self._groups:
+            ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.heard}
+            with made(self._where):
+                self._groups[group] = Consumer(self._connection.admin_config(ours))
+        return self._groups[group]
+
+    def _answer(self, ask: Any) -> Any:
+        try:
+            with explained(self._where):
+                return ask()
+        except StorageError as error:
+            if self._admin is not None:
+                self._admin.poll(0)  # the callback hears why
+            self._silence.looked(False)
+            why = f" ({self._silence.why})" if self._silence.why else ""
+            raise StorageError(f"{error}; no answer of {self._connection.servers}{why}") from error

@@ -1,0 +1,276 @@
+"""Kafka's records as rows: values parsed a batch at a time, and columns that say where each row came from.
+
+JSON follows the rules of the JSON-lines reader, as it is that reader: each value becomes one line of a text.
+For that to be one row each, a value must be one object. It is, if it begins and ends with a brace, if it has no
+line end in it (outside of text, where a line end would not be JSON, one is replaced), and if there are as many rows
+as values: an object that went on in the next value would have a brace behind a line end where JSON has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.connectors.bad_records import BadRecord, parsed_apart
+from midstream.connectors.formats import MISSES_VALUE, Wanted, check_columns
+from midstream.connectors.text import ROW_NUMBER, CsvOptions, check_types, csv_parser, jsonl_parser
+from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.errors import ConfigError, SchemaError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from midstream.connectors.kafka_avro import AvroValues, AvroWriting
+    from midstream.connectors.kafka_client import OptionValue
+
+KafkaFormat: TypeAlias = Literal["json", "csv", "avro", "bytes", "text"]
+FORMATS: Final = ("json", "csv", "avro", "bytes", "text")
+WRITTEN_FORMATS: Final = ("json", "avro", "bytes", "text")
+VALUE: Final = "value"
+HEADERS: Final = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
+METADATA: Final[Mapping[str, pa.DataType]] = {
+    "topic": pa.large_string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "key": pa.large_binary(),
+    "headers": HEADERS,
+}
+_SPACE: Final = b" \t\r\n"
+
+
+class RecordParser:
+    """`schema` is what comes out: the columns of the values, then those of `metadata` (what: name of the column)."""
+
+    def __init__(
+        self,
+        format: KafkaFormat,
+        schema: pa.Schema | str | None,
+        metadata: Mapping[str, str] | Sequence[str],
+        drops_bad_records: bool,
+        who: str,
+        *,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        subject: str | None = None,
+    ) -> None:
+        """`subject`: of the registry, whose newest schema is the reader's where `schema` is not given."""
+        if str(format) == "protobuf":
+            raise ConfigError(f"{who}: format 'protobuf' is not there yet; read bytes, and parse them in map_batches()")
+        if format not in FORMATS:
+            raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(FORMATS)}")
+        if isinstance(metadata, str):
+            raise ConfigError(f"{who}: metadata={metadata!r} is text; give a list: metadata=[{metadata!r}]")
+        self.metadata = dict(metadata) if isinstance(metadata, Mapping) else {what: what for what in metadata}
+        for what in self.metadata:
+            if what not in METADATA:
+                raise ConfigError(f"{who}: metadata {what!r} is not one of {', '.join(METADATA)}")
+        self._format = format
+        self._drops = drops_bad_records
+        for given, needs in ((csv, "csv"), (registry, "avro")):
+            if given is not None and format != needs:
+                raise ConfigError(f"{who}: {'csv' if needs == 'csv' else 'registry'}= is for format={needs!r}")
+        self._csv = csv or CsvOptions()
+        self._avro: AvroValues | None = None
+        if format == "avro":
+            if isinstance(schema, pa.Schema):
+                raise ConfigError(
+                    f"{who}: schema= of format='avro' is the text of an Avro schema (JSON), the one to read with; without it "
+                    "the newest of the registry is taken"
+                )
+            from midstream.connectors.kafka_avro import AvroValues
+
+            self._avro = AvroValues(registry, schema, subject, who)
+            self._wanted = Wanted(self._avro.schema, declared=True)
+        elif isinstance(schema, str):
+            raise ConfigError(f"{who}: schema= as text is for format='avro'; give columns and their types")
+        else:
+            self._wanted = _wanted(format, schema, self._csv, who)
+        self._parse: Callable[[bytes], pa.Table] | None = None
+        fields = [*self._wanted.schema, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
+        self.schema = pa.schema(fields)
+        check_columns(self.schema, who)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parse": None}
+
+    @property
+    def no_rows(self) -> pa.RecordBatch:
+        return _no_rows(self.schema)
+
+    def check(self) -> None:
+        """On the driver, before the job starts: what values are read with must be there."""
+        if self._avro is not None:
+            self._avro.check()
+
+    def rows(self, messages: Sequence[Message], where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """A row per message, but for bad ones, which are dropped or raise SchemaError, naming the first of them."""
+        if not messages:
+            return self.no_rows, []
+        values: list[bytes | None] = [message.value() for message in messages]
+        pieces: list[pa.RecordBatch] = []
+        bad: list[BadRecord] = []
+        try:
+            pieces.append(self._parsed(values, where))
+        except pa.ArrowException as error:
+            parts = parsed_apart(lambda a, b: self._parsed(values[a:b], where), 0, len(values), str(error))
+            for part in parts:
+                if isinstance(part, pa.RecordBatch):
+                    pieces.append(part)
+                else:
+                    bad.append(self._bad(messages[part[0]], part[0], where, ROW_NUMBER.sub("", part[1])))
+            is_bad = {each.at for each in bad}
+            messages = [message for index, message in enumerate(messages) if index not in is_bad]
+        if not pieces:
+            return self.no_rows, bad
+        columns = [
+            pa.concat_arrays([piece.column(index) for piece in pieces]) if len(pieces) > 1 else pieces[0].column(index)
+            for index in range(len(self._wanted.schema))
+        ]
+        columns += [_metadata(what, messages) for what in self.metadata]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema), bad
+
+    def _bad(self, message: Message, at: int, where: str, text: str) -> BadRecord:
+        text = f"the record's value is not {self._format} of the declared columns: {text}"
+        if not self._drops:
+            raise SchemaError(
+                f"{where}, offset {message.offset()}: {text}; declare other types in schema=, or have "
+                "on_bad_record='drop' leave such records out, into side_output(BAD_RECORDS)"
+            )
+        known, ms = message.timestamp()
+        return BadRecord(
+            at,
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.value(),
+            text,
+            message.key(),
+            ms if known else None,
+        )
+
+    def _parsed(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+        if self._format == "json":
+            return self._json(values, where)
+        if self._format in ("csv", "avro"):
+            return self._of_values(values, where)
+        array = pa.array(values, pa.large_binary())
+        if self._format == "text":
+            array = array.cast(pa.large_string())
+            array.validate(full=True)
+        return pa.RecordBatch.from_arrays([array], schema=self._wanted.schema)
+
+    def _json(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+        if self._parse is None:
+            self._parse = jsonl_parser(self._wanted)
+        table = self._parse(_as_lines(values))
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid("JSON parse error: more than one value in a record")
+        return conform(single_batch(table), self._wanted.schema, where)
+
+    def _of_values(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+        """In formats that have no form for a record without a value: it is a row of nulls."""
+        there = [value for value in values if value is not None]
+        if len(there) < len(values) and self._wanted.required:
+            raise pa.ArrowInvalid(f"column {self._wanted.required[0]!r} {MISSES_VALUE}")
+        if not there:
+            found = _no_rows(self._wanted.schema)
+        elif self._avro is not None:
+            found = self._avro.parse(there)
+        else:
+            found = conform(single_batch(self._csv_rows(there)), self._wanted.schema, where)
+        if len(there) == len(values):
+            return found
+        is_there = np.array([value is not None for value in values])
+        return found.take(pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there))
+
+    def _csv_rows(self, values: list[bytes]) -> pa.Table:
+        """Each value is one line. A line end can be in a quoted value of it, which it must then be parsed alone to show."""
+        if self._parse is None:
+            self._parse = csv_parser(self._csv, self._wanted, self._wanted.schema.names)
+        text = b"\n".join(values)
+        if len(values) > 1 and (b"\r" in text or text.count(b"\n") >= len(values)):
+            raise pa.ArrowInvalid("CSV parse error: a value with a line end, among others")
+        table = self._parse(text)
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid("CSV parse error: not one row")
+        return table
+
+
+def check_written_format(
+    format: KafkaFormat, registry: Mapping[str, OptionValue] | None, topic: str, who: str
+) -> AvroWriting | None:
+    """Raises ConfigError for one that is not written."""
+    if format not in WRITTEN_FORMATS:
+        raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(WRITTEN_FORMATS)}")
+    if format == "avro":
+        from midstream.connectors.kafka_avro import AvroWriting
+
+        return AvroWriting(registry, topic, who)
+    if registry is not None:
+        raise ConfigError(f"{who}: registry= is for format='avro'")
+    return None
+
+
+def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> Wanted:
+    if format not in ("json", "csv"):
+        if schema is not None:
+            raise ConfigError(
+                f"{who}: schema= is for json, csv and avro; {format} gives one column {VALUE!r}, and metadata= more of them"
+            )
+        kind = pa.large_binary() if format == "bytes" else pa.large_string()
+        return Wanted(pa.schema([(VALUE, kind)]), declared=True)
+    if schema is None:
+        raise ConfigError(f"{who}: format={format!r} needs schema=, the columns to read and their types")
+    check_columns(schema, f"{who}: the declared schema")
+    canonical = canonical_schema(schema)
+    check_types(canonical, "csv" if format == "csv" else "jsonl", csv, who=who)
+    return Wanted(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
+
+
+def _as_lines(values: list[bytes | None]) -> bytes:
+    """Each value as one line; a record without a value has none of the columns. Raises ArrowInvalid for what is no object."""
+    lines = [b"{}" if value is None else value for value in values]
+    array = pa.array(lines, pa.large_binary())
+    if not pc.all(pc.and_(pc.starts_with(array, "{"), pc.ends_with(array, "}"))).as_py():
+        lines = [line.strip(_SPACE) for line in lines]
+        if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+            raise pa.ArrowInvalid("JSON parse error: not an object")
+    text = b"\n".join(lines)
+    if text.count(b"\n") == len(lines) - 1 and b"\r" not in text:
+        return text
+    return b"\n".join(map(_one_line, lines))
+
+
+def _one_line(line: bytes) -> bytes:
+    """In JSON a line end is only between values, where a blank is the same."""
+    if b"\n" not in line and b"\r" not in line:
+        return line
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
+    return line.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _metadata(what: str, messages: Sequence[Message]) -> pa.Array:
+    kind = METADATA[what]
+    if what == "timestamp":
+        times = [message.timestamp() for message in messages]
+        return pa.array([ms if known else None for known, ms in times], pa.int64()).cast(kind)
+    if what == "headers":
+        return pa.array([_headers(message) for message in messages], kind)
+    return pa.array([getattr(message, what)() for message in messages], kind)
+
+
+def _headers(message: Message) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in message.headers() or ()]

@@ -1,0 +1,339 @@
+"""Rows into a Kafka topic, at least once: everything is delivered before its checkpoint completes.
+
+One producer per subtask; librdkafka batches, retries and keeps the order of what it sends (idempotence). A checkpoint
+waits until the brokers have acknowledged all rows before its barrier. After a failure the rows behind the last
+checkpoint are sent again.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import pyarrow as pa
+
+from midstream.connectors.encoders import check_encodable, new_encoder
+from midstream.connectors.extras import require
+from midstream.connectors.kafka_client import Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_cluster import Cluster
+from midstream.connectors.kafka_records import KafkaFormat, check_written_format
+from midstream.connectors.queued import Part, QueuedWriter
+from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.core.seams import Done, Failed
+from midstream.operators.rows import require_columns
+from midstream.operators.sink import Sink, SinkWriter, WriterContext
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+    from midstream.connectors.kafka_avro import AvroWriting
+
+Guarantee: TypeAlias = Literal["at_least_once"]
+
+_OURS: Final = {
+    "acks": "rows count as written when all in-sync replicas have them",
+    "request.required.acks": "rows count as written when all in-sync replicas have them",
+    "enable.idempotence": "it is on, or retries could change the order",
+    "transactional.id": "rows are written at least once, without transactions",
+    "delivery.report.only.error": "the sink needs it",
+    "error_cb": "the sink needs it",
+    "on_delivery": "the sink needs it",
+}
+_DEFAULTS: Final = {
+    "partitioner": "murmur2_random",  # what Kafka's own clients do with keys
+    "queue.buffering.max.kbytes": 65_536,
+    "linger.ms": 20,
+}
+_STEP_S: Final = 0.2
+"""Between two looks whether the attempt has ended, while brokers are waited for."""
+_NO_PARTITION: Final = -1
+
+
+class KafkaSink(Sink):
+    """Every row at least once in a topic of a Kafka cluster (2.5 or later), in order per partition and subtask.
+
+    `guarantee`: "at_least_once" is the only one yet, and is to be said. `format`: "json" (an object per row),
+    "bytes" or "text" (the one column that is left beside the others named here; null is a record without a value).
+    "avro" is a record of the columns, whose schema is registered in `registry` as the subject `<topic>-value`.
+    `key`: a text or binary column; it stays in a JSON object or an Avro record if it is text. `headers`: a column of lists of
+    structs of `name` and `value`, as KafkaSource has it. `partition`: a column of int32 or int64; null, and
+    without it: by the key as Kafka's clients do. Columns of headers and partition are not in the value.
+    `options`: librdkafka's; `env:NAME` and `file:/path` stand for what is there where the job connects.
+
+    A broker that is gone is waited for, for `message.timeout.ms` (5 min); then the job restarts from its checkpoint.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        topic: str,
+        *,
+        guarantee: Guarantee,
+        format: KafkaFormat = "json",
+        key: str | None = None,
+        headers: str | None = None,
+        partition: str | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+    ) -> None:
+        if not isinstance(topic, str) or not topic:
+            raise ConfigError(f"KafkaSink: topic={topic!r} is not a name")
+        self.topic = topic
+        self._where = f"KafkaSink on {topic}"
+        if guarantee != "at_least_once":
+            raise ConfigError(
+                f"{self._where}: guarantee {guarantee!r} is not there; 'at_least_once' is the only one yet. For each row "
+                "once write to files, Delta or PostgreSQL"
+            )
+        self._avro = check_written_format(format, registry, topic, self._where)
+        for what, name in (("key", key), ("headers", headers), ("partition", partition)):
+            if name is not None and not isinstance(name, str):
+                raise ConfigError(f"{self._where}: {what}={name!r} is not the name of a column")
+        self._format = format
+        self._key = key
+        self._headers = headers
+        self._partition = partition
+        self._connection = Connection(servers, options, _OURS, self._where)
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """Raises SchemaError for columns that have no form there, ConfigError or StorageError when the topic cannot be found."""
+        Encoding(self._format, schema, self._key, self._headers, self._partition, self._where, self._avro).register()
+        self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
+        cluster = Cluster(self._connection, self._where)
+        try:
+            cluster.topics((self.topic,))
+        finally:
+            cluster.close()
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        require("confluent_kafka", "kafka", f"operator {context.name!r}")
+        return _KafkaWriter(self, context)
+
+    def _producer(self, silence: Silence, delivered: Callable[[KafkaError | None, Message], None]) -> Producer:
+        from confluent_kafka import Producer
+
+        ours = {
+            "enable.idempotence": True,
+            "delivery.report.only.error": True,
+            "error_cb": silence.heard,
+            "on_delivery": delivered,
+        }
+        with made(self._where):
+            return Producer({**_DEFAULTS, **self._connection.config(ours)})
+
+
+class _KafkaWriter(QueuedWriter):
+    """One queue of rows for all checkpoints, so that they are sent in their order."""
+
+    def __init__(self, sink: KafkaSink, context: WriterContext) -> None:
+        self._records = _Records(sink, context)
+        super().__init__(context, lambda: self._records)
+
+    def close(self) -> None:
+        self._records.stopped.set()
+        super().close()
+        self._context.executor.submit(self._records.forget, _ignore)
+
+
+class _Records(Part):
+    """The one part of a writer: a checkpoint waits until all of it is delivered."""
+
+    def __init__(self, sink: KafkaSink, context: WriterContext) -> None:
+        super().__init__()
+        self.stopped = threading.Event()
+        """The attempt has ended: nobody waits for brokers any more."""
+        self._sink = sink
+        self._where = f"operator {context.name!r}: {sink._where}"
+        self._encoding = Encoding(
+            sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where, sink._avro
+        )
+        self._silence = Silence(self._where, sink._connection.servers)
+        self._producer: Producer | None = None
+        self._lost: KafkaError | None = None
+
+    def finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        with self._turn:
+            self._take_all()
+            self._deliver()
+        return ()
+
+    def forget(self) -> None:
+        """What is not delivered will not be: the next attempt sends it again."""
+        with self._turn:
+            producer, self._producer = self._producer, None
+            if producer is not None:
+                producer.purge()
+                producer.flush(0)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._producer is None:
+            self._producer = self._sink._producer(self._silence, self._delivered)
+        produce, topic = self._producer.produce, self._sink.topic
+        with explained(f"{self._where}: a row cannot be sent"):
+            for value, key, partition, headers in self._encoding.records(batch):
+                while True:
+                    try:
+                        if headers is None:
+                            produce(topic, value, key, partition)
+                        else:
+                            produce(topic, value, key, partition, headers=headers)
+                        break
+                    except BufferError:
+                        self._wait(partial(self._producer.poll, _STEP_S))
+        self._producer.poll(0)
+        self._check()
+
+    def _deliver(self) -> None:
+        producer = self._producer
+        while producer is not None and len(producer):
+            self._wait(partial(producer.flush, _STEP_S))
+
+    def _wait(self, step: Any) -> None:
+        before = len(self._producer) if self._producer is not None else 0
+        step()
+        self._silence.looked(self._producer is not None and len(self._producer) < before)
+        self._check()
+        if self.stopped.is_set():
+            raise StorageError(f"{self._where}: the attempt ended before all rows were delivered")
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        """Of records that were not; called from within `poll` and `flush`."""
+        if error is not None and self._lost is None:
+            self._lost = error
+
+    def _check(self) -> None:
+        from confluent_kafka import KafkaException
+
+        if self._lost is not None:
+            with explained(f"{self._where}: a row was not delivered"):
+                raise KafkaException(self._lost)
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        raise InvariantError("what is sent is never finished")
+
+    def _discard(self) -> None: ...
+
+
+class Encoding:
+    """Rows as records. Raises SchemaError for columns that do not fit."""
+
+    def __init__(
+        self,
+        format: KafkaFormat,
+        schema: pa.Schema,
+        key: str | None,
+        headers: str | None,
+        partition: str | None,
+        where: str,
+        avro: AvroWriting | None = None,
+    ) -> None:
+        named = [name for name in (key, headers, partition) if name is not None]
+        require_columns(schema, named, where, "column")
+        self._format = format
+        self._where = where
+        self._key = key
+        self._headers = headers
+        self._partition = partition
+        types = pa.types
+        if key is not None and not _is_text_or_binary(schema.field(key).type):
+            raise SchemaError(
+                f"{where}: key column {key!r} is {schema.field(key).type}; a key is text or binary: cast it, for example with "
+                f"with_columns(pl.col({key!r}).cast(pl.String))"
+            )
+        if headers is not None and not _is_headers(schema.field(headers).type):
+            raise SchemaError(
+                f"{where}: headers column {headers!r} is {schema.field(headers).type}; headers are a list of structs of "
+                "'name' (text) and 'value' (text or binary)"
+            )
+        if partition is not None and schema.field(partition).type not in (pa.int32(), pa.int64()):
+            raise SchemaError(
+                f"{where}: partition column {partition!r} is {schema.field(partition).type}, not int32 or int64"
+            )
+        left = [name for name in schema.names if name not in (headers, partition)]
+        if key is not None and (format not in ("json", "avro") or not types.is_large_string(schema.field(key).type)):
+            left.remove(key)
+        self._columns = left
+        values = pa.schema([schema.field(name) for name in left])
+        self._avro = None if avro is None else (avro, avro.encoder(values))
+        if format == "avro":
+            return
+        if format == "json":
+            check_encodable(values, "jsonl", where)
+            return
+        if len(left) != 1:
+            raise SchemaError(
+                f"{where}: format {format!r} writes one column, and beside key, headers and partition there are "
+                f"{', '.join(left) or 'none'}; select one, or write json"
+            )
+        kind = values.field(0).type
+        if not (_is_text_or_binary(kind) if format == "bytes" else types.is_large_string(kind)):
+            raise SchemaError(f"{where}: column {left[0]!r} is {kind}, which is not {format}; cast it first")
+
+    def register(self) -> None:
+        """On the driver: the schema of Avro values gets its id. Raises ConfigError or StorageError."""
+        if self._avro is not None:
+            self._avro[0].register(self._avro[1])
+
+    def records(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None, int, list[Any] | None]]:
+        """Value, key, partition (-1: by the key) and headers of each row."""
+        rows = batch.num_rows
+        return zip(
+            self._values(batch),
+            [None] * rows if self._key is None else _bytes(batch.column(self._key)),
+            [_NO_PARTITION] * rows if self._partition is None else self._partitions(batch.column(self._partition)),
+            [None] * rows if self._headers is None else map(_as_headers, batch.column(self._headers).to_pylist()),
+            strict=True,
+        )
+
+    def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        if self._avro is not None:
+            return self._avro[0].values(self._avro[1], batch.select(self._columns))
+        if self._format != "json":
+            return _bytes(batch.column(self._columns[0]))
+        values = batch.select(self._columns)
+        text = io.BytesIO()
+        encoder = new_encoder("jsonl", text, values.schema)
+        encoder.write(values)
+        encoder.close()
+        lines: list[bytes | None] = [*text.getvalue().split(b"\n")]
+        if len(lines) != batch.num_rows + 1 or lines[-1]:
+            raise InvariantError(f"{self._where}: {batch.num_rows} rows became {len(lines) - 1} lines of JSON")
+        return lines[:-1]
+
+    def _partitions(self, column: pa.Array) -> list[int]:
+        found = [_NO_PARTITION if number is None else int(number) for number in column.to_pylist()]
+        if any(number is not None and number < 0 for number in column.to_pylist()):
+            raise SchemaError(f"{self._where}: partition column {self._partition!r} has a number below 0")
+        return found
+
+
+def _is_text_or_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not pa.types.is_large_list(kind) or not pa.types.is_struct(kind.value_type):
+        return False
+    fields = {field.name: field.type for field in kind.value_type}
+    is_right = list(fields) == ["name", "value"] and pa.types.is_large_string(fields["name"])
+    return is_right and _is_text_or_binary(fields["value"])
+
+
+def _as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
+    return None if not headers else [(each["name"], each["value"]) for each in headers]
+
+
+def _bytes(column: pa.Array) -> list[bytes | None]:
+    found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return found
+
+
+def _nobody(error: KafkaError | None, message: Message) -> None:
+    """Of a producer that sends nothing."""
+
+
+def _ignore(outcome: Done[None] | Failed) -> None:
+    """An attempt that has ended has nobody to tell."""

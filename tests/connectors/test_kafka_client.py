@@ -1,0 +1,65 @@
+"""What is said of brokers that are gone, and when."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError
+
+from midstream.connectors.kafka_client import Silence
+from midstream.core.errors import StorageError
+
+DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
+ONE_DOWN = KafkaError(KafkaError._TRANSPORT, "10.0.0.1:9092 refuses connections")
+
+
+class Listener:
+    """A Silence, its clock, and what it has said since it was asked last."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.now_s = 1000.0
+        self.silence = Silence("topic 't', partition 0", "10.0.0.1:9092", lambda: self.now_s)
+        self._caplog = caplog
+
+    def after(self, seconds: float, *errors: KafkaError, heard: bool = False) -> list[str]:
+        self.now_s += seconds
+        for error in errors:
+            self.silence.heard(error)
+        self.silence.looked(heard)
+        said = [record.getMessage() for record in self._caplog.records]
+        self._caplog.clear()
+        return said
+
+
+def test_a_silence_is_said_once_and_so_is_its_end(caplog):
+    listener = Listener(caplog)
+    assert listener.after(0, ONE_DOWN, DOWN) == []
+    assert listener.after(4.9, DOWN) == []
+    assert listener.after(0.1) == [
+        "topic 't', partition 0: 10.0.0.1:9092 does not answer; waiting (10.0.0.1:9092 refuses connections)"
+    ]
+    assert listener.after(30, DOWN) == []
+    assert listener.after(10, heard=True) == [
+        "topic 't', partition 0: 10.0.0.1:9092 answers again after 45 s; going on"
+    ]
+    assert listener.after(30) == []
+
+
+def test_a_short_silence_and_one_broker_of_several_are_not_worth_a_word(caplog):
+    listener = Listener(caplog)
+    assert listener.after(0, DOWN) == []
+    assert listener.after(3, heard=True) == []
+    assert listener.after(60, ONE_DOWN) == []
+    assert listener.after(60) == []
+
+
+def test_another_silence_is_said_again_though_there_were_no_records_in_between(caplog):
+    listener = Listener(caplog)
+    listener.after(0, DOWN)
+    assert len(listener.after(5, DOWN)) == 1
+    assert listener.after(3600, DOWN) == []
+    assert len(listener.after(5)) == 1
+
+
+def test_a_refusal_is_raised(caplog):
+    with pytest.raises(StorageError, match=r"10\.0\.0\.1:9092 refuses the user: no such user"):
+        Listener(caplog).after(0, KafkaError(KafkaError._AUTHENTICATION, "no such user"))

@@ -1,0 +1,261 @@
+"""Kafka's values in CSV and in Avro with a registry: bad records and a registry that is silent are told apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_kafka_records import Record
+
+from midstream.connectors import schema_registry
+from midstream.connectors.avro import AvroEncoder
+from midstream.connectors.kafka_avro import AvroWriting
+from midstream.connectors.kafka_records import RecordParser
+from midstream.connectors.kafka_sink import KafkaSink
+from midstream.connectors.schema_registry import RegistrySilent, header
+from midstream.connectors.text import CsvOptions
+from midstream.core.errors import ConfigError, SchemaError, StorageError
+from schema_registry_stub import StubRegistry, running_registry
+
+SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.large_string())])
+N = {"type": "record", "name": "R", "fields": [{"name": "n", "type": ["null", "long"], "default": None}]}
+BOTH = {**N, "fields": [*N["fields"], {"name": "t", "type": ["null", "string"], "default": None}]}
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubRegistry]:
+    monkeypatch.setattr(schema_registry, "_AGAIN_S", 0.0)
+    with running_registry() as found:
+        yield found
+
+
+def split(parser: RecordParser, values: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
+    """Rows, and the bad ones: offset and error."""
+    batch, bad = parser.rows([Record(value, at) for at, value in enumerate(values)], "t")  # type: ignore[misc, list-item]
+    assert batch.schema.equals(parser.schema)
+    assert batch.num_rows + len(bad) == len(values)
+    return batch.to_pylist(), {each.position: each.error for each in bad}
+
+
+# ---- CSV ----
+
+CSV_VALUES = [b"1,a", b",", b'2,"x,y"', b'3,"a\nb"', b"4,\xc3\xa9", None]
+CSV_ODD = [
+    b"",
+    b"1",
+    b"1,a,b",
+    b"x,a",
+    b"1,\xff",
+    b'1,"',
+    b'",a',
+    b"1,a\n2,b",
+    b"1,a\n",
+    b"\n",
+    b'1,"a\n',
+    b"\x00,",
+    b"1,a\r",
+]
+
+
+@given(st.lists(st.sampled_from(CSV_VALUES + CSV_ODD), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_csv_of_a_batch_comes_out_as_each_would_alone(values):
+    parser = RecordParser("csv", SCHEMA, (), True, "test")
+    rows, bad = split(parser, values)
+    alone = [split(parser, [value]) for value in values]
+    assert rows == [row for found, _ in alone for row in found]
+    assert sorted(bad) == [at for at, (found, _) in enumerate(alone) if not found]
+
+
+def test_csv_values_are_what_they_say():
+    parser = RecordParser("csv", SCHEMA, (), True, "test")
+    expected = [(1, "a"), (None, None), (2, "x,y"), (3, "a\nb"), (4, "é"), (None, None)]
+    assert split(parser, CSV_VALUES) == ([{"n": n, "t": t} for n, t in expected], {})
+    for value in CSV_ODD:
+        is_ended_line = value in (b"1,a\n", b"1,a\r")
+        assert split(parser, [value])[0] == ([{"n": 1, "t": "a"}] if is_ended_line else []), value
+    semicolons = RecordParser("csv", SCHEMA, (), True, "test", csv=CsvOptions(delimiter=";"))
+    assert split(semicolons, [b"1;a,b"]) == ([{"n": 1, "t": "a,b"}], {})
+
+
+# ---- Avro ----
+
+
+def avro(registry: StubRegistry, schema: Any = BOTH, **more: Any) -> RecordParser:
+    text = schema if schema is None else json.dumps(schema)
+    return RecordParser("avro", text, (), True, "test", registry={"url": registry.url}, **more)
+
+
+def values_of(*rows: dict[str, Any], schema_id: int) -> list[bytes | None]:
+    batch = pa.RecordBatch.from_pylist(list(rows), pa.schema([SCHEMA.field(name) for name in rows[0]]))
+    return [*AvroEncoder(batch.schema, "R", "test").encode(batch, header(schema_id))]
+
+
+def test_each_value_is_read_by_the_schema_that_it_was_written_with(registry):
+    old, new = registry.register("t-value", N), registry.register("t-value", BOTH)
+    first, second = values_of({"n": 1}, {"n": 2}, schema_id=old), values_of({"n": 3, "t": "x"}, schema_id=new)
+    parser = pickle.loads(pickle.dumps(avro(registry)))
+    values = [first[0], second[0], None, first[1]]
+    expected = [{"n": 1, "t": None}, {"n": 3, "t": "x"}, {"n": None, "t": None}, {"n": 2, "t": None}]
+    assert split(parser, values) == (expected, {})
+    assert split(parser, values) == (expected, {})
+    assert len([each for each in registry.requests if "schemas/ids" in each]) == 2, "asked for once each"
+    assert avro(registry, None, subject="t-value").schema.equals(SCHEMA), "the newest"
+
+
+def test_what_is_wrong_with_a_value_is_said_and_the_others_are_rows(registry):
+    good, union = (
+        registry.register("t-value", BOTH),
+        registry.register("u-value", {**N, "fields": [{"name": "n", "type": ["int", "string"]}]}),
+    )
+    protobuf = registry.register("p-value", "no schema at all")
+    (value,) = values_of({"n": 1, "t": "x"}, schema_id=good)
+    assert value is not None
+    bad = {
+        b"": "fewer than the 5 before a value",
+        b"\x00\x00\x00": "it has 3 bytes",
+        b'{"n": 1}': "it begins with the byte 123, not with 0",
+        header(77) + value[5:]: "schema 77: the schema registry does not have it: Schema not found",
+        header(2**32 - 1) + value[5:]: "schema 4294967295: ",
+        header(union) + value[5:]: f"schema {union}: .*is a union of int, string",
+        header(protobuf) + value[5:]: f"schema {protobuf}: its schema: the text is no Avro schema",
+        value[:-1]: f"schema {good}: the bytes end within the record",
+        value + b"\x00": "1 bytes are left behind the record",
+        header(good) + b"\x07": f"schema {good}: the bytes are not of the schema: branch -4 of a union that has 2",
+    }
+    parser = avro(registry)
+    mixed = [each for one in bad for each in (value, one)]
+    rows, found = split(parser, [*mixed])
+    assert rows == [{"n": 1, "t": "x"}] * len(bad)
+    for at, text in enumerate(bad.values()):
+        assert re.search(text, found[2 * at + 1]), (text, found[2 * at + 1])
+    asked = len(registry.requests)
+    split(parser, [*mixed])
+    assert len(registry.requests) == asked, "an id that is unknown is not asked for again at once"
+    failing = RecordParser("avro", json.dumps(BOTH), (), False, "test", registry={"url": registry.url})
+    with pytest.raises(SchemaError, match=r"t, offset 1: .*schema 77: .*on_bad_record='drop'"):
+        split(failing, [value, header(77) + value[5:]])
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, "garbage", "gone"])
+def test_a_registry_that_is_silent_is_no_bad_record(registry, fault):
+    schema_id = registry.register("t-value", BOTH)
+    values = values_of({"n": 1, "t": "x"}, schema_id=schema_id)
+    parser = avro(registry)
+    if fault == "gone":
+        registry.stop()
+    else:
+        registry.fault = fault
+    for _ in range(2):
+        with pytest.raises(RegistrySilent, match=r"test: the schema registry (answers|does not answer)"):
+            split(parser, [*values, b"bad"])
+    registry.fault = None
+    if fault == "gone":
+        registry.start()
+    rows, bad = split(parser, [*values, b"bad"])
+    assert rows == [{"n": 1, "t": "x"}] and list(bad) == [1]
+
+
+def test_a_registry_that_refuses_the_user_is_named_without_the_password(registry, monkeypatch):
+    monkeypatch.setenv("REGISTRY_LOGIN", "me:secret-word")
+    parser = RecordParser(
+        "avro",
+        json.dumps(N),
+        (),
+        True,
+        "test",
+        registry={"url": registry.url, "basic.auth.user.info": "env:REGISTRY_LOGIN"},
+    )
+    parser.check()
+    registry.fault = 401
+    with pytest.raises(ConfigError, match="test: the schema registry refuses the user") as error:
+        parser.check()
+    assert "secret-word" not in str(error.value) + repr(parser) + repr(pickle.dumps(parser))
+    monkeypatch.delenv("REGISTRY_LOGIN")
+    with pytest.raises(ConfigError, match=r"registry option 'basic.auth.user.info' is to come from the environment"):
+        pickle.loads(pickle.dumps(parser)).check()
+
+
+def test_a_schema_may_refer_to_others(registry):
+    money = {"type": "record", "name": "Money", "namespace": "shop", "fields": [{"name": "cents", "type": "long"}]}
+    registry.register("money", money)
+    order = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "price", "type": "Money"}]}
+    found = registry.register("t-value", order, [{"name": "shop.Money", "subject": "money", "version": 1}])
+    parser = avro(registry, None, subject="t-value")
+    assert split(parser, [header(found) + b"\x0a"]) == ([{"price": {"cents": 5}}], {})
+
+
+@pytest.mark.parametrize(
+    ("format", "schema", "more", "message"),
+    [
+        ("avro", None, {}, "needs registry="),
+        ("avro", SCHEMA, {"registry": {"url": "http://x"}}, "is the text of an Avro schema"),
+        ("avro", None, {"registry": {"url": "http://x"}}, "of several topics needs schema="),
+        ("avro", "{}", {"registry": {}}, "has no 'url'"),
+        ("avro", "{}", {"registry": {"url": "http://x"}}, "is no Avro type"),
+        ("avro", json.dumps(N), {"registry": {"url": "http://x"}, "csv": CsvOptions()}, "csv= is for format='csv'"),
+        ("json", SCHEMA, {"registry": {"url": "http://x"}}, "registry= is for format='avro'"),
+        ("json", json.dumps(N), {}, "schema= as text is for format='avro'"),
+        ("csv", None, {}, "format='csv' needs schema="),
+        ("protobuf", None, {}, "'protobuf' is not there yet"),
+        ("xml", None, {}, "format 'xml' is not one of json, csv, avro, bytes, text"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(format, schema, more, message):
+    with pytest.raises((ConfigError, SchemaError), match=f"test.*{message}"):
+        RecordParser(format, schema, (), True, "test", **more)
+
+
+def test_an_option_that_the_registry_client_does_not_know_is_named(registry):
+    parser = RecordParser("avro", json.dumps(N), (), True, "test", registry={"url": registry.url, "tiemout": 5})
+    with pytest.raises(ConfigError, match="Unrecognized properties: tiemout"):
+        parser.check()
+
+
+def test_a_subject_that_is_not_there_and_a_registry_that_is_gone_are_named_when_the_job_is_defined(registry):
+    with pytest.raises(ConfigError, match=r"has no subject 't-value'.*give schema="):
+        avro(registry, None, subject="t-value")
+    registry.stop()
+    with pytest.raises(StorageError, match="the schema registry does not answer"):
+        avro(registry, None, subject="t-value")
+
+
+# ---- writing ----
+
+
+def test_what_is_written_has_the_id_of_its_schema_and_is_read_again(registry):
+    writing = AvroWriting({"url": registry.url}, "t", "test")
+    encoder = writing.encoder(SCHEMA)
+    with pytest.raises(AssertionError, match="is not registered"):
+        writing.values(encoder, pa.RecordBatch.from_pylist([], SCHEMA))
+    writing.register(encoder)
+    requests = len(registry.requests)
+    shipped = pickle.loads(pickle.dumps(writing))
+    rows = [{"n": n, "t": text} for n, text in itertools.product([None, 1, -(2**63)], [None, "", "é" * 100])]
+    values = shipped.values(shipped.encoder(SCHEMA), pa.RecordBatch.from_pylist(rows, SCHEMA))
+    assert len(registry.requests) == requests, "slots need no registry to write"
+    assert split(avro(registry, None, subject="t-value"), values) == (rows, {})
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(409, ConfigError), (422, ConfigError), (503, StorageError), (403, ConfigError)]
+)
+def test_a_schema_that_the_registry_does_not_take_is_an_error_before_the_job_starts(registry, fault, kind):
+    writing = AvroWriting({"url": registry.url}, "t", "test")
+    registry.fault = fault
+    with pytest.raises(kind, match=f"test: the schema registry .*{'a fault'}"):
+        writing.register(writing.encoder(SCHEMA))
+
+
+@pytest.mark.parametrize("format", ["csv", "xml"])
+def test_formats_that_are_not_written_are_refused(format):
+    with pytest.raises(ConfigError, match=f"format '{format}' is not one of json, avro, bytes, text"):
+        KafkaSink("here:1", "t", guarantee="at_least_once", format=format)

@@ -1,0 +1,92 @@
+"""Avro through a real job and a real broker, with bad records aside, while a slot dies and the registry is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from kafka_broker import Kafka
+from midstream import BAD_RECORDS, Environment
+from midstream.connectors.avro import AvroEncoder
+from midstream.connectors.kafka_records import RecordParser
+from midstream.connectors.schema_registry import header
+from midstream.runtime.processes import ProcessSlots
+from schema_registry_stub import StubRegistry, running_registry
+from waiting import until
+
+ROWS = 3_000
+
+
+def is_bad(n: int) -> bool:
+    return n % 10 == 7
+
+
+def read(out: Path) -> pl.DataFrame:
+    files = sorted(out.glob("**/*.parquet"))
+    return pl.concat([pl.read_parquet(file) for file in files]) if files else pl.DataFrame({"n": [], "position": []})
+
+
+def avro(registry: StubRegistry, columns: dict[str, pa.DataType], rows: list[dict[str, Any]]) -> list[bytes | None]:
+    """Registered as the newest schema of the subject in-value."""
+    schema = pa.schema(list(columns.items()))
+    encoder = AvroEncoder(schema, "in", "test")
+    schema_id = registry.register("in-value", encoder.avro_schema)
+    return [*encoder.encode(pa.RecordBatch.from_pylist(rows, schema), header(schema_id))]
+
+
+def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
+    kafka: Kafka, tmp_path: Path, running: Any, caplog: Any
+) -> None:
+    source, target = kafka.topic("in", partitions=2), kafka.topic("out")
+    with running_registry() as registry:
+        values = avro(registry, {"n": pa.int32()}, [{"n": n} for n in range(ROWS)])
+        bad = [header(4_000) + (value or b"")[5:] if is_bad(n) else value for n, value in enumerate(values)]
+        for partition in range(2):
+            kafka.produce(source, bad[partition::2], partition=partition)
+        reader = json.dumps(AvroEncoder(pa.schema([("n", pa.int64()), ("t", pa.large_string())]), "in", "").avro_schema)
+        env = Environment("avro", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
+        where = {"url": registry.url}
+        stream = env.read_kafka(
+            kafka.servers,
+            source,
+            format="avro",
+            schema=reader,
+            registry=where,
+            on_bad_record="drop",
+            bad_records_max=(250, 1_000),
+            rows_per_s=2_000,
+            interval="300 ms",
+        ).uid("in")
+        stream.write_parquet(tmp_path / "good").uid("good")
+        stream.side_output(BAD_RECORDS).write_parquet(tmp_path / "bad").uid("bad")
+        stream.write_kafka(kafka.servers, target, guarantee="at_least_once", format="avro", registry=where).uid("out")
+        job = env.start(slots=ProcessSlots())
+        running.append(job)
+        until("bad records committed", lambda: len(read(tmp_path / "bad")) > 50)
+        registry.stop()
+        newer = registry.register(
+            "in-value", {"type": "record", "name": "later", "fields": [{"name": "t", "type": "string"}]}
+        )
+        kafka.produce(source, [header(newer) + b"\x02x"])
+        os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
+        until("a word of it", lambda: any("waiting with offset" in record.getMessage() for record in caplog.records))
+        registry.start()
+        until("all rows", lambda: len(read(tmp_path / "good")) >= ROWS * 9 // 10 + 1, 120)
+        assert job.status().restarts >= 1
+        job.stop(timeout_s=60)
+        good = read(tmp_path / "good")
+        assert sorted(good["n"].drop_nulls().to_list()) == [n for n in range(ROWS) if not is_bad(n)]
+        assert good["t"].drop_nulls().to_list() == ["x"]
+        aside = read(tmp_path / "bad")
+        assert sorted(aside["bytes"].to_list()) == sorted(bad[n] for n in range(ROWS) if is_bad(n))  # type: ignore[type-var]
+        assert set(aside["source"]) == {source} and set(aside["partition"]) == {1}, "numbers that end in 7"
+        assert all("schema 4000: the schema registry does not have it" in error for error in aside["error"])
+        parser = RecordParser("avro", None, (), False, "test", registry=where, subject=f"{target}-value")
+        found, _ = parser.rows(kafka.read(target), "target")
+        assert set(found.column("n").to_pylist()) == {None, *(n for n in range(ROWS) if not is_bad(n))}

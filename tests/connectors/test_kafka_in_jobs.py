@@ -1,0 +1,222 @@
+"""Kafka as the ends of real jobs on processes: slots and brokers die, jobs are rescaled and go on, no row is lost or doubled."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from kafka_broker import PASSWORD, USER, Broker, Kafka
+from midstream import Count as Rows
+from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState, WatermarkStrategy, tumbling
+from midstream.core.errors import MidstreamError
+from midstream.runtime.processes import ProcessSlots
+from waiting import until
+
+WHO = 7
+own_broker_only = pytest.mark.skipif(
+    "KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop"
+)
+
+
+class Counted(KeyedProcessFunction):
+    """How many rows of its key there were up to this one."""
+
+    rows = ValueState(default=0)
+
+    def process(self, row: dict[str, Any], ctx: ProcessContext) -> dict[str, Any]:
+        self.rows.value += 1
+        return {"who": row["who"], "n": row["n"], "rows": self.rows.value}
+
+
+def records(first: int, last: int) -> list[bytes | None]:
+    return [json.dumps({"n": n, "who": n % WHO}).encode() for n in range(first, last)]
+
+
+def job(kafka: Kafka, topic: str, directory: Path, **source: Any) -> Environment:
+    """Kafka, a state by key, and files in which each row is once; in `out`."""
+    env = Environment("kafka", parallelism=2, checkpoint_dir=directory / "checkpoints", checkpoint_interval="200 ms")
+    source = {"interval": "300 ms", **source}
+    stream = env.read_kafka(kafka.servers, topic, schema={"n": int, "who": int}, **source).uid("in")
+    counted = stream.key_by("who").process(Counted(), schema={"who": int, "n": int, "rows": int}).uid("counted")
+    counted.write_parquet(directory / "out").uid("out")
+    return env
+
+
+def written(directory: Path) -> pl.DataFrame:
+    files = sorted((directory / "out").glob("**/*.parquet"))
+    return (
+        pl.concat([pl.read_parquet(file) for file in files])
+        if files
+        else pl.DataFrame({"n": [], "who": [], "rows": []})
+    )
+
+
+def check_each_once(directory: Path, rows: int) -> None:
+    """Every row is there, and the state has seen every row, once."""
+    found = written(directory)
+    assert sorted(found["n"].to_list()) == list(range(rows))
+    for who in range(WHO):
+        of_who = sorted(found.filter(pl.col("who") == who)["rows"].to_list())
+        assert of_who == list(range(1, len(of_who) + 1)), who
+
+
+def kill_a_slot(running: Any) -> None:
+    os.kill(next(pid for pid in running.status().slot_pids if pid), signal.SIGKILL)
+
+
+def test_every_row_is_there_once_although_a_slot_is_killed(kafka, tmp_path, running):
+    topic = kafka.topic(partitions=3)
+    for first in range(0, 12_000, 2000):
+        kafka.transaction(topic, records(first, first + 2000), partition=first // 4000, commit=True)
+        kafka.transaction(topic, records(first, first + 500), partition=first // 4000, commit=False)
+    running.append(job(kafka, topic, tmp_path, stop="latest", rows_per_s=5000).start(slots=ProcessSlots()))
+    until("something is written", lambda: len(written(tmp_path)))
+    kill_a_slot(running[0])
+    status = running[0].wait(90)
+    assert status.state == "finished" and status.restarts >= 1
+    check_each_once(tmp_path, 12_000)
+
+
+def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_them(kafka, tmp_path, running):
+    topic = kafka.topic()
+    kafka.produce(topic, records(0, 1000))
+    running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots()))
+    until("all is written", lambda: len(written(tmp_path)) == 1000)
+    running[0].stop(timeout_s=60)
+    kafka.produce(topic, records(1000, 3000))
+    kafka.forget(topic, before=2000)
+    failing = job(kafka, topic, tmp_path).start(slots=ProcessSlots(), restore_from="latest")
+    running.append(failing)
+    expected = (
+        rf"topic '{topic}', partition 0: reading was to go on at offset 1000, and the broker has 2000 to 2999: 1000 "
+    )
+    with pytest.raises(MidstreamError, match=expected):
+        failing.wait(60)
+    assert failing.status().restarts == 0, "trying again would not bring them back"
+    running.append(job(kafka, topic, tmp_path, on_gap="skip").start(slots=ProcessSlots(), restore_from="latest"))
+    until("the rest is written", lambda: len(written(tmp_path)) == 2000)
+    running[2].stop(drain=True, timeout_s=60)
+    assert sorted(written(tmp_path)["n"].to_list()) == [*range(1000), *range(2000, 3000)]
+
+
+@own_broker_only
+def test_new_partitions_a_rescale_and_a_broker_that_crashes_cost_no_row(kafka, kafka_broker: Broker, tmp_path, running):
+    topic = kafka.topic(partitions=2)
+    kafka.produce(topic, records(0, 1000))
+    running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots()))
+    until("the first rows are written", lambda: len(written(tmp_path)) == 1000)
+    kafka.grow(topic, 5)
+    kafka.produce(topic, records(1000, 2000), partition=4)
+    until("those of the new partition are", lambda: len(written(tmp_path)) == 2000)
+    running[0].rescale(3)
+    kafka_broker.stop(crash=True)
+    kafka_broker.start()
+    kafka.produce(topic, records(2000, 3000), partition=3)
+    until("those after the crash are", lambda: len(written(tmp_path)) == 3000, 90)
+    running[0].stop(drain=True, timeout_s=60)
+    check_each_once(tmp_path, 3000)
+
+
+def test_a_job_goes_on_from_its_checkpoint_and_the_group_says_how_far_it_is(kafka, tmp_path, running):
+    from confluent_kafka import Consumer, TopicPartition
+
+    topic = kafka.topic(partitions=4)
+    options = {"group.id": f"{topic}-group"}
+    kafka.produce(topic, records(0, 3000))
+    running.append(job(kafka, topic, tmp_path, options=options).start(slots=ProcessSlots()))
+    until("all is written", lambda: len(written(tmp_path)) == 3000)
+    running[0].stop(timeout_s=60)
+    kafka.produce(topic, records(3000, 5000))
+    again = job(kafka, topic, tmp_path, options=options, start="latest")
+    running.append(again.start(slots=ProcessSlots(), restore_from="latest", parallelism=3))
+    until("the rest is written", lambda: len(written(tmp_path)) == 5000)
+    watcher = Consumer({"bootstrap.servers": kafka.servers, **options})
+    places = [TopicPartition(topic, partition) for partition in range(4)]
+
+    def lag() -> int:
+        ends = [watcher.get_watermark_offsets(place, timeout=10)[1] for place in places]
+        return sum(ends) - sum(max(at.offset, 0) for at in watcher.committed(places, timeout=10))
+
+    until("the group has no lag", lambda: lag() == 0)
+    watcher.close()
+    running[1].stop(drain=True, timeout_s=60)
+    check_each_once(tmp_path, 5000)
+
+
+def test_a_sink_has_every_row_at_least_once_and_in_order_of_its_key(kafka, tmp_path, running):
+    source, sink = kafka.topic("in", partitions=2), kafka.topic("out", partitions=2)
+    for partition in range(2):
+        kafka.produce(source, records(partition * 4000, (partition + 1) * 4000), partition=partition)
+    env = Environment("kafka", parallelism=2, checkpoint_dir=tmp_path, checkpoint_interval="200 ms")
+    schema = {"n": int, "who": int}
+    stream = env.read_kafka(kafka.servers, source, schema=schema, stop="latest", rows_per_s=4000).uid("in")
+    counted = stream.key_by("who").process(Counted(), schema={"who": int, "n": int, "rows": int}).uid("counted")
+    named = counted.with_columns(key=pl.col("who").cast(pl.String))
+    named.write_kafka(kafka.servers, sink, key="key", guarantee="at_least_once").uid("out")
+    running.append(env.start(slots=ProcessSlots()))
+    until("something is written", lambda: kafka.read(sink))
+    kill_a_slot(running[0])
+    assert running[0].wait(90).restarts >= 1
+    rows = [json.loads(message.value()) for message in kafka.read(sink)]
+    assert {row["n"] for row in rows} == set(range(8000))
+    for who in range(WHO):
+        counts = [row["rows"] for row in rows if row["who"] == who]
+        # What comes again after the failure begins anew at the checkpoint: beside that it only rises.
+        steps = Counter(after - before for before, after in itertools.pairwise(counts))
+        assert [step for step in steps if step > 1] == [] and steps[1] >= len(set(counts)) - 1
+        assert sum(count for step, count in steps.items() if step <= 0) <= 2
+
+
+def test_event_time_waits_for_the_slowest_partition(kafka, tmp_path):
+    topic = kafka.topic(partitions=2)
+    for partition, rows in ((0, 3000), (1, 600)):
+        ahead = [
+            json.dumps({"at": f"2024-05-01T{n // 3600:02}:{n // 60 % 60:02}:{n % 60:02}"}).encode() for n in range(rows)
+        ]
+        kafka.produce(topic, ahead, partition=partition)
+    env = Environment("kafka", parallelism=1)
+    stream = env.read_kafka(kafka.servers, topic, schema={"at": pl.Datetime("us")}, stop="latest")
+    timed = stream.with_watermarks("at", WatermarkStrategy.monotonous())
+    minutes = timed.window_all(tumbling("1 min")).aggregate(rows=Rows()).collect()
+    env.execute(slots=ProcessSlots())
+    assert minutes.frame()["rows"].to_list() == [120] * 10 + [60] * 40
+
+
+@pytest.mark.parametrize("given", ["literal", "env"])
+def test_a_password_opens_the_door_and_is_nowhere_else(
+    kafka_broker: Broker, tmp_path, running, monkeypatch, caplog, given
+):
+    kafka = Kafka(kafka_broker.servers)
+    source, sink = kafka.topic("in"), kafka.topic("out")
+    kafka.produce(source, records(0, 500))
+    kafka.allow(source, "READ")
+    kafka.allow(sink, "WRITE")
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD if given == "literal" else "env:KAFKA_PASSWORD",
+    }
+    env = Environment("kafka", checkpoint_dir=tmp_path, checkpoint_interval="100 ms")
+    stream = env.read_kafka(
+        kafka_broker.secured, source, schema={"n": int}, stop="latest", options=options, rows_per_s=500
+    )
+    stream.write_kafka(kafka_broker.secured, sink, guarantee="at_least_once", options=options)
+    shown = [env.explain()]
+    caplog.set_level("DEBUG")
+    running.append(env.start(slots=ProcessSlots()))
+    until("there is a checkpoint", lambda: any(tmp_path.glob("**/*")))
+    shown += [repr(running[0].status()), repr(running[0].wait(60)), caplog.text]
+    assert len(kafka.read(sink)) == 500
+    assert not [text for text in shown if PASSWORD in text]
+    files = [path for path in tmp_path.glob("**/*") if path.is_file()]
+    assert files and not [path for path in files if PASSWORD.encode() in path.read_bytes()]

@@ -1,0 +1,477 @@
+"""Kafka as a source, against a real broker: what is read, from where to where, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from connector_worlds import all_splits, values
+
+from kafka_broker import PASSWORD, USER, Broker, Kafka
+from midstream import ConfigError, SchemaError, StorageError
+from midstream.connectors.kafka import KafkaSource
+from midstream.connectors.kafka_cluster import Topic
+from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
+from waiting import until
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def as_json(*numbers: int) -> list[bytes | None]:
+    return [b'{"n": %d}' % n for n in numbers]
+
+
+def source_of(kafka: Kafka, topics: Any, **arguments: Any) -> KafkaSource:
+    arguments.setdefault("schema", SCHEMA if arguments.get("format", "json") == "json" else None)
+    return KafkaSource(kafka.servers, topics, **arguments)
+
+
+def find(source: KafkaSource, position: bytes | None = None) -> Discovery:
+    return source.discover(position, DiscoveryContext(uid="in", parallelism=1, storage=None))
+
+
+class Taker:
+    """Reads one split, as a subtask does: whoever has no rows for now is asked again."""
+
+    def __init__(self, source: KafkaSource, split: Split) -> None:
+        self.reader: SplitReader = pickle.loads(pickle.dumps(source)).open_split(split)
+        self.offset = split.offset
+        self.rows: list[dict[str, Any]] = []
+        self.bad: list[dict[str, Any]] = []
+        self.has_ended = False
+
+    def look(self, rows_max: int = 1000) -> bool:
+        got = self.reader.read(rows_max)
+        if got is None:
+            self.has_ended = True
+        else:
+            batch, self.offset = got
+            self.rows += batch.to_pylist()
+            bad = self.reader.bad_records()
+            self.bad += [] if bad is None else bad.rows.to_pylist()
+        return self.has_ended
+
+    def take(self, count: int) -> list[dict[str, Any]]:
+        def enough() -> bool:
+            return len(self.rows) >= count or self.look()
+
+        until(f"{count} rows", enough)
+        return self.rows
+
+
+def read(source: KafkaSource, split: Split | None = None, **more: Any) -> list[dict[str, Any]]:
+    """All rows of a bounded source, or of one split of it."""
+    rows: list[dict[str, Any]] = []
+    for each in all_splits(source) if split is None else [split]:
+        taker = Taker(source, each)
+        until("the end of the split", lambda taker=taker: taker.look(**more))
+        taker.reader.close()
+        rows += taker.rows
+    source.close()
+    return rows
+
+
+def test_all_records_of_all_partitions_are_read_once_in_their_order(kafka):
+    topic = kafka.topic(partitions=3)
+    for partition in range(3):
+        kafka.produce(topic, as_json(*range(1000)), partition=partition)
+    rows = read(source_of(kafka, topic, stop="latest", metadata=["partition", "offset"]), rows_max=77)
+    assert [(row["partition"], row["offset"], row["n"]) for row in rows] == [
+        (p, n, n) for p in range(3) for n in range(1000)
+    ]
+
+
+def test_metadata_says_where_when_and_how_a_record_came(kafka):
+    topic = kafka.topic()
+    headers = [("trace", b"\x00\xff"), ("empty", None)]
+    kafka.produce(topic, [b"v"], key=b"k", headers=headers, timestamp=1_700_000_000_123)
+    kafka.produce(topic, [None])
+    wanted = {"topic": "t", "partition": "p", "offset": "o", "timestamp": "at", "key": "k", "headers": "h"}
+    first, second = read(source_of(kafka, topic, format="bytes", stop="latest", metadata=wanted))
+    assert first["at"] == datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=timezone.utc)
+    del first["at"], second["at"]
+    named = [{"name": "trace", "value": b"\x00\xff"}, {"name": "empty", "value": None}]
+    assert first == {"value": b"v", "t": topic, "p": 0, "o": 0, "k": b"k", "h": named}
+    assert second == {"value": None, "t": topic, "p": 0, "o": 1, "k": None, "h": []}
+
+
+def test_a_record_without_a_value_is_a_row_of_nulls_unless_a_column_must_have_a_value(kafka):
+    topic = kafka.topic()
+    kafka.produce(topic, [b'{"n": 1}', None, b"{}"])
+    assert values(read(source_of(kafka, topic, stop="latest"))) == [1, None, None]
+    strict = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    with pytest.raises(SchemaError, match=r"partition 0, offset 1: .*column 'n' has no value"):
+        read(source_of(kafka, topic, stop="latest", schema=strict))
+    assert values(read(source_of(kafka, topic, stop="latest", schema=strict, on_bad_record="drop"))) == [1]
+
+
+def test_only_committed_records_are_read_and_offsets_without_a_record_hold_nothing_up(kafka):
+    topic = kafka.topic()
+    kafka.transaction(topic, as_json(1, 2), commit=True)
+    kafka.transaction(topic, as_json(3, 4), commit=False)
+    source = source_of(kafka, topic, stop="latest")
+    (split,) = all_splits(source)
+    taker = Taker(source, split)
+    until("the end, which is an aborted transaction", taker.look)
+    assert values(taker.rows) == [1, 2]
+    taker.reader.close()
+    endless = source_of(kafka, topic)
+    taker = Taker(endless, all_splits(endless)[0])
+    until("it stands behind the aborted transaction", lambda: taker.look() or taker.offset == 6)
+    kafka.produce(topic, as_json(5))
+    assert values(taker.take(3)) == [1, 2, 5]
+    taker.reader.close()
+
+
+def test_reading_goes_on_at_the_offset_of_a_checkpoint(kafka):
+    topic = kafka.topic()
+    kafka.produce(topic, as_json(*range(20)))
+    source = source_of(kafka, topic)
+    taker = Taker(source, all_splits(source)[0])
+    until("seven rows", lambda: taker.look(rows_max=7) or taker.rows)
+    taker.reader.close()
+    split = Split("x", all_splits(source)[0].payload, taker.offset)
+    kafka.forget(topic, before=taker.offset)  # what was read may go
+    again = Taker(source, split)
+    assert values(again.take(20 - len(taker.rows))) == list(range(len(taker.rows), 20))
+    again.reader.close()
+    source.close()
+
+
+def test_where_it_starts_and_where_it_stops(kafka):
+    topic = kafka.topic(partitions=2)
+    noon = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+    for n in range(6):
+        at_ms = int((noon + timedelta(minutes=n)).timestamp() * 1000)
+        kafka.produce(topic, as_json(n), partition=0, timestamp=at_ms)
+        kafka.produce(topic, as_json(10 + n), partition=1, timestamp=at_ms)
+
+    def numbers(**arguments: Any) -> list[int]:
+        return values(read(source_of(kafka, topic, **{"stop": "latest", **arguments})))
+
+    minute = timedelta(minutes=1)
+    assert numbers(start={0: 4, 1: 5}) == [4, 5, 15]
+    assert numbers(start="latest") == []
+    assert numbers(start=noon + 4 * minute) == [4, 5, 14, 15]
+    assert numbers(start=noon + 3.5 * minute, stop=noon + 5 * minute) == [4, 14]
+    assert numbers(start=noon + 60 * minute) == []
+    group = {"group.id": f"{topic}-group"}
+    source = source_of(kafka, topic, options=group)
+    position = find(source).position
+    payloads = {split.id: split.payload for split in all_splits(source)}
+    unfinished = [Split(f"{topic}:0", payloads[f"{topic}:0"], 3)]
+    source.checkpoint_completed(position, unfinished)
+    source.close()
+    assert numbers(start="group", options=group) == [3, 4, 5, 10, 11, 12, 13, 14, 15]
+
+
+def test_records_that_come_while_it_reads_are_read_and_latest_is_remembered(kafka):
+    topic = kafka.topic()
+    kafka.produce(topic, as_json(0))
+    source = source_of(kafka, topic, start="latest")
+    (split,) = all_splits(source)
+    kafka.produce(topic, as_json(1))
+    assert all_splits(source) == [split], "asked again, after a restart, it is the same"
+    taker = Taker(source, split)
+    assert values(taker.take(1)) == [1]
+    kafka.produce(topic, as_json(2))
+    assert values(taker.take(2)) == [1, 2]
+    taker.reader.close()
+    source.close()
+
+
+def test_new_partitions_and_topics_of_a_pattern_are_found_and_read_from_their_beginning(kafka):
+    topic = kafka.topic("pattern-a")
+    source = source_of(kafka, re.compile(re.escape(topic[:-1]) + "[ab]"), start="latest")
+    first = find(source)
+    assert [split.id for split in first.splits] == [f"{topic}:0"] and not first.exhausted
+    assert find(source, first.position).splits == ()
+    kafka.grow(topic, 3)
+    other = kafka.topic("pattern-b")
+    kafka.topic("pattern-c")
+    kafka.produce(topic, as_json(7), partition=2)
+    second = find(source, first.position)
+    assert sorted(split.id for split in second.splits) == [f"{topic}:1", f"{topic}:2", f"{other}:0"]
+    again = find(source_of(kafka, re.compile(re.escape(topic[:-1]) + "[ab]"), start="latest"), first.position)
+    assert again == second, "another driver finds the same from there"
+    taker = Taker(source, next(split for split in second.splits if split.id.endswith(":2")))
+    assert values(taker.take(1)) == [7]
+    taker.reader.close()
+    source.close()
+
+
+def test_an_offset_that_is_gone_fails_and_names_the_option_that_goes_on_without(kafka):
+    topic = kafka.topic()
+    kafka.produce(topic, as_json(*range(10)))
+    source = source_of(kafka, topic, start={0: 2})
+    (split,) = all_splits(source)
+    kafka.forget(topic, before=6)
+    failing = Taker(source, split)
+    expected = (
+        rf"topic '{topic}', partition 0: reading was to go on at offset 2, and the broker has 6 to 9: 4 offsets .*"
+        r"on_gap='skip'"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        failing.take(1)
+    failing.reader.close()
+    skipping = Taker(source_of(kafka, topic, on_gap="skip"), split)
+    assert values(skipping.take(4)) == [6, 7, 8, 9]
+    skipping.reader.close()
+    beyond = Taker(source_of(kafka, topic, on_gap="skip"), Split(split.id, split.payload, 1000))
+    with pytest.raises(ConfigError, match="at offset 1000, and the broker has 6 to 9; the topic was made anew"):
+        beyond.take(1)
+    beyond.reader.close()
+    source.close()
+
+
+def test_a_topic_that_is_deleted_is_named_at_the_next_look(kafka):
+    topic = kafka.topic()
+    for topics, message in ((topic, f"there is no topic '{topic}'"), (re.compile(topic), f"topic '{topic}' is gone")):
+        source = source_of(kafka, topics)
+        position = find(source).position
+        kafka.admin.delete_topics([topic])[topic].result(30)
+        until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+        with pytest.raises(ConfigError, match=message):
+            find(source, position)
+        source.close()
+        kafka.topic()
+
+
+def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(kafka):
+    topic = kafka.topic()
+    source = source_of(kafka, topic)
+    found = find(source)
+    kafka.admin.delete_topics([topic])[topic].result(30)
+    until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+    kafka.topic()
+    with pytest.raises(ConfigError, match=f"topic '{topic}' was deleted and made anew"):
+        find(source_of(kafka, topic), found.position)
+    source.close()
+
+
+BAD = {
+    "not JSON": (b"nonsense", "not an object"),
+    "nothing": (b"", "not an object"),
+    "a list": (b"[1]", "not an object"),
+    "two objects": (b'{"n": 1}{"n": 2}', "more than one value"),
+    "half of an object": (b'{"n": 1', "not an object"),
+    "an object that ends too late": (b'{"n": {"x": 1}', "offset 1: .*parse error|offset 1: .*JSON"),
+    "a text": (b'{"n": "one"}', "n"),
+    "a fraction": (b'{"n": 1.5}', "n"),
+    "a line end within text": (b'{"n": 1, "t": "a\nb}"}', "JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_record_fails_with_its_place_or_is_left_out(kafka, name):
+    record, text = BAD[name]
+    topic = kafka.topic()
+    kafka.produce(topic, [b'{"n": 1}', record, b' {"n":\r\n 3}\n', record, b'{"n": 4}'])
+    with pytest.raises(SchemaError, match=rf"topic '{topic}', partition 0, offset 1: .*on_bad_record='drop'") as error:
+        read(source_of(kafka, topic, stop="latest"))
+    assert re.search(text, str(error.value))
+    dropping = source_of(kafka, topic, stop="latest", on_bad_record="drop", metadata=["offset"])
+    assert read(dropping) == [{"n": 1, "offset": 0}, {"n": 3, "offset": 2}, {"n": 4, "offset": 4}]
+    (split,) = all_splits(dropping)
+    taker = Taker(dropping, split)
+    taker.take(3)
+    found = [row for row in taker.bad if (row["source"], row["partition"]) == (topic, 0)]
+    assert [(row["position"], row["bytes"]) for row in found] == [(1, record), (3, record)]
+    assert all(re.search(text.split("|")[-1].removeprefix("offset 1: .*"), row["error"]) for row in found)
+    taker.reader.close()
+    dropping.close()
+
+
+def test_neighbours_that_are_bad_in_opposite_ways_do_not_make_up_for_each_other(kafka):
+    """Together they would be as many values as there are records."""
+    topic = kafka.topic()
+    kafka.produce(topic, [b'{"n": 1}{"n": 2}', b" ", b'{"n": 3', b'}{"n": 4}{"n": 5}', b'{"n": 6}'])
+    assert values(read(source_of(kafka, topic, stop="latest", on_bad_record="drop"))) == [6]
+
+
+def test_text_must_be_utf_8(kafka):
+    topic = kafka.topic()
+    kafka.produce(topic, ["é".encode(), b"\xff", None])
+    assert values(read(source_of(kafka, topic, format="bytes", stop="latest")), "value") == [
+        "é".encode(),
+        b"\xff",
+        None,
+    ]
+    with pytest.raises(SchemaError, match="offset 1: the record's value is not text"):
+        read(source_of(kafka, topic, format="text", stop="latest"))
+    dropping = source_of(kafka, topic, format="text", stop="latest", on_bad_record="drop")
+    assert values(read(dropping), "value") == ["é", None]
+
+
+# ---- what is refused ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"schema": None}, "format='json' needs schema="),
+        ({"format": "bytes", "schema": SCHEMA}, "schema= is for json, csv and avro"),
+        ({"format": "xml"}, "format 'xml' is not one of json, csv, avro, bytes, text"),
+        ({"bad_records_max": (1, 10)}, "bad_records_max= is for on_bad_record='drop'"),
+        ({"start": "beginning"}, "start 'beginning' is not 'earliest'"),
+        ({"start": datetime(2024, 1, 1)}, "a datetime with a time zone"),
+        ({"start": "group"}, "needs the group: options="),
+        ({"start": {0: -1}}, "not a dict of partitions to offsets"),
+        ({"stop": "earliest"}, "stop 'earliest' is not 'latest'"),
+        ({"metadata": ["size"]}, "metadata 'size' is not one of topic, partition"),
+        ({"metadata": {"offset": "n"}}, "more than one column 'n'"),
+        ({"metadata": "offset"}, "give a list"),
+        ({"on_gap": "ignore"}, "on_gap 'ignore'"),
+        ({"on_bad_record": "ignore"}, "on_bad_record 'ignore'"),
+        ({"options": {"enable.auto.commit": True}}, "'enable.auto.commit' is not for the user to set: offsets are in"),
+        ({"options": {"auto.offset.reset": "earliest"}}, "'auto.offset.reset' is not for the user to set: say start="),
+        (
+            {"options": {"bootstrap.servers": "x"}},
+            "'bootstrap.servers' is not for the user to set: give it as servers=",
+        ),
+        ({"options": {"stats_cb": print}}, "'stats_cb' is a builtin_function_or_method"),
+        ({"rows_per_s": 0}, "rows_per_s 0 is not a positive number"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else re.sub(r"\W+", "-", value)[:40],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises((ConfigError, SchemaError), match=re.escape(message)):
+        KafkaSource("127.0.0.1:1", "t", **{"schema": SCHEMA, **arguments})
+
+
+def test_topics_must_be_names(kafka):
+    for topics in ("", [], ["a", "a"], [1]):
+        with pytest.raises(ConfigError, match="topics="):
+            KafkaSource(kafka.servers, topics, schema=SCHEMA)
+    with pytest.raises(ConfigError, match="is for one topic"):
+        KafkaSource(kafka.servers, ["a", "b"], schema=SCHEMA, start={0: 1})
+
+
+def refusal(source: KafkaSource) -> str:
+    try:
+        with pytest.raises((ConfigError, StorageError)) as error:
+            source.prepare("in", None, restoring=False)
+        return str(error.value)
+    finally:
+        source.close()
+
+
+def test_what_the_cluster_has_not_is_said_when_the_job_starts(kafka):
+    assert "there is no topic 'no-such-topic'" in refusal(source_of(kafka, "no-such-topic"))
+    assert "'a b' is no name of a topic" in refusal(source_of(kafka, "a b"))
+    assert "no topic matches" in refusal(source_of(kafka, re.compile("nothing.*"), stop="latest"))
+    topic = kafka.topic(partitions=2)
+    assert "offsets for the partitions 0" in refusal(source_of(kafka, topic, start={0: 1}))
+    assert 'No such configuration property: "compresion"' in refusal(
+        source_of(kafka, topic, options={"compresion": "x"})
+    )
+    assert "no-such-topic" not in kafka.admin.list_topics(timeout=10).topics, "asking makes none"
+
+
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
+    message = refusal(KafkaSource("127.0.0.1:1", "t", schema=SCHEMA))
+    assert "no answer of 127.0.0.1:1" in message
+
+
+# ---- secrets ------------------------------------------------------------------
+
+
+def test_secrets_are_looked_up_where_it_connects_and_shown_nowhere(monkeypatch, tmp_path):
+    (tmp_path / "password").write_text("from-file\n")
+    options = {
+        "sasl.username": "env:KAFKA_USER",
+        "sasl.password": f"file:{tmp_path / 'password'}",
+        "ssl.key.password": "literal-secret",
+    }
+    source = KafkaSource("127.0.0.1:1", "t", schema=SCHEMA, options=options)
+    with pytest.raises(ConfigError, match=r"'sasl.username' is to come from the environment variable 'KAFKA_USER'"):
+        source._connection.config({})
+    monkeypatch.setenv("KAFKA_USER", "from-env")
+    config = source._connection.config({})
+    assert (config["sasl.username"], config["sasl.password"]) == ("from-env", "from-file")
+    assert b"from-env" not in pickle.dumps(source) and b"from-file" not in pickle.dumps(source)
+    assert "secret" not in f"{source._connection!r}"
+    position = msgspec_of(source)
+    assert b"secret" not in position and b"sasl" not in position
+    os.remove(tmp_path / "password")
+    with pytest.raises(ConfigError, match=r"'sasl.password' is to come from the file"):
+        source._connection.config({})
+
+
+def msgspec_of(source: KafkaSource) -> bytes:
+    """All that a checkpoint has of a source: the position, and splits."""
+    source._first = ({"t": Topic("x", 1)}, [])
+    found = find(source)
+    return found.position
+
+
+def secured(password: str) -> dict[str, str]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": password,
+    }
+
+
+def test_a_wrong_password_is_said_to_be_one(kafka_broker: Broker, monkeypatch):
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 3.0)
+    options = secured("not-the-password")
+    message = refusal(KafkaSource(kafka_broker.secured, "t", schema=SCHEMA, options=options))
+    assert f"{kafka_broker.secured} refuses the user" in message and "uthentication" in message
+    assert "not-the-password" not in message
+
+
+def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(kafka_broker: Broker):
+    kafka = Kafka(kafka_broker.servers)
+    topic, other = kafka.topic("mine"), kafka.topic("others")
+    kafka.allow(topic, "DESCRIBE")
+    kafka.produce(topic, as_json(1))
+
+    def source(*topics: str) -> KafkaSource:
+        return KafkaSource(kafka_broker.secured, topics, schema=SCHEMA, options=secured(PASSWORD), stop="latest")
+
+    assert f"topic '{other}' is not allowed: " in refusal(source(topic, other))
+    with pytest.raises(ConfigError, match=f"topic '{topic}', partition 0: may not be read"):
+        read(source(topic))
+    kafka.allow(topic, "READ")
+    assert values(read(source(topic))) == [1]
+
+
+# ---- brokers that go away -----------------------------------------------------
+
+
+@pytest.mark.skipif("KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop")
+def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafka_broker: Broker, caplog, monkeypatch):
+    monkeypatch.setattr("midstream.connectors.kafka_client._SILENCE_S", 0.5)
+    topic = kafka.topic()
+    kafka.produce(topic, as_json(1))
+    source = source_of(kafka, topic)
+    found = find(source)
+    taker = Taker(source, found.splits[0])
+    assert values(taker.take(1)) == [1]
+    kafka_broker.stop(crash=True)
+    try:
+        monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
+
+        def says(text: str) -> bool:
+            taker.look()
+            return any(text in record.getMessage() for record in caplog.records)
+
+        until("it says so", lambda: says(f"{kafka.servers} does not answer; waiting"))
+        noise = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        assert len(noise) == 1, "each connection that fails is not worth a line"
+        assert find(source, found.position) == Discovery((), found.position, exhausted=False)
+    finally:
+        kafka_broker.start()
+    kafka.produce(topic, as_json(2))
+    assert values(taker.take(2)) == [1, 2]
+    until("it says that it goes on", lambda: says("answers again"))
+    taker.reader.close()
+    source.close()
