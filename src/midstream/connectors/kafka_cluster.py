@@ -104,6 +104,12 @@ class Cluster:
 
         asked = [TopicPartition(*place) for place in places]
         found = self._answer(lambda: self._member(group).committed(asked, timeout=ANSWER_S))
+        for each in found:
+            if each.error is not None:
+                raise StorageError(
+                    f"{self._where}: the offset of topic {each.topic!r}, partition {each.partition} in group {group!r} cannot be "
+                    f"read: {each.error.str()}"
+                )
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
     def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
