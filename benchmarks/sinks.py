@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow as pa
 from midstream.connectors.delta import DeltaSink
 from midstream.connectors.postgres import PostgresSink
 from midstream.core.seams import Done, Timer
-from midstream.operators.sink import Sink, WriterContext
+from midstream.operators.sink import CommitterContext, Sink, WriterContext
 
 ROWS = 1_000_000
 BATCH_ROWS = 65_536
@@ -58,7 +59,7 @@ def measure(name: str, sink: Sink, batch: pa.RecordBatch) -> None:
     assert prepare is not None
     committables = prepare()
     prepared_s = time.perf_counter()
-    committer = sink.committer(job_id)
+    committer = sink.committer(CommitterContext("out", "out", job_id, None, threading.Event()))
     assert committer is not None
     committer.commit(1, committables)
     committed_s = time.perf_counter()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from midstream.operators.process import KeyedProcessFunction as KeyedProcessFunction
     from midstream.operators.process import ProcessContext as ProcessContext
     from midstream.operators.sink import Committer as Committer
+    from midstream.operators.sink import CommitterContext as CommitterContext
     from midstream.operators.sink import Sink as Sink
     from midstream.operators.sink import SinkWriter as SinkWriter
     from midstream.operators.sink import WriterContext as WriterContext
@@ -68,7 +69,7 @@ _HOME = {
     "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
     "operators.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "operators.process": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
-    "operators.sink": "Committer Sink SinkWriter WriterContext",
+    "operators.sink": "Committer CommitterContext Sink SinkWriter WriterContext",
     "operators.source": "Source",
     "operators.watermarks": "WatermarkStrategy",
     "operators.windows": "LATE session sliding tumbling",

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from committers import committer_of
 from midstream.bench import checkpoint, exchange, sliding, strings, udf, window
 from midstream.bench.events import Events
 from midstream.bench.latency import BUCKETS, GROWTH, percentile_ms
@@ -104,7 +105,7 @@ def rows(count: int) -> pa.RecordBatch:
 
 def test_what_is_committed_counts_once_however_often_it_is_committed():
     sink = SummingSink(Rows(), 1)
-    committer = sink.committer("job")
+    committer = committer_of(sink, "job")
     first, second = writer(sink, 0), writer(sink, 1)
     first.write(rows(3))
     second.write(rows(4))
@@ -118,12 +119,12 @@ def test_what_is_committed_counts_once_however_often_it_is_committed():
 
 def test_a_sink_travels_without_its_results_and_starts_over_with_every_job():
     sink = SummingSink(Rows(), 1)
-    committer = sink.committer("job")
+    committer = committer_of(sink, "job")
     first = writer(sink, 0)
     first.write(rows(3))
     committer.commit(1, first.prepare(1)())
     assert pickle.loads(pickle.dumps(sink)).total.tolist() == [0.0]
-    sink.committer("another job")
+    committer_of(sink, "another job")
     assert sink.total.tolist() == [0.0]
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, values
 
+from committers import committer_of
 from midstream.connectors import collect
 from midstream.connectors.collect import CollectSink
 from midstream.connectors.print_sink import PrintSink
@@ -31,7 +32,7 @@ def test_rows_are_there_once_their_checkpoint_is_committed(job_id):
     committables = prepared(writer, 1)
     assert prepared(writer, 2) == []
     assert sink.rows() == []
-    sink.committer(job_id).commit(1, committables)
+    committer_of(sink, job_id).commit(1, committables)
     assert sink.rows() == [{"n": 1}, {"n": 2}]
     assert sink.table().schema == SCHEMA
     assert sink.frame()["n"].to_list() == [1, 2]
@@ -43,7 +44,7 @@ def collected(column: pa.Array, job_id: str) -> CollectSink:
     sink.validate(rows.schema, restoring=False)
     writer = open_writer(sink, rows.schema, loop, job_id=job_id)
     writer.write(rows)
-    sink.committer(job_id).commit(1, prepared(writer, 1))
+    committer_of(sink, job_id).commit(1, prepared(writer, 1))
     return sink
 
 
@@ -85,12 +86,12 @@ def test_rows_committed_again_after_a_restore_are_not_shown_twice(job_id):
     writer = open_writer(sink, SCHEMA, loop, job_id=job_id)
     writer.write(batch(1))
     first = prepared(writer, 1)
-    sink.committer(job_id).commit(1, first)
-    sink.committer(job_id).commit(1, first)
+    committer_of(sink, job_id).commit(1, first)
+    committer_of(sink, job_id).commit(1, first)
     assert values(sink.rows()) == [1]
     again = CollectSink()
     again.validate(SCHEMA, restoring=True)
-    again.committer(job_id + "-restored").commit(1, first)
+    committer_of(again, job_id + "-restored").commit(1, first)
     assert again.rows() == [], "the first sink has shown them"
 
 
@@ -100,13 +101,13 @@ def test_what_was_never_committed_in_this_process_is_shown_by_the_restored_job(j
     writer.write(batch(1))
     lost = prepared(writer, 1)
     restored = CollectSink()
-    restored.committer(job_id + "-restored").commit(1, lost)
+    committer_of(restored, job_id + "-restored").commit(1, lost)
     assert values(restored.rows()) == [1]
 
 
 def test_equal_rows_of_two_attempts_and_subtasks_are_different_rows(job_id):
     sink, loop = CollectSink(), Loop()
-    committer = sink.committer(job_id)
+    committer = committer_of(sink, job_id)
     for attempt, subtask in ((0, 0), (0, 1), (1, 0)):
         writer = open_writer(sink, SCHEMA, loop, job_id=job_id, attempt=attempt, subtask=subtask)
         for checkpoint_id in (1, 2):
@@ -120,7 +121,7 @@ def test_a_new_job_begins_with_no_rows(job_id):
     for name in ("x", "y"):
         writer = open_writer(sink, SCHEMA, loop, job_id=job_id + name)
         writer.write(batch(1))
-        sink.committer(job_id + name).commit(1, prepared(writer, 1))
+        committer_of(sink, job_id + name).commit(1, prepared(writer, 1))
         assert values(sink.rows()) == [1]
 
 
@@ -158,4 +159,4 @@ def test_print_writes_everything_without_a_limit(capfd):
 def test_print_limit_must_be_a_count():
     with pytest.raises(ConfigError, match="limit -1"):
         PrintSink(limit=-1)
-    assert PrintSink().committer("job") is None
+    assert committer_of(PrintSink(), "job") is None

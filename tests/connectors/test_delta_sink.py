@@ -17,6 +17,7 @@ import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from deltalake import DeltaTable, write_deltalake
 
+from committers import committer_of
 from midstream.connectors.delta import DeltaSink, WrittenFile
 from midstream.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
 
@@ -62,7 +63,7 @@ def test_rows_are_in_the_table_after_the_commit_and_not_before(table):
     committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
     assert numbers(table) == []
     assert len(files(table)) == 2
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert numbers(table) == [1, 2, 3, 4, 5]
     assert version(table) == 1, "one transaction for all subtasks"
 
@@ -70,13 +71,13 @@ def test_rows_are_in_the_table_after_the_commit_and_not_before(table):
 def test_committing_twice_changes_nothing_whoever_does_it(table):
     sink = new_sink(table)
     committables = written(sink, batch(1, 2))
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     for _ in range(3):
         committer.commit(1, committables)
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert version(table) == 1
     for job in ("job-b", "job-c", "job-a"):
-        sink.committer(job).commit(1, committables)
+        committer_of(sink, job).commit(1, committables)
         assert numbers(table) == [1, 2]
     assert version(table) == 2, "that another job has gone on is noted once"
 
@@ -84,7 +85,7 @@ def test_committing_twice_changes_nothing_whoever_does_it(table):
 def test_two_that_commit_the_same_at_once_agree_on_one(table):
     sink = new_sink(table)
     first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
-    one, other = sink.committer("job-a"), sink.committer("job-a")
+    one, other = committer_of(sink, "job-a"), committer_of(sink, "job-a")
     one.commit(1, first)
     other.commit(1, first)
     stale = other._newest
@@ -97,7 +98,7 @@ def test_two_that_commit_the_same_at_once_agree_on_one(table):
 
 def test_commits_of_several_jobs_and_of_other_writers_do_not_disturb_each_other(table):
     sink = new_sink(table)
-    one, other = sink.committer("job-a"), sink.committer("job-b")
+    one, other = committer_of(sink, "job-a"), committer_of(sink, "job-b")
     one.commit(1, written(sink, batch(1)))
     write_deltalake(table, pa.table({"n": [100]}), mode="append")
     other.commit(1, written(sink, batch(2), job_id="job-b"))
@@ -109,10 +110,10 @@ def test_commits_of_several_jobs_and_of_other_writers_do_not_disturb_each_other(
 
 def test_a_job_that_another_has_gone_on_from_commits_nothing_more(table):
     sink = new_sink(table)
-    zombie = sink.committer("job-a")
+    zombie = committer_of(sink, "job-a")
     first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
     zombie.commit(1, first)
-    sink.committer("job-b").commit(1, first)
+    committer_of(sink, "job-b").commit(1, first)
     with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
         zombie.commit(2, second)
     assert numbers(table) == [1]
@@ -121,9 +122,9 @@ def test_a_job_that_another_has_gone_on_from_commits_nothing_more(table):
 def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(table):
     sink = new_sink(table)
     held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
-    sink.committer("job-a").commit(1, held[0])
+    committer_of(sink, "job-a").commit(1, held[0])
     for job in ("job-b", "job-c"):
-        committer = sink.committer(job)
+        committer = committer_of(sink, job)
         for checkpoint_id, committables in enumerate(held, 1):
             committer.commit(checkpoint_id, committables)
         assert numbers(table) == [1, 2, 3]
@@ -136,7 +137,7 @@ def test_what_was_written_for_another_table_is_committed_there(table, tmp_path):
     old = new_sink(table, pa.schema([("n", pa.int64()), ("p", pa.int64())]), partition_by=["p"])
     committables = written(old, pa.record_batch({"n": [1, 2], "p": [0, 1]}))
     moved = new_sink(tmp_path / "elsewhere")
-    committer = moved.committer("job-b")
+    committer = committer_of(moved, "job-b")
     for _ in range(2):
         moved.check_committables(1, committables)
         committer.commit(1, committables)
@@ -144,19 +145,19 @@ def test_what_was_written_for_another_table_is_committed_there(table, tmp_path):
     assert numbers(table) == [1, 2]
     assert numbers(tmp_path / "elsewhere") == [3]
     with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
-        old.committer("job-a").commit(2, written(old, pa.record_batch({"n": [9], "p": [0]}), 2, subtask=2))
+        committer_of(old, "job-a").commit(2, written(old, pa.record_batch({"n": [9], "p": [0]}), 2, subtask=2))
 
 
 def test_a_table_may_be_moved_with_all_that_waits_for_it(table, tmp_path):
     sink = new_sink(table)
     first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
-    sink.committer("job-a").commit(1, first)
+    committer_of(sink, "job-a").commit(1, first)
     table.rename(tmp_path / "elsewhere")
     moved = DeltaSink(tmp_path / "elsewhere")
     moved.validate(SCHEMA, restoring=True)
     for checkpoint_id, committables in ((1, first), (2, second)):
         moved.check_committables(checkpoint_id, committables)
-        moved.committer("job-b").commit(checkpoint_id, committables)
+        committer_of(moved, "job-b").commit(checkpoint_id, committables)
     assert numbers(tmp_path / "elsewhere") == [1, 2]
     assert not table.exists()
 
@@ -193,7 +194,7 @@ def test_a_checkpoint_cannot_have_any_other_file_added_or_deleted(table, changes
         victim.write_text("precious")
     before = sorted(table.parent.rglob("*"))
     crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=WrittenFile), **changes)
-    committer = sink.committer("job-b")
+    committer = committer_of(sink, "job-b")
     for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
         with pytest.raises(StorageError, match=r"cannot be believed"):
             act(1, [msgspec.msgpack.encode(crafted)])
@@ -205,7 +206,7 @@ def test_a_symbolic_link_does_not_lead_out_of_the_table(table, tmp_path):
     committables = written(sink, pa.record_batch({"n": [1], "p": [0]}))
     (table / "p=0").rename(tmp_path / "outside")
     (table / "p=0").symlink_to(tmp_path / "outside")
-    committer = sink.committer("job-b")
+    committer = committer_of(sink, "job-b")
     for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
         with pytest.raises(StorageError, match=r"leads out of .* through a symbolic link"):
             act(1, committables)
@@ -217,7 +218,7 @@ def test_committables_of_before_places_were_noted_are_the_sinks_own(table):
     (committable,) = written(sink, batch(1))
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:7])
     sink.check_committables(1, [old])
-    sink.committer("job-b").commit(1, [old])
+    committer_of(sink, "job-b").commit(1, [old])
     assert numbers(table) == [1]
     with pytest.raises(StorageError, match="not of a Delta sink"):
         sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
@@ -229,11 +230,11 @@ def test_committables_of_before_places_were_noted_are_the_sinks_own(table):
 def test_an_aborted_checkpoint_leaves_no_file(table):
     sink = new_sink(table)
     committables = written(sink, batch(1))
-    sink.committer("job-a").abort(committables)
-    sink.committer("job-a").abort(committables)
+    committer_of(sink, "job-a").abort(committables)
+    committer_of(sink, "job-a").abort(committables)
     assert files(table) == []
     with pytest.raises(StorageError, match="with 1 rows is gone; nothing but a job may delete it"):
-        sink.committer("job-a").commit(1, committables)
+        committer_of(sink, "job-a").commit(1, committables)
     assert numbers(table) == []
 
 
@@ -264,7 +265,7 @@ def test_rows_are_kept_by_partition(table):
         VISITS,
     )
     sink = new_sink(table, VISITS, partition_by=["who", "day"])
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     got = pl.read_delta(str(table)).select("who", "day", "n").sort("n")
     assert got.rows() == [tuple(row.values()) for row in rows.to_pylist()]
     assert DeltaTable(table).metadata().partition_columns == ["who", "day"]
@@ -272,7 +273,7 @@ def test_rows_are_kept_by_partition(table):
     found = DeltaTable(table).to_pyarrow_table(filters=[("who", "=", "a/b=c"), ("day", "=", date(2024, 1, 1))])
     assert sorted(found["n"].to_pylist()) == [0, 4, 8, 12, 16]
     later = new_sink(table, VISITS, append=True)
-    later.committer("job-b").commit(1, written(later, rows, job_id="job-b"))
+    committer_of(later, "job-b").commit(1, written(later, rows, job_id="job-b"))
     assert pl.read_delta(str(table)).height == 40
 
 
@@ -280,7 +281,7 @@ def test_a_partition_column_of_each_kind_comes_back(table):
     schema = pa.schema([("flag", pa.bool_()), ("code", pa.int16()), ("day", pa.date32()), ("n", pa.int64())])
     rows = pa.RecordBatch.from_pylist([{"flag": True, "code": -1, "day": date(1999, 12, 31), "n": 1}, {"n": 2}], schema)
     sink = new_sink(table, schema, partition_by=["flag", "code", "day"])
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     got = DeltaTable(table).to_pyarrow_table().sort_by("n").select(schema.names)
     assert got.to_pylist() == rows.to_pylist()
 
@@ -295,7 +296,7 @@ def test_many_partitions_do_not_keep_many_files_open(table, monkeypatch):
     for turn in range(3):
         writer.write(pa.RecordBatch.from_pylist([{"p": p, "n": turn} for p in range(50)], schema))
         loop.run()
-    sink.committer("job-a").commit(1, prepared(writer, 1))
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     assert sorted(pl.read_delta(str(table)).rows()) == [(p, turn) for p in range(50) for turn in range(3)]
 
 
@@ -321,7 +322,7 @@ def test_values_of_all_types_come_back_as_they_were(table):
         }
     )
     sink = new_sink(table, rows.schema)
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     expected = rows.to_pylist()
     expected[0]["huge"] = Decimal(2**64 - 1)
     expected[0]["moment"] = moment.replace(tzinfo=timezone.utc)
@@ -340,7 +341,7 @@ def test_readers_can_skip_files_by_what_the_log_says_of_them(table):
         for n in range(5)
     ]
     sink = new_sink(table, schema)
-    sink.committer("job-a").commit(1, written(sink, pa.RecordBatch.from_pylist(rows, schema)))
+    committer_of(sink, "job-a").commit(1, written(sink, pa.RecordBatch.from_pylist(rows, schema)))
     entry = json.loads((table / "_delta_log" / f"{1:020}.json").read_text().splitlines()[1])
     assert json.loads(entry["add"]["stats"]) == {
         "numRecords": 5,
@@ -357,7 +358,7 @@ def test_columns_are_cast_to_those_of_the_table_where_that_loses_nothing(table):
     DeltaTable.create(table, there)
     stream = pa.schema([("x", pa.float32()), ("n", pa.int64())])
     sink = new_sink(table, stream)
-    sink.committer("job-a").commit(1, written(sink, pa.RecordBatch.from_pylist([{"x": 0.5, "n": 7}], stream)))
+    committer_of(sink, "job-a").commit(1, written(sink, pa.RecordBatch.from_pylist([{"x": 0.5, "n": 7}], stream)))
     assert DeltaTable(table).to_pyarrow_table().to_pylist() == [{"n": 7, "x": 0.5, "more": None}]
     too_large = failure_of(sink, pa.RecordBatch.from_pylist([{"x": 0.5, "n": 2**40}], stream))
     assert isinstance(too_large, SchemaError)
@@ -398,7 +399,7 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(table):
         new_sink(table)
     DeltaSink(table).validate(SCHEMA, restoring=True)
     sink = new_sink(table, append=True)
-    sink.committer("job-a").commit(1, written(sink, batch(1)))
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
     assert numbers(table) == [0, 1]
 
 
@@ -454,10 +455,10 @@ def test_files_are_not_added_to_a_table_that_could_not_be_read_with_them(table, 
     replace_table(table, now)
     before = version(table)
     with pytest.raises(SchemaError, match=rf"DeltaSink on .*: cannot commit checkpoint 1: {said}.*; change it back"):
-        sink.committer(job).commit(1, committables)
+        committer_of(sink, job).commit(1, committables)
     assert version(table) == before
     replace_table(table, SCHEMA)
-    sink.committer(job).commit(1, committables)
+    committer_of(sink, job).commit(1, committables)
     assert numbers(table) == [1, 2]
 
 
@@ -465,7 +466,7 @@ def test_files_are_added_to_a_table_that_has_got_more_columns(table):
     sink = new_sink(table)
     committables = written(sink, batch(1, 2))
     replace_table(table, pa.schema([("m", pa.string()), ("n", pa.int64())]))
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert numbers(table) == [1, 2]
 
 
@@ -474,7 +475,7 @@ def test_files_are_not_added_to_a_table_that_has_begun_to_ask_for_more(table):
     committables = written(sink, batch(1, 2))
     DeltaTable(table).alter.add_constraint({"few": "n < 2"})
     with pytest.raises(ConfigError, match="cannot commit checkpoint 1: the table uses check constraints"):
-        sink.committer("job-a").commit(1, committables)
+        committer_of(sink, "job-a").commit(1, committables)
 
 
 def test_a_partition_value_that_no_folder_can_be_named_after_is_refused_by_its_row(table):
@@ -497,7 +498,7 @@ def test_partition_values_that_just_fit_come_back(table):
     names = ["x" * 251, "é" * 41]
     sink = new_sink(table, schema, partition_by=["who"])
     rows = pa.RecordBatch.from_pydict({"n": [1, 2], "who": names}, schema)
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     assert sorted(pl.read_delta(str(table))["who"].to_list()) == sorted(names)
 
 

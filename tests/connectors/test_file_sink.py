@@ -21,6 +21,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from committers import committer_of
 from midstream.connectors.file_sink import FileSink, PendingFile
 from midstream.core.batches import canonical_schema
 from midstream.core.errors import ConfigError, JobError, SchemaError, StorageError
@@ -51,7 +52,7 @@ def test_rows_are_visible_after_the_commit_and_not_before(out):
     committables = prepared(writer, 1)
     assert not out.exists()
     assert len(pending(out)) == 1
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert visible(out) == [1, 2, 3]
     assert pending(out) == []
     assert pl.read_parquet(out)["n"].to_list() == [1, 2, 3], "the directory as a whole is readable"
@@ -60,7 +61,7 @@ def test_rows_are_visible_after_the_commit_and_not_before(out):
 def test_polars_reads_the_directory_while_files_are_pending(out):
     sink, loop = FileSink(out), Loop()
     writer = open_writer(sink, SCHEMA, loop)
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     writer.write(batch(1))
     committer.commit(1, prepared(writer, 1))
     writer.write(batch(2))
@@ -73,8 +74,8 @@ def test_committing_twice_changes_nothing(out):
     writer = open_writer(sink, SCHEMA, loop)
     writer.write(batch(1, 2))
     committables = prepared(writer, 1)
-    sink.committer("job-a").commit(1, committables)
-    sink.committer("job-b").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
+    committer_of(sink, "job-b").commit(1, committables)
     assert visible(out) == [1, 2]
 
 
@@ -85,9 +86,9 @@ def test_a_commit_that_stopped_half_way_is_completed_by_the_next(out):
         writer = open_writer(sink, SCHEMA, loop, subtask=subtask)
         writer.write(batch(subtask))
         committables += prepared(writer, 4)
-    sink.committer("job-a").commit(4, committables[:2])
+    committer_of(sink, "job-a").commit(4, committables[:2])
     assert visible(out) == [0, 1]
-    sink.committer("job-b").commit(4, committables)
+    committer_of(sink, "job-b").commit(4, committables)
     assert visible(out) == [0, 1, 2]
 
 
@@ -96,10 +97,10 @@ def test_a_committed_file_that_a_reader_has_taken_away_stays_away(out):
     writer = open_writer(sink, SCHEMA, loop)
     writer.write(batch(1))
     committables = prepared(writer, 1)
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     for file in out.iterdir():
         file.unlink()
-    sink.committer("job-b").commit(1, committables)
+    committer_of(sink, "job-b").commit(1, committables)
     assert visible(out) == []
 
 
@@ -111,7 +112,7 @@ def test_a_pending_file_that_is_gone_is_an_error_and_no_silent_loss(out):
     for name in pending(out):
         (out.parent / ".out.midstream" / name).unlink()
     with pytest.raises(StorageError, match=r"the 2 rows in it were to be committed with checkpoint 3, and it is gone"):
-        sink.committer("job-a").commit(3, committables)
+        committer_of(sink, "job-a").commit(3, committables)
 
 
 def test_an_aborted_checkpoint_leaves_no_file(out):
@@ -119,7 +120,7 @@ def test_an_aborted_checkpoint_leaves_no_file(out):
     writer = open_writer(sink, SCHEMA, loop)
     writer.write(batch(1))
     committables = prepared(writer, 1)
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     committer.abort(committables)
     committer.abort(committables)
     assert pending(out) == []
@@ -141,7 +142,7 @@ def test_closing_deletes_what_was_not_prepared(out):
 
 def test_pending_files_of_a_failed_attempt_are_deleted_once_the_next_one_commits(out):
     sink, loop = FileSink(out), Loop()
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     for attempt in (0, 1):
         writer = open_writer(sink, SCHEMA, loop, attempt=attempt)
         writer.write(batch(attempt))
@@ -161,7 +162,7 @@ def test_a_restored_job_first_commits_the_checkpoint_then_deletes_the_rest_of_th
     of_checkpoint = prepared(killed, 1)
     killed.write(batch(99))
     assert prepared(killed, 2)
-    restored = sink.committer("job-b")
+    restored = committer_of(sink, "job-b")
     restored.commit(1, of_checkpoint)
     assert visible(out) == [1]
     assert len(pending(out)) == 1
@@ -179,8 +180,8 @@ def test_where_adding_is_allowed_the_pending_files_of_other_jobs_are_left_alone(
     theirs = prepared(other, 1)
     writer = open_writer(sink, SCHEMA, loop, job_id="job-a")
     writer.write(batch(1))
-    sink.committer("job-a").commit(1, prepared(writer, 1))
-    sink.committer("job-other").commit(1, theirs)
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
+    committer_of(sink, "job-other").commit(1, theirs)
     assert visible(out) == [1, 7]
 
 
@@ -194,7 +195,7 @@ def test_no_two_attempts_subtasks_jobs_or_sinks_ever_write_the_same_file(out):
                     writer = open_writer(sink, SCHEMA, loop, job_id=job_id, uid=uid, attempt=attempt, subtask=subtask)
                     for checkpoint_id in (1, 2):
                         writer.write(batch(checkpoint_id))
-                        sink.committer(job_id).commit(checkpoint_id, prepared(writer, checkpoint_id))
+                        committer_of(sink, job_id).commit(checkpoint_id, prepared(writer, checkpoint_id))
                         names = sorted(p.name for p in out.iterdir())
     assert len(names) == 2 * 2 * 2 * 2 * 2
     assert len(visible(out)) == len(names)
@@ -206,7 +207,7 @@ def test_large_output_rolls_into_several_files(out):
     for start in range(0, 600_000, 50_000):
         writer.write(pa.record_batch({"n": pa.array(range(start, start + 50_000))}))
         loop.run()
-    sink.committer("job-a").commit(1, prepared(writer, 1))
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     assert len(list(out.iterdir())) > 1
     assert visible(out) == list(range(600_000))
 
@@ -224,7 +225,7 @@ def test_the_writer_holds_the_task_back_when_the_disk_is_slow_and_wakes_it_again
     assert 1 < written < 10
     loop.run()
     assert woken == [True]
-    sink.committer("job-a").commit(1, prepared(writer, 1))
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     assert len(visible(out)) == written * 1_000_000
 
 
@@ -263,7 +264,7 @@ def test_json_lines_are_one_object_a_row(out):
     writer.write(
         pa.RecordBatch.from_pylist([{"at": at, "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}], schema)
     )
-    sink.committer("job-a").commit(1, prepared(writer, 1))
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     (file,) = out.iterdir()
     assert file.suffix == ".jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -291,7 +292,7 @@ def test_a_sink_travels_to_the_slots_by_pickle(out):
     sink, loop = pickle.loads(pickle.dumps(FileSink(out))), Loop()
     writer = open_writer(sink, SCHEMA, loop)
     writer.write(batch(1))
-    sink.committer("job-a").commit(1, prepared(writer, 1))
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     assert visible(out) == [1]
 
 
@@ -359,7 +360,7 @@ def test_what_was_written_for_another_directory_is_committed_there(out, tmp_path
     assert prepared(writer, 2), "of no checkpoint that completed"
     moved = FileSink(tmp_path / "elsewhere", format="jsonl")
     moved.check_committables(1, committables)
-    committer = moved.committer("job-b")
+    committer = committer_of(moved, "job-b")
     for _ in range(2):
         committer.commit(1, committables)
     moved.check_committables(1, committables)
@@ -380,12 +381,12 @@ def test_a_directory_may_be_moved_with_all_that_waits_for_it(out, tmp_path):
         writer = open_writer(sink, SCHEMA, loop, subtask=subtask)
         writer.write(batch(subtask))
         committables += prepared(writer, 1)
-    sink.committer("job-a").commit(1, committables[:1])
+    committer_of(sink, "job-a").commit(1, committables[:1])
     out.rename(tmp_path / "elsewhere")
     moved = FileSink(tmp_path / "elsewhere")
     (tmp_path / ".out.midstream").rename(tmp_path / ".elsewhere.midstream")
     moved.check_committables(1, committables)
-    moved.committer("job-b").commit(1, committables)
+    committer_of(moved, "job-b").commit(1, committables)
     assert visible(tmp_path / "elsewhere") == [0, 1]
     assert not out.exists()
 
@@ -436,7 +437,7 @@ def test_a_checkpoint_cannot_have_any_other_file_moved_or_deleted(out, changes):
     (out.parent / "victim").write_text("precious")
     before = sorted(out.parent.rglob("*"))
     crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=PendingFile), **changes)
-    committer = sink.committer("job-b")
+    committer = committer_of(sink, "job-b")
     for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
         with pytest.raises(StorageError, match=r"cannot be believed"):
             act(1, [msgspec.msgpack.encode(crafted)])
@@ -452,7 +453,7 @@ def test_a_symbolic_link_does_not_lead_out_of_the_sinks_directories(out, tmp_pat
     (folder / "job-a").rename(tmp_path / "outside")
     (folder / "job-a").symlink_to(tmp_path / "outside")
     with pytest.raises(StorageError, match=r"leads out of .*\.out\.midstream through a symbolic link"):
-        sink.committer("job-b").commit(1, committables)
+        committer_of(sink, "job-b").commit(1, committables)
     assert len(list((tmp_path / "outside").iterdir())) == 1
 
 
@@ -468,7 +469,7 @@ def test_committables_of_before_places_were_noted_are_the_sinks_own(out):
     (committable,) = prepared(writer, 1)
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:6])
     sink.check_committables(1, [old])
-    sink.committer("job-b").commit(1, [old])
+    committer_of(sink, "job-b").commit(1, [old])
     assert visible(out) == [1]
 
 
@@ -555,11 +556,11 @@ def test_a_store_that_copies_instead_of_renaming_dies_between_copy_and_delete(tm
     committables = prepared(writer, 1)
     handler.dies_between = True
     with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
-        sink.committer("job-a").commit(1, committables)
+        committer_of(sink, "job-a").commit(1, committables)
     assert visible(out) == [1, 2]
     assert len(pending(out)) == 1
     handler.dies_between = False
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert visible(out) == [1, 2]
     assert pending(out) == []
 
@@ -583,7 +584,7 @@ def test_whatever_fails_the_committed_files_hold_each_row_once(tmp_path_factory,
     """The next row to write, and the one after the newest completed checkpoint."""
     completed: tuple[int, list[bytes]] = (0, [])
     unconfirmed: list[bytes] = []
-    committer = sink.committer("job-0")
+    committer = committer_of(sink, "job-0")
     writer = open_writer(sink, SCHEMA, loop, job_id="job-0")
 
     def restarted() -> Iterator[None]:
@@ -615,7 +616,7 @@ def test_whatever_fails_the_committed_files_hold_each_row_once(tmp_path_factory,
             list(restarted())
         else:
             job, attempt = job + 1, 0
-            committer = sink.committer(f"job-{job}")
+            committer = committer_of(sink, f"job-{job}")
             list(restarted())
     assert visible(out) == list(range(completed_row))
     assert loop.failures == []

@@ -18,6 +18,7 @@ import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from deltalake import DeltaTable, write_deltalake
 
+from committers import committer_of
 from in_memory import MemoryStorage, NeverRun, NoRows
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
@@ -38,7 +39,7 @@ from midstream.coordinator.opening import OpenedStorage, check_start, find_start
 from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, StorageError
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 from midstream.protocol.messages import OperatorSnapshot
 
 ROOT = "memory://checkpoints"
@@ -135,7 +136,7 @@ class Mute(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         raise AssertionError("made on slots only")
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, context: CommitterContext) -> Committer | None:
         raise AssertionError("nothing is committed here")
 
 
@@ -187,7 +188,7 @@ class Start:
     def commit(self) -> None:
         """What the newest checkpoint holds; as often as one likes."""
         for entry in self.newest.committables if self.newest else ():
-            committer = self.world.files[entry.uid].committer(self.job_id)
+            committer = committer_of(self.world.files[entry.uid], self.job_id)
             assert committer is not None
             committer.commit(entry.checkpoint_id, entry.items)
 
@@ -251,7 +252,7 @@ class World:
         sink = self.files["shared"]
         writer = open_writer(sink, SCHEMA, Loop(), job_id=f"foreign{-row}", uid="shared")
         writer.write(batch(row))
-        committer = sink.committer(f"foreign{-row}")
+        committer = committer_of(sink, f"foreign{-row}")
         assert committer is not None
         committer.commit(900, prepared(writer, 900))
 
@@ -640,7 +641,7 @@ def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
     """A table to which each job has committed these checkpoints, of one row each: the checkpoint's number."""
     sink = delta_sink(table)
     for job_id, checkpoints in jobs.items():
-        committer = sink.committer(job_id)
+        committer = committer_of(sink, job_id)
         assert committer is not None
         for checkpoint_id in checkpoints:
             rows = written(sink, batch(checkpoint_id), checkpoint_id, job_id=job_id, attempt=checkpoint_id)
@@ -661,7 +662,7 @@ def test_a_delta_table_takes_back_what_was_committed_after_a_checkpoint(tmp_path
     assert DeltaTable(table).version() == version, "once is enough"
     sink.take_back(output, 2, ())
     assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2], 2)
-    committer = sink.committer("c")
+    committer = committer_of(sink, "c")
     assert committer is not None
     committer.commit(8, written(sink, batch(8), 8, job_id="c"))
     assert delta_rows(table) == [1, 2, 8]
@@ -673,7 +674,7 @@ def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path) 
     sink = delta_of(tmp_path / "table", {"a": range(1, 4)})
     late = written(sink, batch(4), 4, job_id="a", attempt=1)
     sink.take_back(Output("out", frozenset("a")), 2, ())
-    committer = sink.committer("a")
+    committer = committer_of(sink, "a")
     assert committer is not None
     with pytest.raises(ConfigError, match="another job has gone on from checkpoint 2 of this one"):
         committer.commit(4, late)
@@ -706,7 +707,7 @@ def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> 
 def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(database: str) -> None:
     sink = PostgresSink(database, "numbers")
     sink.validate(SCHEMA, restoring=False)
-    committer = sink.committer("a")
+    committer = committer_of(sink, "a")
     assert committer is not None
     for checkpoint_id in (1, 2):
         committer.commit(

@@ -16,6 +16,7 @@ import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from psycopg import sql
 
+from committers import committer_of
 from midstream import Environment
 from midstream.connectors import postgres
 from midstream.connectors.postgres import PostgresSink, StagedRows
@@ -67,7 +68,7 @@ def test_rows_are_in_the_table_after_the_commit_and_not_before(database):
     committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
     assert numbers(database) == []
     assert len(staged(database)) == 2
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert numbers(database) == [1, 2, 3, 4, 5]
     assert staged(database) == []
 
@@ -76,7 +77,7 @@ def test_committing_twice_changes_nothing_whoever_does_it(database):
     sink = new_sink(database)
     committables = written(sink, batch(1, 2))
     for job in ("job-a", "job-a", "job-b", "job-b", "job-a"):
-        sink.committer(job).commit(1, committables)
+        committer_of(sink, job).commit(1, committables)
     assert numbers(database) == [1, 2]
 
 
@@ -87,22 +88,22 @@ def test_a_commit_is_all_or_nothing(database):
     with pytest.raises(
         SchemaError, match=r"cannot commit checkpoint 1: duplicate key .*\(Key \(n\)=\(2\) already exists"
     ):
-        sink.committer("job-a").commit(1, first + second)
+        committer_of(sink, "job-a").commit(1, first + second)
     assert numbers(database) == []
     assert len(staged(database)) == 2, "they wait until somebody has made room"
     ask(database, "ALTER TABLE numbers DROP CONSTRAINT numbers_n_key")
-    sink.committer("job-b").commit(1, first + second)
+    committer_of(sink, "job-b").commit(1, first + second)
     assert numbers(database) == [1, 2, 2, 3]
 
 
 def test_an_aborted_checkpoint_leaves_nothing(database):
     sink = new_sink(database)
     committables = written(sink, batch(1))
-    sink.committer("job-a").abort(committables)
-    sink.committer("job-a").abort(committables)
+    committer_of(sink, "job-a").abort(committables)
+    committer_of(sink, "job-a").abort(committables)
     assert staged(database) == []
     with pytest.raises(StorageError, match="with 1 rows is gone; nothing but a job may drop such tables"):
-        sink.committer("job-a").commit(1, committables)
+        committer_of(sink, "job-a").commit(1, committables)
 
 
 def test_a_writer_that_is_closed_or_dies_leaves_nothing(database):
@@ -119,7 +120,7 @@ def test_a_writer_that_is_closed_or_dies_leaves_nothing(database):
 
 def test_what_older_attempts_have_staged_is_dropped_once_a_newer_one_commits(database):
     sink = new_sink(database)
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     for attempt in (0, 1):
         written(sink, batch(attempt), attempt=attempt)
     others = written(sink, batch(7), job_id="job-of-others")
@@ -129,7 +130,7 @@ def test_what_older_attempts_have_staged_is_dropped_once_a_newer_one_commits(dat
     assert len(staged(database)) == 2, "what the same attempt has staged since, and what another job has, stays"
     committer.commit(3, later)
     assert numbers(database) == [2, 3]
-    sink.committer("job-of-others").commit(1, others)
+    committer_of(sink, "job-of-others").commit(1, others)
     assert numbers(database) == [2, 3, 7]
 
 
@@ -138,7 +139,7 @@ def test_an_old_attempt_can_stage_nothing_after_a_newer_one_has_committed(databa
     zombie = open_writer(sink, SCHEMA, loop, attempt=0)
     zombie.write(batch(1))
     loop.run()
-    sink.committer("job-a").commit(1, written(sink, batch(2), attempt=1))
+    committer_of(sink, "job-a").commit(1, written(sink, batch(2), attempt=1))
     with pytest.raises(StorageError, match="a newer attempt than 0 has committed"):
         prepared(zombie, 1)
     assert staged(database) == []
@@ -150,7 +151,7 @@ def test_a_job_that_another_has_gone_on_from_can_neither_stage_nor_commit(databa
     zombie = open_writer(sink, SCHEMA, loop, subtask=1)
     zombie.write(batch(0))
     loop.run()
-    old, new = sink.committer("job-a"), sink.committer("job-b")
+    old, new = committer_of(sink, "job-a"), committer_of(sink, "job-b")
     first, second = written(sink, batch(1), 1), written(sink, batch(2), 2, subtask=2)
     new.commit(1, first)
     with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
@@ -166,14 +167,14 @@ def test_a_job_that_another_has_gone_on_from_can_neither_stage_nor_commit(databa
 
 def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(database):
     sink = new_sink(database)
-    old, new = sink.committer("job-a"), sink.committer("job-b")
+    old, new = committer_of(sink, "job-a"), committer_of(sink, "job-b")
     held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
     old.commit(1, held[0])
     for checkpoint_id, committables in enumerate(held, 1):
         new.commit(checkpoint_id, committables)
     assert numbers(database) == [1, 2, 3]
     for checkpoint_id, committables in enumerate(held, 1):
-        sink.committer("job-c").commit(checkpoint_id, committables)
+        committer_of(sink, "job-c").commit(checkpoint_id, committables)
     assert numbers(database) == [1, 2, 3]
     assert staged(database) == []
 
@@ -184,7 +185,7 @@ def test_the_commit_of_a_zombie_waits_for_that_of_its_successor_and_finds_nothin
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE")
         pool = ThreadPoolExecutor(3)
-        commits = [pool.submit(sink.committer(job).commit, 1, committables) for job in ("job-a", "job-b", "job-a")]
+        commits = [pool.submit(committer_of(sink, job).commit, 1, committables) for job in ("job-a", "job-b", "job-a")]
         blocker.commit()
     for commit in commits:
         commit.result(30)
@@ -203,7 +204,7 @@ def visits(*rows: tuple[str | None, int, int | None]) -> pa.RecordBatch:
 
 def test_a_row_replaces_the_one_with_the_same_key_and_the_last_one_stays(database):
     sink = new_sink(database, VISITS, "visits", key=["who", "day"])
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     big = visits(*((f"w{i % 10}", 1, i) for i in range(5000)))
     committer.commit(
         1, written(sink, visits(("ann", 1, 1), ("bob", 1, 1), ("ann", 1, 2))) + written(sink, big, subtask=1)
@@ -223,14 +224,14 @@ def test_the_last_row_of_a_key_stays_although_long_and_short_rows_fill_pages_out
         pa.schema([("k", pa.int64()), ("n", pa.int64()), ("fill", pa.large_string())]),
     )
     sink = new_sink(database, rows.schema, key=["k"])
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     assert ask(database, "SELECT k, n FROM numbers ORDER BY k") == [(0, 297), (1, 298), (2, 299)]
 
 
 def test_rows_that_are_all_key_are_kept_once(database):
     sink = new_sink(database, key=["n"])
-    sink.committer("job-a").commit(1, written(sink, batch(1, 2, 2)))
-    sink.committer("job-a").commit(2, written(sink, batch(2, 3), 2))
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1, 2, 2)))
+    committer_of(sink, "job-a").commit(2, written(sink, batch(2, 3), 2))
     assert numbers(database) == [1, 2, 3]
 
 
@@ -281,7 +282,7 @@ def test_values_of_all_types_come_back_as_they_were(database):
     }
     rows = pa.RecordBatch.from_pydict(columns)
     sink = new_sink(database, rows.schema, 'a "table".%s')
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     with psycopg.connect(database) as connection:
         got = connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier('a "table".%s'))).fetchall()
     expected = rows.to_pylist()
@@ -295,7 +296,7 @@ def test_values_of_all_types_come_back_as_they_were(database):
 def test_floats_that_are_no_numbers_and_a_single_null_column_survive(database):
     rows = pa.RecordBatch.from_pydict({"n": pa.array([float("nan"), float("inf"), float("-inf"), None])})
     sink = new_sink(database, rows.schema)
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     assert str(ask(database, "SELECT n FROM numbers")) == "[(nan,), (inf,), (-inf,), (None,)]"
 
 
@@ -316,7 +317,7 @@ def test_columns_of_the_table_may_have_types_and_defaults_of_their_own(database)
         }
     )
     sink = new_sink(database, rows.schema, "things")
-    sink.committer("job-a").commit(1, written(sink, rows))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
     assert ask(database, "SELECT id, doc->>'a', what::text, share, n, twice FROM things ORDER BY id") == [
         (1, "1", "sad", Decimal("99.50"), 1, 2),
         (2, None, "glad", None, 2, 4),
@@ -379,10 +380,10 @@ def test_rows_that_wait_are_kept_when_their_column_is_altered_or_the_commit_is_r
         with pytest.raises(
             SchemaError, match=r"column 'n' of table public.numbers was numeric\(10,4\) when rows were staged"
         ):
-            sink.committer("job-a").commit(1, committables)
+            committer_of(sink, "job-a").commit(1, committables)
         ask(database, "ALTER TABLE numbers DROP n; ALTER TABLE numbers ADD n numeric(10,4)")
     ask(database, "ALTER TABLE numbers ALTER n TYPE numeric(12,6); ALTER TABLE numbers ALTER k TYPE bigint")
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     assert ask(database, "SELECT n, k FROM numbers ORDER BY k") == [(Decimal("1.234500"), 1), (None, 2)]
 
 
@@ -408,7 +409,7 @@ def other_isolation(database: str, request: pytest.FixtureRequest) -> Iterator[N
 @pytest.mark.usefixtures("other_isolation")
 def test_commits_of_others_come_between_whatever_isolation_is_the_default(database):
     sink, loop = new_sink(database), Loop()
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     for n in (1, 2, 3):
         writer = open_writer(sink, SCHEMA, loop, subtask=n)
         writer.write(batch(n))
@@ -442,7 +443,7 @@ def test_a_running_job_waits_for_a_connection_while_all_are_in_use(database, int
     ask(database, "ALTER ROLE intern CONNECTION LIMIT 1")
     monkeypatch.setattr(PostgresSink, "_connect_now", connecting)
     with psycopg.connect(intern) as blocker:
-        sink.committer("job-a").commit(1, written(sink, batch(1)))
+        committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
     assert numbers(database) == [1]
     assert 'too many connections for role "intern"' in refused[0]
 
@@ -475,7 +476,7 @@ def test_what_was_staged_for_another_table_is_committed_there_by_its_key(databas
     committables = written(old, pa.record_batch({"n": [1, 2], "k": [1, 2]}))
     written(old, pa.record_batch({"n": [9], "k": [9]}), 2, subtask=1)  # for no checkpoint that completed
     moved = new_sink(database, table="elsewhere")
-    committer = moved.committer("job-b")
+    committer = committer_of(moved, "job-b")
     for _ in range(2):
         moved.check_committables(1, committables)
         committer.commit(1, committables)
@@ -488,13 +489,13 @@ def test_what_was_staged_for_another_table_is_committed_there_by_its_key(databas
 def test_a_table_may_be_renamed_while_rows_wait_for_it(database):
     sink = new_sink(database)
     first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
-    sink.committer("job-a").commit(1, first)
+    committer_of(sink, "job-a").commit(1, first)
     ask(database, "ALTER TABLE numbers RENAME TO elsewhere")
     renamed = PostgresSink(database, "elsewhere")
     renamed.validate(SCHEMA, restoring=True)
     for checkpoint_id, committables in ((1, first), (2, second)):
         renamed.check_committables(checkpoint_id, committables)
-        renamed.committer("job-b").commit(checkpoint_id, committables)
+        committer_of(renamed, "job-b").commit(checkpoint_id, committables)
     assert numbers(database, "elsewhere") == [1, 2]
 
 
@@ -510,7 +511,7 @@ def test_what_was_staged_in_another_database_is_refused_before_anything_runs(dat
             other.check_committables(3, committables)
     finally:
         ask(postgres_server.dsn("template1"), "DROP TABLE numbers_of_another, midstream_commits")
-    sink.committer("job-a").commit(3, committables)
+    committer_of(sink, "job-a").commit(3, committables)
     sink.check_committables(3, committables)
 
 
@@ -519,7 +520,7 @@ def test_a_checkpoint_cannot_have_any_other_table_moved_or_dropped(database, tab
     sink = new_sink(database)
     (committable,) = written(sink, batch(1))
     crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=StagedRows), table=table)
-    committer = sink.committer("job-b")
+    committer = committer_of(sink, "job-b")
     for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
         with pytest.raises(StorageError, match="cannot be believed"):
             act(1, [msgspec.msgpack.encode(crafted)])
@@ -532,7 +533,7 @@ def test_committables_of_before_places_were_noted_are_the_sinks_own(database):
     (committable,) = written(sink, batch(1))
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:5])
     sink.check_committables(1, [old])
-    sink.committer("job-b").commit(1, [old])
+    committer_of(sink, "job-b").commit(1, [old])
     assert numbers(database) == [1]
 
 
@@ -587,7 +588,7 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(database):
         new_sink(database)
     PostgresSink(database, "numbers").validate(SCHEMA, restoring=True)
     sink = new_sink(database, append=True)
-    sink.committer("job-a").commit(1, written(sink, batch(1)))
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
     assert numbers(database) == [0, 1]
 
 
@@ -607,7 +608,7 @@ def test_rights_that_are_missing_are_named_before_anything_runs(database, postgr
             PostgresSink(intern, "numbers", append=True).validate(SCHEMA, restoring=False)
         sink = PostgresSink(intern, "numbers", append=True, staging_schema="desk")
         sink.validate(SCHEMA, restoring=False)
-        sink.committer("job-a").commit(1, written(sink, batch(1)))
+        committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
         assert numbers(database) == [1]
     finally:
         ask(database, "DROP OWNED BY intern; DROP ROLE intern")
@@ -686,9 +687,9 @@ def test_a_server_that_crashes_loses_nothing_that_was_prepared(database, postgre
     committables = written(sink, batch(1, 2))
     postgres_server.stop("immediate")
     with pytest.raises(StorageError, match="cannot connect"):
-        sink.committer("job-a").commit(1, committables)
+        committer_of(sink, "job-a").commit(1, committables)
     postgres_server.start()
-    sink.committer("job-a").commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
     postgres_server.stop("immediate")
     postgres_server.start()
     assert numbers(database) == [1, 2]

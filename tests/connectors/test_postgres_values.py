@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import Loop, open_writer, prepared
 
+from committers import committer_of
 from midstream.connectors.postgres import PostgresSink
 from midstream.connectors.postgres_tables import find_table
 from midstream.core.errors import SchemaError
@@ -166,7 +167,7 @@ def kept_of(database: str, ddl: str) -> list[Any]:
             connection.execute("TRUNCATE t")
             sink = PostgresSink(database, "t")
             sink.validate(schema, restoring=False)
-            sink.committer("job-a").commit(1, accepted(sink, kind, values, list(range(len(values)))))
+            committer_of(sink, "job-a").commit(1, accepted(sink, kind, values, list(range(len(values)))))
             for number, back in connection.execute(query, binary=ddl.startswith("real")):  # type: ignore[arg-type]
                 assert same(back, reading(kind, ddl, values[number])), (ddl, kind, values[number], back)
                 kept.append(back)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Mail
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import JobStatus
@@ -83,7 +84,7 @@ class Ledger(Sink, Committer):
     def writer(self, context: WriterContext) -> SinkWriter:
         raise AssertionError("made on slots only")
 
-    def committer(self, job_id: str) -> Committer:
+    def committer(self, context: CommitterContext) -> Committer:
         return self
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
@@ -278,7 +279,7 @@ class Bench:
         )
         self._graphs = graphs
         self.plan = plan
-        self.job = Coordinator(plan, START_MS, self._open_storage)
+        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event())
         self.sent: list[tuple[int, m.ToSlot]] = []
         self.closed: list[int] = []
         self.requests: list[str] = []

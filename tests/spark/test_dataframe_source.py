@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
 
+from committers import committer_of
 from midstream.core.errors import ClusterError, ConfigError, JobError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
 from midstream.spark.dataframe import DataFrameSource, _raised_by_user
@@ -217,7 +218,7 @@ def test_spark_reads_what_the_file_sink_has_committed(spark, tmp_path, format):
     committables = list(writer.prepare(1)())
     reader = spark.read.schema("n bigint, who string, at timestamp_ntz, l array<bigint>")
     load = reader.parquet if format == "parquet" else reader.json
-    sink.committer("job").commit(1, committables)
+    committer_of(sink, "job").commit(1, committables)
     writer.write(pa.RecordBatch.from_pylist([{"n": 2}], schema))
     assert writer.prepare(2)()
     assert [tuple(row) for row in load(str(tmp_path / "out")).collect()] == [(1, "é", at, [1, 2])]

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from committers import committer_of
 from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.spark import datasource_sink
@@ -139,8 +140,8 @@ def test_one_write_per_subtask_and_checkpoint_is_committed_with_the_checkpoints_
             writer.write(rows(checkpoint_id * 100 + at))
             writer.write(rows(checkpoint_id * 100 + at + 10))
         items = [item for writer in writers for item in prepared(writer, checkpoint_id)]
-        sink.committer("job-a").commit(checkpoint_id, items)
-        sink.committer("job-a").commit(checkpoint_id, items)
+        committer_of(sink, "job-a").commit(checkpoint_id, items)
+        committer_of(sink, "job-a").commit(checkpoint_id, items)
     assert sorted(p.name for p in tmp_path.glob("*.json")) == ["7.json", "8.json"]
     assert committed(tmp_path) == [700, 701, 710, 711, 800, 801, 810, 811]
     assert prepared(writers[0], 9) == [], "nothing to write, nothing to commit"
@@ -166,7 +167,7 @@ def test_an_abort_goes_to_the_writer_by_checkpoint(tmp_path):
         writer.write(rows(checkpoint_id))
         items += prepared(writer, checkpoint_id)
     assert len(list(tmp_path.iterdir())) == 2
-    sink.committer("job-a").abort(items)
+    committer_of(sink, "job-a").abort(items)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,7 +178,7 @@ def test_committables_of_a_killed_job_are_committed_by_the_restored_one(tmp_path
     items = prepared(writer, 1)
     restored = DataSourceSink(Staged, options={"dir": str(tmp_path)})
     restored.validate(SCHEMA, restoring=True)
-    restored.committer("job-b").commit(1, items)
+    committer_of(restored, "job-b").commit(1, items)
     assert committed(tmp_path) == [1, 2]
 
 
@@ -270,7 +271,7 @@ def test_a_batch_writer_of_record_batches_serves_where_there_is_no_stream_writer
     writer = open_writer(sink, loop)
     writer.write(rows(1, 2, 3))
     items = prepared(writer, 1)
-    committer = sink.committer("job-a")
+    committer = committer_of(sink, "job-a")
     committer.commit(1, items)
     committer.abort(items)
     assert Batches.seen == [[6], "aborted"]
@@ -294,4 +295,4 @@ def test_what_cannot_be_written_is_refused_at_once(tmp_path):
     with pytest.raises(SchemaError, match="column 'u' is uint64, which Spark has no type for"):
         sink.validate(pa.schema([("u", pa.uint64())]), restoring=False)
     with pytest.raises(InvariantError, match="has not been validated"):
-        sink.committer("job-a")
+        committer_of(sink, "job-a")

@@ -14,7 +14,7 @@ import pytest
 
 from backpressured import slow
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.runtime.job import Job
 from midstream.spark.slots import SparkSlots
 from midstream.ui.inspecting import read_report
@@ -129,8 +129,8 @@ class StruckSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         return StruckWriter(self, self.inner.writer(context))
 
-    def committer(self, job_id: str) -> Committer | None:
-        return self.inner.committer(job_id)
+    def committer(self, context: CommitterContext) -> Committer | None:
+        return self.inner.committer(context)
 
 
 class StruckWriter(SinkWriter):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.api.keyed import KeyedStream
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.operators.sinks import SinkOperator
 
 Vector: TypeAlias = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ class SummingSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         return _Adding(self._measure, self._length, f"{context.attempt}/{context.subtask}")
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, context: CommitterContext) -> Committer | None:
         self._parts = {}
         return _Gathering(self._parts)
 

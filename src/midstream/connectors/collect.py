@@ -14,7 +14,7 @@ import xxhash
 from midstream.core.batches import batch_bytes, check_held_by_polars, to_polars
 from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.core.values import to_python
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 
 BYTES_MAX: Final = 64 * 2**20
 """Rows of one subtask between two checkpoints; they travel in control messages and checkpoint metadata."""
@@ -84,9 +84,9 @@ class CollectSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         return _CollectWriter(context)
 
-    def committer(self, job_id: str) -> Committer | None:
-        if self._job_id != job_id:
-            self._job_id, self._batches = job_id, []
+    def committer(self, context: CommitterContext) -> Committer | None:
+        if self._job_id != context.job_id:
+            self._job_id, self._batches = context.job_id, []
         return _CollectCommitter(self._batches)
 
     def newest_committed(self, output: Output) -> int:

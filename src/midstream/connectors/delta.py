@@ -62,7 +62,7 @@ from midstream.core.batches import conform, first_null, from_polars, to_polars
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.core.values import shown
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
     import os
@@ -190,8 +190,8 @@ class DeltaSink(Sink):
 
         return QueuedWriter(context, lambda: _FilesPart(self, context, schema, next_name))
 
-    def committer(self, job_id: str) -> Committer | None:
-        return _DeltaCommitter(self, job_id)
+    def committer(self, context: CommitterContext) -> Committer | None:
+        return _DeltaCommitter(self, context.job_id)
 
     def newest_committed(self, output: Output) -> int:
         marks = self._marks(self._opened_to_read(), output)

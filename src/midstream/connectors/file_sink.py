@@ -46,7 +46,7 @@ from midstream.connectors.rolling import OpenFile, RollingFiles, explained
 from midstream.connectors.taking_back import JOURNAL, CommittedFiles, file_token
 from midstream.core.config import Size, size_bytes
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
 _PENDING_PATH = re.compile(r"[A-Za-z0-9_-]+/([A-Za-z0-9_-]+)/(\d+)-\d+-\d+")
@@ -137,8 +137,8 @@ class FileSink(Sink):
 
         return QueuedWriter(context, lambda: _FilesPart(self, context, next_pending))
 
-    def committer(self, job_id: str) -> Committer | None:
-        return _FileCommitter(self, job_id)
+    def committer(self, context: CommitterContext) -> Committer | None:
+        return _FileCommitter(self, context.job_id)
 
     def _make_places(self) -> None:
         """Both directories, and see that files can be moved from one to the other, by moving one that is not seen."""

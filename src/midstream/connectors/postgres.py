@@ -51,7 +51,7 @@ from midstream.connectors.postgres_tables import (
 )
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
     from typing import LiteralString  # new in Python 3.11
@@ -227,8 +227,8 @@ class PostgresSink(Sink):
         numbers = count()
         return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
 
-    def committer(self, job_id: str) -> Committer | None:
-        return _PostgresCommitter(self, job_id)
+    def committer(self, context: CommitterContext) -> Committer | None:
+        return _PostgresCommitter(self, context.job_id)
 
     def newest_committed(self, output: Output) -> int:
         from psycopg.sql import SQL

@@ -17,9 +17,9 @@ from midstream.coordinator.completing import merged
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.failures import Failure, failure_of
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed
+from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.graph.job_graph import JobGraph
-from midstream.operators.sink import Committer, Sink
+from midstream.operators.sink import Committer, CommitterContext, Sink
 
 TRIES_MAX = 5
 RETRY_S = 0.2
@@ -41,11 +41,14 @@ class Committing:
         effects: Effects,
         graph: JobGraph,
         job_id: str,
+        stopped: Signal,
         fail: Callable[[Failure], None],
         warn: Callable[[str], None],
     ) -> None:
         self._effects = effects
         self._job_id = job_id
+        self._stopped = stopped
+        self.storage: Storage | None = None
         self._fail = fail
         self._warn = warn
         self._sinks: dict[str, tuple[str, Sink]] = {
@@ -64,6 +67,7 @@ class Committing:
         """Given up until `resume`."""
         self._may_retry = True
         self._abandoned = False
+        self._closing = False
         self._last_holder = -1
 
     @property
@@ -116,6 +120,7 @@ class Committing:
     def give_up(self) -> None:
         """No more retries: the job ends."""
         self._may_retry = False
+        self._stopped.set()
         self.stalled = self.stalled or self._timer is not None
         self._effects.cancel_timer(self._timer)
         self._timer = None
@@ -127,8 +132,17 @@ class Committing:
         self._aborts.clear()
         self.stalled = True
 
+    def close(self) -> None:
+        """Of the job nothing is left but what is queued to be cleaned up: let go of the committers after that."""
+        self._closing = True
+        self._next()
+
     def _next(self) -> None:
-        if self._running or self._timer is not None or self._abandoned:
+        if self._running:
+            return
+        if self._closing and not self._aborts:
+            self._close_committers()
+        if self._timer is not None or self._abandoned:
             return
         if self._commits and not self.stalled:
             what = self._commits[0].what
@@ -196,8 +210,27 @@ class Committing:
 
     def _committer(self, uid: str) -> Committer | None:
         if uid not in self._committers:
-            self._committers[uid] = self._sinks[uid][1].committer(self._job_id)
+            name, sink = self._sinks[uid]
+            context = CommitterContext(uid, name, self._job_id, self.storage, self._stopped)
+            self._committers[uid] = sink.committer(context)
         return self._committers[uid]
+
+    def _close_committers(self) -> None:
+        """Most have nothing to close."""
+        for uid, committer in self._committers.items():
+            if committer is not None and type(committer).close is not Committer.close:
+                self._effects.run_io(
+                    IoKind.CLOSE,
+                    committer.close,
+                    partial(self._closed, uid),
+                    about=uid,
+                    waits_for=f"sink {self._sinks[uid][0]!r} to be closed",
+                )
+        self._committers.clear()
+
+    def _closed(self, uid: str, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed):
+            self._warn(failure_of(outcome.error, f"sink {self._sinks[uid][0]!r}: closing it").summary)
 
     def _commit(self, what: Committables) -> None:
         committer = self._committer(what.uid)

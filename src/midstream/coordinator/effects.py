@@ -71,7 +71,7 @@ class IoKind(Enum):
     SETTLED = "settled"
     """A source is told of a completed checkpoint."""
     CLOSE = "close"
-    """A source is closed."""
+    """A source or a committer is closed."""
     RESCALE = "rescale"
     SAVEPOINT_PLACE = "savepoint-place"
     SAVEPOINT = "savepoint"

@@ -41,7 +41,7 @@ from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
 from midstream.coordinator.waiting import Waiting
 from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError
-from midstream.core.seams import Done, Failed, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
 
@@ -52,9 +52,12 @@ REMEMBERED_MAX: Final = 20
 
 
 class Coordinator:
-    """`open_storage` turns the job's checkpoint directory into a Storage; it is called on the I/O pool."""
+    """`open_storage` turns the job's checkpoint directory into a Storage; it is called on the I/O pool.
 
-    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage]) -> None:
+    `stopped` is set when the job ends: no committer on the driver needs to wait any longer.
+    """
+
+    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
         self.plan = plan
         self._program = plan.graph
         """At the program's own parallelism."""
@@ -81,7 +84,7 @@ class Coordinator:
         self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
-        self._committing = Committing(self._effects, plan.graph, plan.job_id, self._fail_attempt, self._warn)
+        self._committing = Committing(self._effects, plan.graph, plan.job_id, stopped, self._fail_attempt, self._warn)
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
         listener = Listener(
             completed=self._checkpoint_completed,
@@ -193,7 +196,7 @@ class Coordinator:
             self._end("failed", error, failure.summary)
             return
         found = outcome.value
-        self._sources.storage = found.storage
+        self._sources.storage = self._committing.storage = found.storage
         self.checkpoints.open(found.storage, found.opened)
         self.warnings.extend(found.opened.warnings)
         restore = found.opened.restore
@@ -622,6 +625,7 @@ class Coordinator:
         self._closing = True
         self._committing.abort_held()
         self._committing.abort(self.checkpoints.take_unsettled())
+        self._committing.close()
         self._cleaning.run()
         self._sources.close()
         return True

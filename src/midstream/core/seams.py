@@ -1,4 +1,4 @@
-"""The five interfaces through which protocol code meets the world.
+"""The interfaces through which protocol code meets the world.
 
 Everything that decides (tasks, gates, barrier handlers, coordinator) is confined to one loop
 thread and sees time, threads, peers, files and randomness through these alone. Production binds
@@ -94,6 +94,18 @@ class Storage(Protocol):
         ...
 
     def exists(self, path: str) -> bool: ...
+
+
+class Signal(Protocol):
+    """Set once, and never taken back; from any thread. `threading.Event` is one."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block for at most `timeout` seconds until it is set; whether it is. I/O pool only."""
+        ...
 
 
 class Ids(Protocol):

@@ -1,4 +1,4 @@
-"""What a sink is: writers on the subtasks, one committer on the driver; two-phase commit.
+"""What a sink is: writers on the subtasks, committers on the driver or on slots; two-phase commit.
 
 Committables travel with the checkpoint acknowledgement, never as records, and are kept in the
 checkpoint's metadata until they are committed. After a restore they are committed again, so
@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
 from midstream.core.errors import ConfigError, InvariantError
-from midstream.core.seams import Executor
+from midstream.core.seams import Executor, Signal, Storage
 from midstream.state.pickles import OwnCode
 
 
@@ -29,6 +30,24 @@ class WriterContext:
     schema: pa.Schema
     executor: Executor
     fail: Callable[[BaseException], None]
+    storage: Storage | None = None
+    """The job's checkpoint storage, for the I/O pool only; None when the job has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterContext:
+    """For whom, and with what, a committer works."""
+
+    uid: str
+    name: str
+    job_id: str
+    storage: Storage | None
+    """The job's checkpoint storage; None when the job has none."""
+    stopped: Signal
+    """Set when nothing waits for the commit any more: its attempt is over, or its process ends.
+
+    A commit that waits for a server waits for this too, with `stopped.wait(seconds)`, and raises once it is set.
+    """
 
 
 class SinkWriter(ABC):
@@ -56,7 +75,7 @@ class SinkWriter(ABC):
 
 
 class Committer(ABC):
-    """Runs on the driver's I/O pool, one call at a time."""
+    """Runs on the I/O pool of the driver or, with `Sink.commits_on_slots`, of a slot; one call of an object at a time."""
 
     @abstractmethod
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
@@ -67,6 +86,12 @@ class Committer(ABC):
 
     def abort(self, committables: Sequence[bytes]) -> None:
         """These belong to a checkpoint that never completed: clean them up."""
+
+    def close(self) -> None:
+        """No call comes after this one: let go of connections and threads.
+
+        Called when the attempt is over (on slots) or the job is (on the driver), but not in a process that is killed.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +113,8 @@ class Sink(ABC):
 
     own: OwnCode = OwnCode()
     """The code that the job ships; set before it does. Untyped values can be of its classes."""
+    commits_on_slots: ClassVar[bool] = False
+    """Whether commits and aborts run on the slots of the job, in parallel by `lane`, instead of on the driver."""
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """On the driver, before anything runs: raise if this stream cannot be written there.
@@ -129,6 +156,18 @@ class Sink(ABC):
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...
 
-    def committer(self, job_id: str) -> Committer | None:
-        """None for sinks that have nothing to commit (print)."""
+    def committer(self, context: CommitterContext) -> Committer | None:
+        """None for sinks that have nothing to commit (print).
+
+        With `commits_on_slots` there is one for each lane, and calls for different lanes may come at the same time.
+        """
         return None
+
+    def lane(self, committable: bytes) -> int:
+        """With `commits_on_slots`: which of the sink's lanes this committable goes. All go lane 0 by default.
+
+        What goes one lane is committed in the order in which it was prepared, all of a checkpoint in one call, by
+        one slot as long as an attempt lasts; different lanes are committed at the same time. Called on the
+        driver's loop thread: look into `committable`, and nowhere else.
+        """
+        return 0

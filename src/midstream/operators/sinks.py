@@ -34,6 +34,7 @@ class SinkOperator(Operator):
                 schema=self.schema,
                 executor=context.executor,
                 fail=context.fail,
+                storage=context.storage,
             )
         )
 

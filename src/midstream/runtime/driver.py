@@ -60,7 +60,7 @@ class Driver:
         """Raises ClusterError when the cluster cannot have as many slots as the job needs."""
         slots.check(plan.graph.slots)
         if make_coordinator is None:
-            make_coordinator = partial(Coordinator, open_storage=FileStorage)
+            make_coordinator = partial(Coordinator, open_storage=FileStorage, stopped=threading.Event())
         self.plan = plan
         self.ended = threading.Event()
         """Set once all is over and closed; `outcome` is there then."""

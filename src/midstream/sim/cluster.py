@@ -24,13 +24,14 @@ from midstream.checkpoint.store import UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.slots import PYTHON
 from midstream.core.errors import ClusterError
-from midstream.core.seams import Done, Failed, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
 from midstream.sim.reasons import Reasons
+from midstream.sim.signals import SimSignal
 from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
 from midstream.worker.slot import SlotMachine
@@ -52,7 +53,7 @@ _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure (\d+) times in a row without a checkpoint in between")
 
 
-MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage]], CheckedMachine]
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
 
 
 class Cluster:
@@ -175,7 +176,8 @@ class Driver:
         self.cluster = cluster
         self.plan = plan
         self.process = Process(world, name)
-        self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage)
+        stopped = SimSignal(world)
+        self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage, stopped)
         self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
         self.slots_gone = ""
         self._told = 0

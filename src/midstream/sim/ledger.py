@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
-from midstream.operators.sink import Committer, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, Staged
 
@@ -27,7 +27,7 @@ class LedgerSink(Sink):
         self.outside.check_open(context)
         return _LedgerWriter(self, context)
 
-    def committer(self, job_id: str) -> Committer:
+    def committer(self, context: CommitterContext) -> Committer:
         return _LedgerCommitter(self.outside)
 
     def newest_committed(self, output: Output) -> int:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from midstream.connectors.queued import QUEUED_BYTES_MAX
 from midstream.core.batches import batch_bytes, conform
 from midstream.core.errors import ConfigError, InvariantError, JobError, StorageError
-from midstream.operators.sink import Committer, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
 from midstream.state.pickles import OwnCode, Pickles
@@ -111,7 +111,7 @@ class DataSourceSink(Sink):
             raise InvariantError(f"{self._where}: was shipped before it was validated")
         return _DataSourceWriter(context, self._pickled_writer, self._struct, _Messages(self.own, self._where))
 
-    def committer(self, job_id: str) -> Committer | None:
+    def committer(self, context: CommitterContext) -> Committer | None:
         if self._writer is None:
             raise InvariantError(f"{self._where}: commits on the driver, where it has not been validated")
         return _DataSourceCommitter(self._writer, self._streams, _Messages(self.own, self._where))

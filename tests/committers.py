@@ -1,0 +1,17 @@
+"""Committers as an engine makes them, without one."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from midstream.operators.sink import CommitterContext
+
+if TYPE_CHECKING:
+    from midstream.core.seams import Storage
+    from midstream.operators.sink import Sink
+
+
+def committer_of(sink: Sink, job_id: str, *, uid: str = "out", storage: Storage | None = None) -> Any:
+    """The committer of a job without slots, which nothing stops."""
+    return sink.committer(CommitterContext(uid, f"sink {uid}", job_id, storage, threading.Event()))
