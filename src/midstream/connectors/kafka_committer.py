@@ -166,7 +166,7 @@ class TransactionalProducer:
         self._check_stopped()
 
     def _called(self, call: Callable[..., object], *args: Any) -> None:
-        """In short steps: a call that has timed out goes on where it was when it is called again."""
+        """In short steps: a call that has failed for now goes on where it was when it is called again."""
         from confluent_kafka import KafkaError, KafkaException
 
         deadline_s = time.monotonic() + ANSWER_S
@@ -177,9 +177,10 @@ class TransactionalProducer:
                 return
             except KafkaException as error:
                 about = error.args[0]
-                is_slow = about.code() == KafkaError._TIMED_OUT and about.retriable()
-                if not is_slow or time.monotonic() > deadline_s:
+                if not about.retriable() or time.monotonic() > deadline_s:
                     raise
+                if about.code() != KafkaError._TIMED_OUT:
+                    self._stopped.wait(_STEP_S)
             self._silence.looked(False)
             self._check_stopped()
 
@@ -202,7 +203,9 @@ class TransactionalProducer:
 class KafkaCommitter(Committer):
     """`options`: what the sink has for its producers; those of `connection` go before them."""
 
-    def __init__(self, connection: Connection, options: Mapping[str, Any], context: CommitterContext, where: str) -> None:
+    def __init__(
+        self, connection: Connection, options: Mapping[str, Any], context: CommitterContext, where: str
+    ) -> None:
         self._connection = connection
         self._options = options
         self._context = context
@@ -381,7 +384,9 @@ def committed_offset(consumer: Any, place: Place, timeout_s: float) -> int | Non
     return int(found.offset) if found.offset >= 0 else None
 
 
-def check_transactions(connection: Connection, options: Mapping[str, Any], topic: str, check_id: str, where: str) -> None:
+def check_transactions(
+    connection: Connection, options: Mapping[str, Any], topic: str, check_id: str, where: str
+) -> None:
     """Try all that a commit needs but to write rows, and leave nothing behind. Raises ConfigError or StorageError."""
     producer = TransactionalProducer(
         connection, options, check_id, transaction_timeout_ms(connection, 0), threading.Event(), where
@@ -395,4 +400,3 @@ def check_transactions(connection: Connection, options: Mapping[str, Any], topic
             producer.abort()
         finally:
             producer.close()
-

@@ -75,12 +75,16 @@ def decode(committable: bytes) -> StagedRecords:
             "them with the version that wrote them: start the job with it, and stop it with a savepoint"
         )
     if not (0 <= staged.after < staged.checkpoint and staged.subtask >= 0 and staged.rows >= 0 and staged.topic):
-        raise StorageError("KafkaSink: the checkpoint has rows to commit with impossible numbers; it cannot be believed")
+        raise StorageError(
+            "KafkaSink: the checkpoint has rows to commit with impossible numbers; it cannot be believed"
+        )
     for file in staged.files:
         folder, _, name = file.path.rpartition("/")
         match = _NAME.fullmatch(name)
         if folder != _folder(staged.uid) or match is None or match[1] != staged.job or file.bytes < 0:
-            raise StorageError(f"KafkaSink: no Kafka sink stages rows in {file.path!r}; the checkpoint cannot be believed")
+            raise StorageError(
+                f"KafkaSink: no Kafka sink stages rows in {file.path!r}; the checkpoint cannot be believed"
+            )
     return staged
 
 
@@ -106,7 +110,9 @@ def read_staged(storage: Storage, file: StagedFile) -> list[pa.RecordBatch]:
     """Raises StorageError when the file is gone, or is not what was written."""
     data = storage.read(file.path)
     if len(data) != file.bytes or xxhash.xxh3_64_hexdigest(data) != file.checksum:
-        raise StorageError(f"{file.path} has {len(data)} bytes, and not the {file.bytes} that were written: it is damaged")
+        raise StorageError(
+            f"{file.path} has {len(data)} bytes, and not the {file.bytes} that were written: it is damaged"
+        )
     with pa.ipc.open_stream(data) as reader:
         return list(reader)
 
