@@ -1,25 +1,29 @@
 """What sinks have prepared is made visible here, once the checkpoint that holds it is complete.
 
-One call of a committer at a time, in the order of checkpoints. A commit that fails is tried again a
-few times; then the attempt fails, and nothing is deployed until the queue has been worked off. What
-is in the queue is also in the metadata of the newest checkpoint, so it survives the coordinator.
+One checkpoint and sink at a time, in the order of checkpoints: on the driver, in one call of its
+committer, or on slots, in one call for each lane (see `coordinator.lanes`). A commit that fails is
+tried again a few times; then the attempt fails, and nothing is deployed until the queue has been
+worked off. What is in the queue is also in the metadata of the newest checkpoint, so it survives the
+coordinator.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.checkpoint.metadata import Committables, names_of
 from midstream.coordinator.completing import merged
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.coordinator.failures import Failure, failure_of
+from midstream.coordinator.events import JobPlan
+from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code
+from midstream.coordinator.lanes import Lanes, Work, lanes_of
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.graph.job_graph import JobGraph
 from midstream.operators.sink import Committer, CommitterContext, Sink
+from midstream.protocol import messages as m
 
 TRIES_MAX = 5
 RETRY_S = 0.2
@@ -31,31 +35,41 @@ class _Commit:
     what: Committables
     holder: int
     """The completed checkpoint whose metadata holds it."""
+    left: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    """Of a sink that commits on slots, once it has begun: by lane, what is not committed."""
 
 
 class Committing:
-    """`fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up."""
+    """`live`: the slots that are there. `where` says on which of them commits run now: () on none yet, None on none any more.
+
+    `fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up.
+    """
 
     def __init__(
         self,
         effects: Effects,
-        graph: JobGraph,
-        job_id: str,
+        plan: JobPlan,
         stopped: Signal,
+        live: Collection[int],
+        where: Callable[[], tuple[int, ...] | None],
         fail: Callable[[Failure], None],
         warn: Callable[[str], None],
     ) -> None:
+        graph = plan.graph
         self._effects = effects
-        self._job_id = job_id
+        self._job_id = plan.job_id
         self._stopped = stopped
+        self._live = live
+        self._slots = where
+        self._lanes = Lanes(effects, plan)
         self.storage: Storage | None = None
         self._fail = fail
         self._warn = warn
         self._sinks: dict[str, tuple[str, Sink]] = {
             spec.uid: (spec.name, spec.sink) for vertex in graph.vertices for spec in vertex.operators if spec.sink
         }
-        self._committers: dict[str, Committer | None] = {}
-        """Made and used on the I/O pool only, where one call of this class runs at a time."""
+        self._committers: dict[tuple[str, int], Committer | None] = {}
+        """By uid and lane. Made and used on the I/O pool only, where one call of this class runs at a time."""
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
         self._held: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
@@ -118,10 +132,17 @@ class Committing:
         self._next()
 
     def give_up(self) -> None:
-        """No more retries: the job ends."""
+        """No more retries: the job ends. Its slots end with it, and are not waited for."""
         self._may_retry = False
         self._stopped.set()
         self.stalled = self.stalled or self._timer is not None
+        work = self._lanes.end()
+        if work is not None:
+            self._running = False
+            if work.kind is IoKind.ABORT:
+                self._aborts.appendleft(work.what)
+            else:
+                self.stalled = True
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
@@ -145,33 +166,89 @@ class Committing:
         if self._timer is not None or self._abandoned:
             return
         if self._commits and not self.stalled:
-            what = self._commits[0].what
-            self._run(IoKind.COMMIT, what, self._committed, partial(self._commit, what))
+            commit = self._commits[0]
+            self._run(IoKind.COMMIT, commit.what, commit.left)
         elif self._aborts:
-            what = self._aborts.popleft()
-            self._run(IoKind.ABORT, what, self._aborted, partial(self._abort, what))
+            self._run(IoKind.ABORT, self._aborts.popleft(), {})
 
-    def _run(
-        self,
-        kind: IoKind,
-        what: Committables,
-        done: Callable[[Committables, Done[None] | Failed], None],
-        work: Callable[[], None],
-    ) -> None:
+    def _run(self, kind: IoKind, what: Committables, left: dict[int, tuple[bytes, ...]]) -> None:
+        """`left`: see `_Commit`. Empty: it has not begun."""
         self._running = True
-        sink, _ = self._sinks[what.uid]
-        does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
-        until = f" until checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
+        _, sink = self._sinks[what.uid]
+        if sink.commits_on_slots and not left:
+            try:
+                left.update(lanes_of(sink, what.items))
+            except Exception as error:  # noqa: BLE001 - the sink's code: its failure is one of the commit
+                self._outcome(kind, what, Failed(error))
+                return
+        if sink.commits_on_slots and self._may_retry:
+            self._lanes.begin(Work(kind, what, left, self._waits_for(kind, what)))
+            self.look()
+        else:  # or the job ends, and its slots have gone
+            self._run_here(kind, what, left or {0: what.items})
+
+    def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
         self._effects.run_io(
             kind,
-            work,
-            partial(done, what),
+            partial(self._commit if kind is IoKind.COMMIT else self._abort, what, dict(lanes)),
+            partial(self._outcome, kind, what),
             about=f"{what.uid}:{what.checkpoint_id}",
-            waits_for=f"sink {sink!r} to {does}{until}",
+            waits_for=self._waits_for(kind, what),
             has_limit=True,
         )
 
-    def _committed(self, what: Committables, outcome: Done[None] | Failed) -> None:
+    def _waits_for(self, kind: IoKind, what: Committables) -> str:
+        sink, _ = self._sinks[what.uid]
+        does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
+        until = f" until checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
+        return f"sink {sink!r} to {does}{until}"
+
+    # ---- on slots ----
+
+    @property
+    def on_slots(self) -> bool:
+        """Some slot has been asked to commit, or to clean up, and has not answered."""
+        return self._lanes.under_way
+
+    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+        """Of a slot that is there."""
+        self._lanes.heard(slot, answer)
+        self.look()
+
+    def look(self) -> None:
+        """Slots may have come, gone or answered."""
+        lanes, work = self._lanes, self._lanes.work
+        if work is None:
+            return
+        lanes.forget_lost(self._live)
+        slots = self._slots()
+        if slots:
+            lanes.ask(slots)
+        if lanes.under_way:
+            return
+        if lanes.failed is not None:
+            lanes.end()
+            self._outcome(work.kind, work.what, self._failure(work, *lanes.failed))
+        elif not work.left:
+            lanes.end()
+            self._outcome(work.kind, work.what, Done(None))
+        elif slots is None:
+            lanes.end()
+            self._run_here(work.kind, work.what, work.left)
+
+    def _failure(self, work: Work, lane: int, answer: m.CommitFailed) -> Failure:
+        where = f"{self._where(work.kind, work.what)}: lane {lane}"
+        same = answer.same and f"{where}: {answer.same}"
+        return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, same)
+
+    # ---- outcomes ----
+
+    def _outcome(self, kind: IoKind, what: Committables, outcome: Done[None] | Failed | Failure) -> None:
+        if isinstance(outcome, Failed):
+            outcome = failure_of(outcome.error, self._where(kind, what))
+        (self._committed if kind is IoKind.COMMIT else self._aborted)(what, outcome)
+
+    def _committed(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
         if isinstance(outcome, Done):
             self._tries = 0
@@ -185,11 +262,13 @@ class Committing:
             self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
             return
         self.stalled = True
-        self._fail(failure_of(outcome.error, self._where(what)))
+        self._fail(outcome)
         self._next()
 
-    def _where(self, what: Committables) -> str:
+    def _where(self, kind: IoKind, what: Committables) -> str:
         name, _ = self._sinks[what.uid]
+        if kind is IoKind.ABORT:
+            return f"sink {name!r}: cleaning up what was never completed"
         if not what.checkpoint_id:
             return f"sink {name!r}: committing what it wrote"
         kept = "kept in the checkpoint, and committed when the job goes on, or is started with --from latest"
@@ -199,25 +278,38 @@ class Committing:
         self._timer = None
         self._next()
 
-    def _aborted(self, what: Committables, outcome: Done[None] | Failed) -> None:
+    def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
-        if isinstance(outcome, Failed):
-            where = f"sink {self._sinks[what.uid][0]!r}: cleaning up what was never completed"
-            self._warn(failure_of(outcome.error, where).summary)
+        if isinstance(outcome, Failure):
+            self._warn(outcome.summary)
         self._next()
 
     # ---- on the I/O pool ----
 
-    def _committer(self, uid: str) -> Committer | None:
-        if uid not in self._committers:
+    def _committer(self, uid: str, lane: int) -> Committer | None:
+        if (uid, lane) not in self._committers:
             name, sink = self._sinks[uid]
             context = CommitterContext(uid, name, self._job_id, self.storage, self._stopped)
-            self._committers[uid] = sink.committer(context)
-        return self._committers[uid]
+            self._committers[uid, lane] = sink.committer(context)
+        return self._committers[uid, lane]
+
+    def _commit(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
+        for lane, items in lanes.items():
+            committer = self._committer(what.uid, lane)
+            if committer is not None:
+                committer.commit(what.checkpoint_id, items)
+
+    def _abort(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
+        for lane, items in lanes.items():
+            committer = self._committer(what.uid, lane)
+            if committer is not None:
+                committer.abort(items)
+
+    # ---- the end ----
 
     def _close_committers(self) -> None:
         """Most have nothing to close."""
-        for uid, committer in self._committers.items():
+        for (uid, _), committer in self._committers.items():
             if committer is not None and type(committer).close is not Committer.close:
                 self._effects.run_io(
                     IoKind.CLOSE,
@@ -232,16 +324,7 @@ class Committing:
         if isinstance(outcome, Failed):
             self._warn(failure_of(outcome.error, f"sink {self._sinks[uid][0]!r}: closing it").summary)
 
-    def _commit(self, what: Committables) -> None:
-        committer = self._committer(what.uid)
-        if committer is not None:
-            committer.commit(what.checkpoint_id, what.items)
-
-    def _abort(self, what: Committables) -> None:
-        committer = self._committer(what.uid)
-        if committer is not None:
-            committer.abort(what.items)
-
     def check(self) -> None:
+        self._lanes.check()
         holders = [commit.holder for commit in self._commits]
         assert holders == sorted(holders), holders

@@ -80,13 +80,14 @@ class IoKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """I/O that has not come back."""
+    """I/O, here or on a slot, that has not come back."""
 
     waits_for: str
     """Behind "waiting for": what is to happen."""
     began_s: float
     """On the clock of `Effects.elapsed_s`."""
-    done: Callable[[Done[object] | Failed], None]
+    done: Callable[[Done[object] | Failed], None] | None
+    """None: a slot does it, and says so in a message."""
     has_limit: bool
 
 
@@ -151,6 +152,17 @@ class Effects:
         self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
         self._out.append(RunIo(token, work, cause=self.cause))
 
+    def wait_for_slot(self, waits_for: str) -> str:
+        """A slot was asked for what would be I/O here, with a limit; the token ends the wait (see `slot_is_done`)."""
+        self._tokens += 1
+        token = f"slot-{self._tokens}"
+        self._calls[token] = Call(waits_for, self.elapsed_s, None, has_limit=True)
+        return token
+
+    def slot_is_done(self, token: str) -> None:
+        """It has answered, or will not any more."""
+        del self._calls[token]
+
     def _token(self, kind: TimerKind | IoKind, about: object) -> str:
         self._tokens += 1
         return f"{kind.value}:{about}-{self._tokens}" if about is not None else f"{kind.value}-{self._tokens}"
@@ -164,7 +176,7 @@ class Effects:
 
     def io_done(self, token: str, outcome: Done[object] | Failed) -> None:
         call = self._calls.pop(token, None)
-        if call is not None:
+        if call is not None and call.done is not None:
             call.done(outcome)
 
     @property

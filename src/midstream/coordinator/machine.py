@@ -31,6 +31,7 @@ from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
+from midstream.coordinator.lanes import commit_slots
 from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import Requests
@@ -52,10 +53,7 @@ REMEMBERED_MAX: Final = 20
 
 
 class Coordinator:
-    """`open_storage` turns the job's checkpoint directory into a Storage; it is called on the I/O pool.
-
-    `stopped` is set when the job ends: no committer on the driver needs to wait any longer.
-    """
+    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends."""
 
     def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
         self.plan = plan
@@ -84,7 +82,10 @@ class Coordinator:
         self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
-        self._committing = Committing(self._effects, plan.graph, plan.job_id, stopped, self._fail_attempt, self._warn)
+        slots = partial(commit_slots, self)
+        self._committing = Committing(
+            self._effects, plan, stopped, self.slots.live, slots, self._fail_attempt, self._warn
+        )
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
         listener = Listener(
             completed=self._checkpoint_completed,
@@ -278,6 +279,9 @@ class Coordinator:
         if isinstance(message, m.InCall):
             self.slots.live[slot].in_call = message
             return
+        if isinstance(message, (m.CommitDone, m.CommitFailed)):
+            self._committing.heard(slot, message)
+            return
         if attempt is None or message.attempt != attempt.number:
             return
         cancelling = self.phase is Phase.CANCELLING
@@ -320,6 +324,7 @@ class Coordinator:
 
     def _step(self) -> bool:
         """Look whether the job can go on; True if it did, and may again."""
+        self._committing.look()
         match self.phase:
             case Phase.RUNNING:  # first, because it is so nearly always
                 return self._run_on()
@@ -587,7 +592,7 @@ class Coordinator:
         self.slots.gather()
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered:
+        if not self.attempts.answered or self._committing.on_slots:  # a slot that a rescale lets go may be at it
             return False
         self.attempts.cancelled()
         self.phase = Phase.GATHERING

@@ -128,7 +128,7 @@ class Waiting:
                 yield WaitStatus(what, for_ms, general_ms)
             case Phase.STARTING:
                 yield WaitStatus("the tasks to start", for_ms, general_ms)
-            case Phase.CANCELLING if attempt is not None:
+            case Phase.CANCELLING if attempt is not None and attempt.awaited:
                 what = f"{_slots(attempt.awaited)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
 

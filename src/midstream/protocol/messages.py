@@ -220,6 +220,32 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     attempt: int
 
 
+class CommitSinks(msgspec.Struct, frozen=True, tag="commit_sinks"):
+    """The sinks whose commits the slot may be asked for. Sent once, before the first `Commit`."""
+
+    job_id: str
+    graph: bytes
+    """The pickled JobGraph: they are in it."""
+    checkpoint_root: str | None
+    """URL of the checkpoint storage; None when the job has none."""
+
+
+class Commit(msgspec.Struct, frozen=True, tag="commit"):
+    """Commit what a sink prepared for a checkpoint and goes one of its lanes, then answer `CommitDone` or `CommitFailed`.
+
+    The next one of the lane comes after that answer. It may come while no task is deployed.
+    """
+
+    request: int
+    """Named by the answer. No other one of the job has it."""
+    uid: str
+    lane: int
+    checkpoint_id: int
+    committables: tuple[bytes, ...]
+    aborts: bool = False
+    """Clean them up instead: no checkpoint holds them, or ever will."""
+
+
 class Release(msgspec.Struct, frozen=True, tag="release"):
     """The slot is no longer needed: cancel what runs and end."""
 
@@ -259,6 +285,8 @@ ToSlot: TypeAlias = (
     | NoMoreSplits
     | StopSources
     | Cancel
+    | CommitSinks
+    | Commit
     | Release
     | Heartbeat
 )
@@ -405,6 +433,26 @@ class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
     """Files that the task had written for it, to be deleted."""
 
 
+class CommitDone(msgspec.Struct, frozen=True, tag="commit_done"):
+    request: int
+
+
+FAILURE_SUMMARY_CHARS_MAX: Final = 20_000
+FAILURE_DETAILS_CHARS_MAX: Final = 200_000
+
+
+class CommitFailed(msgspec.Struct, frozen=True, tag="commit_failed"):
+    """`summary`, `details`, `fatal` and `same`: see `TaskFailed`."""
+
+    request: int
+    summary: Annotated[str, msgspec.Meta(max_length=FAILURE_SUMMARY_CHARS_MAX)]
+    details: Annotated[str, msgspec.Meta(max_length=FAILURE_DETAILS_CHARS_MAX)]
+    fatal: bool = False
+    same: Annotated[str, msgspec.Meta(max_length=FAILURE_SUMMARY_CHARS_MAX)] = ""
+    stopped: bool = False
+    """The attempt was over before the commit was: it was told to stop, and says nothing about the next try."""
+
+
 class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
     attempt: int
     task: TaskId
@@ -423,6 +471,8 @@ FromSlot: TypeAlias = (
     | TaskFailed
     | CheckpointAck
     | CheckpointDecline
+    | CommitDone
+    | CommitFailed
     | RequestSplit
 )
 

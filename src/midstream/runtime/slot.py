@@ -15,13 +15,14 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from midstream.core.errors import ClusterError
-from midstream.core.seams import Storage
+from midstream.core.seams import Signal, Storage
 from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.protocol.messages import (
@@ -81,6 +82,7 @@ class MakeMachine(Protocol):
         transport: TcpTransport,
         open_storage: Callable[[str], Storage],
         send: Callable[[FromSlot], None],
+        make_signal: Callable[[], Signal],
         unpickle: Callable[[bytes], Any],
     ) -> Machine: ...
 
@@ -202,6 +204,7 @@ class _SlotProcess:
             transport=self._transport,
             open_storage=FileStorage,
             send=self._send,
+            make_signal=threading.Event,
             unpickle=self._modules.unpickle,
         )
         self._machine.handle(welcome)

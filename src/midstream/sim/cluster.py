@@ -538,6 +538,7 @@ class Slot:
             transport=self.transport,
             open_storage=self.cluster.open_storage,
             send=self._send,
+            make_signal=partial(SimSignal, self._world),
             unpickle=self.cluster.unpickle,
         )
         self.machine.handle(welcome)

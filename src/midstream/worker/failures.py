@@ -44,6 +44,10 @@ def deploy_failed(attempt: int, error: BaseException) -> m.DeployFailed:
     return m.DeployFailed(attempt, *_texts(error), _is_fatal(error), _same("", error))
 
 
+def commit_failed(request: int, error: BaseException, stopped: bool) -> m.CommitFailed:
+    return m.CommitFailed(request, *_texts(error), _is_fatal(error), _same("", error), stopped)
+
+
 def _same(operator: str, error: BaseException) -> str:
     what = kind_and_line(error)
     return what and f"{operator}: {what}"

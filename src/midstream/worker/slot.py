@@ -27,7 +27,7 @@ from midstream.core.elements import CheckpointBarrier
 from midstream.core.errors import ClusterError, InvariantError
 from midstream.core.ids import ChannelId, TaskId
 from midstream.core.keys import key_group_range
-from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Transport
+from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Signal, Storage, Transport
 from midstream.exchange.channel import InputChannel, LocalChannel, RemoteChannel
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.link import PeerLink
@@ -37,6 +37,7 @@ from midstream.exchange.queue import QueueTime
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
+from midstream.worker.commits import SlotCommits
 from midstream.worker.failures import deploy_failed
 from midstream.worker.finished import FinishedTask
 from midstream.worker.recovery import GateRecovery
@@ -92,6 +93,7 @@ class SlotMachine:
         transport: Transport,
         open_storage: Callable[[str], Storage],
         send: Callable[[m.FromSlot], None],
+        make_signal: Callable[[], Signal],
         unpickle: Callable[[bytes], Any] = pickle.loads,
     ) -> None:
         self._clock = clock
@@ -101,6 +103,7 @@ class SlotMachine:
         self._open_storage = open_storage
         self._send = send
         self._unpickle = unpickle
+        self._commits = SlotCommits(executor, open_storage, send, make_signal, unpickle)
         self.slot_id = -1
         self.state = SlotState.IDLE
         self.attempt = -1
@@ -145,6 +148,12 @@ class SlotMachine:
             case m.Cancel(attempt):
                 self._cancel(attempt)
                 return
+            case m.CommitSinks():
+                self._commits.load(message)
+                return
+            case m.Commit():
+                self._commits.commit(message)
+                return
             case _:
                 pass
         if message.attempt != self.attempt or self.state is SlotState.IDLE:
@@ -178,6 +187,7 @@ class SlotMachine:
 
     def close(self) -> None:
         """End everything that runs here. The pool is whole afterwards."""
+        self._commits.attempt_over()
         for task in self._all_tasks():
             task.close()
         for link in self._links.values():

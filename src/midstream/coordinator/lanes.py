@@ -1,0 +1,159 @@
+"""Commits and aborts of sinks with `commits_on_slots`: where they run, who was asked, and who has answered.
+
+Of one checkpoint and sink at a time, each lane is one call on one slot, and the lanes go at the same
+time. A slot that is lost answers no more: its lanes are asked of another one when the coordinator says where.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from midstream.checkpoint.metadata import Committables
+from midstream.coordinator.effects import Effects, IoKind
+from midstream.coordinator.phase import Phase
+from midstream.core.errors import ConfigError
+from midstream.operators.sink import Sink
+from midstream.protocol import messages as m
+
+if TYPE_CHECKING:
+    from midstream.coordinator.events import JobPlan
+    from midstream.coordinator.machine import Coordinator
+
+AT_ONCE_MAX: Final = 8
+"""So many lanes are under way on one slot: its I/O threads store checkpoints, too."""
+_LANE_LIMIT: Final = 2**63
+
+
+def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
+    """On which slots commits can run now. () while there are none, None if there will not be any.
+
+    With all of an attempt's slots only, so that its lanes do not move; and not while its tasks are
+    being cancelled, which stops commits as well.
+    """
+    attempt = job.attempt
+    match job.phase:
+        case Phase.RUNNING if attempt is not None:
+            there = tuple(slot for slot in attempt.slots if slot in job.slots.live)
+            if attempt.all_finished:
+                return there or None  # what they have made is committed by those that are left
+            return there if len(there) == len(attempt.slots) else ()
+        case Phase.GATHERING if job.slots.complete:
+            return job.slots.ids() or None
+        case _:
+            return ()
+
+
+def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]:
+    """By lane, the lowest first; within each in the order in which they were prepared."""
+    lanes: dict[int, list[bytes]] = {}
+    for item in items:
+        lane = sink.lane(item)
+        if type(lane) is not int or not -_LANE_LIMIT <= lane < _LANE_LIMIT:
+            raise ConfigError(f"{type(sink).__name__}.lane() says {lane!r}; a lane is an int of 64 bits")
+        lanes.setdefault(lane, []).append(item)
+    return {lane: tuple(lanes[lane]) for lane in sorted(lanes)}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sink has prepared for one checkpoint, to be committed or cleaned up."""
+
+    kind: IoKind
+    what: Committables
+    left: dict[int, tuple[bytes, ...]]
+    """By lane: what is not done. Each lane that is done is taken out."""
+    waits_for: str
+    """Behind "waiting for"."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    slot: int
+    lane: int
+    token: str
+    """Of `Effects`: that is waited for it."""
+
+
+class Lanes:
+    """One piece of work at a time, on slots."""
+
+    def __init__(self, effects: Effects, plan: JobPlan) -> None:
+        self._effects = effects
+        self._plan = plan
+        self._told: set[int] = set()
+        """Slots that know the sinks."""
+        self._requests = 0
+        self._asked: dict[int, _Asked] = {}
+        """By request."""
+        self.work: Work | None = None
+        self.failed: tuple[int, m.CommitFailed] | None = None
+        """The first lane of it that has failed, and how: no further one is begun."""
+
+    @property
+    def under_way(self) -> bool:
+        """Some slot is at it."""
+        return bool(self._asked)
+
+    def begin(self, work: Work) -> None:
+        assert self.work is None and not self._asked
+        self.work = work
+        self.failed = None
+
+    def end(self) -> Work | None:
+        """Nothing more of it is to be done here. Answers that are still to come are ignored."""
+        for asked in self._asked.values():
+            self._effects.slot_is_done(asked.token)
+        self._asked.clear()
+        work, self.work = self.work, None
+        return work
+
+    def forget_lost(self, live: Collection[int]) -> None:
+        """Slots that are not `live` have not done what they were asked for, as far as is known."""
+        for request, asked in list(self._asked.items()):
+            if asked.slot not in live:
+                del self._asked[request]
+                self._effects.slot_is_done(asked.token)
+
+    def ask(self, slots: Sequence[int]) -> None:
+        """Each lane that is to be done and not under way: of the one of these slots that it belongs to."""
+        if self.work is None or self.failed is not None:
+            return
+        under_way = {asked.lane for asked in self._asked.values()}
+        busy = Counter(asked.slot for asked in self._asked.values())
+        for lane, items in self.work.left.items():
+            slot = slots[lane % len(slots)]
+            if lane not in under_way and busy[slot] < AT_ONCE_MAX:
+                busy[slot] += 1
+                self._ask(slot, lane, items, self.work)
+
+    def _ask(self, slot: int, lane: int, items: tuple[bytes, ...], work: Work) -> None:
+        if slot not in self._told:
+            self._told.add(slot)
+            plan = self._plan
+            self._effects.send(slot, m.CommitSinks(plan.job_id, plan.graph_bytes, plan.config.checkpoint_dir))
+        token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
+        self._asked[self._requests] = _Asked(slot, lane, token)
+        what, aborts = work.what, work.kind is IoKind.ABORT
+        self._effects.send(slot, m.Commit(self._requests, what.uid, lane, what.checkpoint_id, items, aborts))
+        self._requests += 1
+
+    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+        """Of a slot that is there. An answer that nothing waits for any more is ignored."""
+        asked = self._asked.get(answer.request)
+        if asked is None or asked.slot != slot or self.work is None:
+            return
+        del self._asked[answer.request]
+        self._effects.slot_is_done(asked.token)
+        if isinstance(answer, m.CommitDone):
+            del self.work.left[asked.lane]
+        elif not answer.stopped and self.failed is None:
+            self.failed = asked.lane, answer
+
+    def check(self) -> None:
+        lanes = [asked.lane for asked in self._asked.values()]
+        assert len(lanes) == len(set(lanes)), lanes
+        assert self.work is None or self.work.left.keys() >= set(lanes), (self.work.left.keys(), lanes)
+        assert self.work is not None or not lanes, lanes

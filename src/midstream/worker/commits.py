@@ -1,0 +1,148 @@
+"""Commits of sinks that run on this slot: each lane has a committer, and one call of it at a time.
+
+What an attempt has begun is told to stop when the attempt is over, and its committers are closed
+before the lane's next commit, which makes a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from midstream.core.errors import InvariantError
+from midstream.core.seams import Done, Executor, Failed, Signal, Storage
+from midstream.graph.job_graph import JobGraph
+from midstream.operators.sink import Committer, CommitterContext, Sink
+from midstream.protocol import messages as m
+from midstream.worker.failures import commit_failed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    job_id: str
+    sinks: dict[str, tuple[str, Sink]]
+    """By uid, with their names."""
+    storage: Storage | None
+
+
+@dataclass(slots=True)
+class _Lane:
+    uid: str
+    committer: Committer | None = None
+    """Made, used and closed on the I/O pool."""
+    todo: deque[tuple[Callable[[], None], Callable[[Done[None] | Failed], None]]] = field(default_factory=deque)
+    """Work for the I/O pool, and what is to be done with its outcome."""
+    busy: bool = False
+    unanswered: int | None = None
+    """The request that it is at."""
+
+
+class SlotCommits:
+    """`send` goes to the coordinator, `unpickle` turns `CommitSinks.graph` into a JobGraph."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        open_storage: Callable[[str], Storage],
+        send: Callable[[m.FromSlot], None],
+        make_signal: Callable[[], Signal],
+        unpickle: Callable[[bytes], Any],
+    ) -> None:
+        self._executor = executor
+        self._open_storage = open_storage
+        self._send = send
+        self._make_signal = make_signal
+        self._unpickle = unpickle
+        self._loaded: Done[_Loaded] | Failed | None = None
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        """By uid and lane: all that there has been work for."""
+        self._stopped = make_signal()
+        """Of the attempt that runs or is to come."""
+
+    def load(self, message: m.CommitSinks) -> None:
+        def work() -> _Loaded:
+            graph: JobGraph = self._unpickle(message.graph)
+            specs = (spec for vertex in graph.vertices for spec in vertex.operators)
+            sinks = {spec.uid: (spec.name, spec.sink) for spec in specs if spec.sink is not None}
+            root = message.checkpoint_root
+            return _Loaded(message.job_id, sinks, None if root is None else self._open_storage(root))
+
+        def done(outcome: Done[_Loaded] | Failed) -> None:
+            self._loaded = outcome
+            for lane in self._lanes.values():
+                self._go_on(lane)
+
+        self._executor.submit(work, done)
+
+    def commit(self, message: m.Commit) -> None:
+        lane = self._lanes.setdefault((message.uid, message.lane), _Lane(message.uid))
+        if lane.unanswered is not None:
+            raise InvariantError(
+                f"sink {message.uid!r}, lane {message.lane}: commit {message.request} comes before commit "
+                f"{lane.unanswered} is answered"
+            )
+        lane.unanswered = message.request
+        stopped = self._stopped
+        lane.todo.append((partial(self._work, lane, message, stopped), partial(self._done, lane, message, stopped)))
+        self._go_on(lane)
+
+    def attempt_over(self) -> None:
+        """Or the slot ends: nothing waits for what is under way."""
+        self._stopped.set()
+        self._stopped = self._make_signal()
+        for lane in self._lanes.values():
+            if lane.committer is not None or lane.unanswered is not None:
+                lane.todo.append((partial(self._close, lane), partial(self._closed, lane)))
+                self._go_on(lane)
+
+    def _go_on(self, lane: _Lane) -> None:
+        if self._loaded is None or lane.busy or not lane.todo:
+            return
+        work, done = lane.todo.popleft()
+        lane.busy = True
+
+        def finished(outcome: Done[None] | Failed) -> None:
+            lane.busy = False
+            done(outcome)
+            self._go_on(lane)
+
+        self._executor.submit(work, finished)
+
+    def _done(self, lane: _Lane, message: m.Commit, stopped: Signal, outcome: Done[None] | Failed) -> None:
+        lane.unanswered = None
+        if isinstance(outcome, Failed):
+            self._send(commit_failed(message.request, outcome.error, stopped.is_set()))
+        else:
+            self._send(m.CommitDone(message.request))
+
+    def _closed(self, lane: _Lane, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed):
+            _log.warning("sink %r: closing a committer", lane.uid, exc_info=outcome.error)
+
+    # ---- on the I/O pool ----
+
+    def _work(self, lane: _Lane, message: m.Commit, stopped: Signal) -> None:
+        assert self._loaded is not None
+        if isinstance(self._loaded, Failed):
+            raise self._loaded.error
+        loaded = self._loaded.value
+        if lane.committer is None:
+            name, sink = loaded.sinks[message.uid]
+            lane.committer = sink.committer(CommitterContext(message.uid, name, loaded.job_id, loaded.storage, stopped))
+        if lane.committer is None:
+            return
+        if message.aborts:
+            lane.committer.abort(message.committables)
+        else:
+            lane.committer.commit(message.checkpoint_id, message.committables)
+
+    def _close(self, lane: _Lane) -> None:
+        committer, lane.committer = lane.committer, None
+        if committer is not None:
+            committer.close()
