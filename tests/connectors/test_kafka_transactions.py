@@ -180,7 +180,16 @@ class World:
         """Epochs count by which committer has the newest, not by their number."""
         cluster = self.cluster
         theirs = tuple((each.epoch == cluster.epoch, *each.key()[1:]) for each in self.committers)
-        return theirs, cluster.open, cluster.log, cluster.marker, cluster.note, cluster.files, cluster.forgotten, self.faults
+        return (
+            theirs,
+            cluster.open,
+            cluster.log,
+            cluster.marker,
+            cluster.note,
+            cluster.files,
+            cluster.forgotten,
+            self.faults,
+        )
 
     def check(self) -> None:
         log = self.cluster.log
@@ -307,7 +316,9 @@ class DeletedBeforeTheCommit(LaneCommit):
         match self.step:
             case Step.MARK:
                 self.step = Step.CLEAN
-            case Step.CLEAN if not self.was_ours and self.lane.marker is not None and self.lane.marker < self.checkpoint_id:
+            case Step.CLEAN if (
+                not self.was_ours and self.lane.marker is not None and self.lane.marker < self.checkpoint_id
+            ):
                 self.step = Step.COMMIT
             case Step.NOTE:
                 self.step = Step.DONE
@@ -416,7 +427,7 @@ def test_a_producer_that_was_not_fenced_needs_no_second_look():
     while not first.is_over:
         taken.append(first.step)
         first.succeeded(0 if first.step is Step.READ else None)
-    assert [step.name for step in taken] == "LOOK FENCE READ BEGIN PRODUCE MARK COMMIT NOTE CLEAN".split()
+    assert [step.name for step in taken] == ["LOOK", "FENCE", "READ", "BEGIN", "PRODUCE", "MARK", "COMMIT", "NOTE", "CLEAN"]
     assert LaneCommit(lane, 2, 1).step is Step.BEGIN
 
 

@@ -27,7 +27,7 @@ from midstream.core.seams import Signal, Storage
 from midstream.operators.sink import Committer, CommitterContext
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 PATIENCE_S: Final = 120.0
 """So long one call tries to commit while brokers fail it. The coordinator calls again; the rows wait."""
@@ -47,6 +47,10 @@ NO_OFFSET: Final = "docs/kafka.md, section 'A marker that is gone'"
 def marker_place(topic: str) -> Place:
     """Where the marker is, among the offsets of its group: partition 0 is in every topic."""
     return topic, 0
+
+
+class StagedRowsError(StorageError):
+    """What was staged cannot be read: it is gone or damaged, or another process has committed it in the meantime."""
 
 
 class TransactionalProducer:
@@ -89,13 +93,8 @@ class TransactionalProducer:
         self._called(self._producer.init_transactions)
 
     def marker(self, topic: str) -> int | None:
-        from confluent_kafka import Consumer
-
-        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.heard}
-        with made(self._where):
-            consumer = Consumer(self._connection.admin_config(ours))
+        consumer = self._member()
         try:
-            self._group = consumer.consumer_group_metadata()
             return committed_offset(consumer, marker_place(topic), ANSWER_S)
         finally:
             consumer.close()
@@ -110,7 +109,7 @@ class TransactionalProducer:
             try:
                 batches = read_staged(storage, file)
             except StorageError as error:
-                raise StorageError(
+                raise StagedRowsError(
                     f"{self._where}: its {staged.rows} rows are not in topic {staged.topic!r} yet, and where they were staged "
                     f"they cannot be read: {error}. Only a commit deletes such files. If the checkpoint was copied from another "
                     "directory before all was committed, go on in that one, and stop the job with a savepoint to move it"
@@ -128,6 +127,10 @@ class TransactionalProducer:
         from confluent_kafka import TopicPartition
 
         place = TopicPartition(*marker_place(topic), checkpoint_id)
+        if self._group is None:
+            consumer = self._member()
+            self._group = consumer.consumer_group_metadata()
+            consumer.close()
         self._called(self._producer.send_offsets_to_transaction, [place], self._group)
 
     def commit(self) -> None:
@@ -140,6 +143,14 @@ class TransactionalProducer:
         """Without waiting. What is open is aborted by the next producer of the id, or by the brokers in time."""
         self._producer.purge()
         self._producer.flush(0)
+
+    def _member(self) -> Consumer:
+        """Of the marker's group, in name: it joins nothing."""
+        from confluent_kafka import Consumer
+
+        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.heard}
+        with made(self._where):
+            return Consumer(self._connection.admin_config(ours))
 
     def _send(self, topic: str, batch: Any) -> None:
         produce, with_headers = self._producer.produce, "headers" in batch.schema.names
@@ -271,7 +282,7 @@ class _Lane:
         from confluent_kafka import KafkaException
 
         commit, stopped = self._commit, self._committer._context.stopped
-        failing_since_s, pause_s = 0.0, _PAUSE_MIN_S
+        failing_since_s, pause_s, is_unreadable = 0.0, _PAUSE_MIN_S, False
         while not commit.is_over:
             try:
                 commit.succeeded(self._do(commit.step))
@@ -286,6 +297,12 @@ class _Lane:
                 if now_s - failing_since_s > PATIENCE_S or stopped.wait(pause_s):
                     raise self._kept(error) from error
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            except StagedRowsError:
+                if is_unreadable:
+                    self._committer._forget(self._id)
+                    raise
+                is_unreadable = True
+                commit.failed()  # the marker says whether another process has committed it
             except BaseException:
                 if commit.step is not Step.LOOK:
                     self._committer._forget(self._id)  # whatever it has open is aborted behind the next fence
@@ -337,7 +354,7 @@ class _Lane:
             old.close()
         timeout_ms = transaction_timeout_ms(committer._connection, self._staged.rows)
         committer._producers[self._id] = new = TransactionalProducer(
-            committer._connection, committer._options, self._id, timeout_ms, committer._context.stopped, self._where
+            committer._connection, committer._options, self._id, timeout_ms, committer._context.stopped, committer._where
         )
         return new
 
@@ -394,9 +411,9 @@ def check_transactions(
     with explained(where):
         try:
             producer.fence()
-            producer.marker(topic)
             producer.begin()
-            producer.mark(topic, 0)
+            producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
             producer.abort()
+            producer.marker(topic)
         finally:
             producer.close()

@@ -59,8 +59,8 @@ _STEP_S: Final = 0.2
 _NO_PARTITION: Final = -1
 _RECORD_BYTES_MAX: Final = 1_000_000
 """librdkafka's `message.max.bytes`."""
-_OVERHEAD_BYTES: Final = 1024
-"""More than what a batch of one record has beside it."""
+_OVERHEAD_BYTES: Final = 512
+"""More than what a record, or a batch of one record, has beside key, value and headers."""
 
 
 class KafkaSink(Sink):
@@ -153,9 +153,8 @@ class KafkaSink(Sink):
                 "write with guarantee='at_least_once'"
             )
         encoding = Encoding(self._format, context.schema, self._key, self._headers, self._partition, where)
-        return StagedWriter(
-            context, context.storage, self._connection, self.topic, encoding, self._record_bytes_max, where
-        )
+        record_bytes_max = self._record_bytes_max - _OVERHEAD_BYTES
+        return StagedWriter(context, context.storage, self._connection, self.topic, encoding, record_bytes_max, where)
 
     def committer(self, context: CommitterContext) -> Committer | None:
         """Also at least once: the checkpoint that the job goes on from may have been made exactly once."""

@@ -219,8 +219,8 @@ class StagedPart(Part):
         largest = pc.max(sizes).as_py() or 0
         if largest > self._record_bytes_max:
             raise SchemaError(
-                f"{self._where}: a row is a record of {largest} bytes, and message.max.bytes is {self._record_bytes_max}; raise "
-                "that (options=), and with it the topic's max.message.bytes"
+                f"{self._where}: a row is a record of {largest} bytes, and message.max.bytes leaves {self._record_bytes_max} for "
+                "one; raise that (options=), and with it the topic's max.message.bytes"
             )
         if "partition" in records.schema.names:
             numbers = pc.min_max(records.column("partition")).as_py()
@@ -234,8 +234,8 @@ class StagedPart(Part):
 
 
 def _header_bytes(headers: pa.Array) -> pa.Array:
-    """Of each row: names and values."""
+    """Of each row: names, values, and how long they are."""
     sizes = [
-        sum(len(each["name"].encode()) + len(each["value"] or b"") for each in row or ()) for row in headers.to_pylist()
+        sum(len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in row or ()) for row in headers.to_pylist()
     ]
     return pa.array(sizes, pa.int64())
