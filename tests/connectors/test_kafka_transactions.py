@@ -427,7 +427,17 @@ def test_a_producer_that_was_not_fenced_needs_no_second_look():
     while not first.is_over:
         taken.append(first.step)
         first.succeeded(0 if first.step is Step.READ else None)
-    assert [step.name for step in taken] == ["LOOK", "FENCE", "READ", "BEGIN", "PRODUCE", "MARK", "COMMIT", "NOTE", "CLEAN"]
+    assert [step.name for step in taken] == [
+        "LOOK",
+        "FENCE",
+        "READ",
+        "BEGIN",
+        "PRODUCE",
+        "MARK",
+        "COMMIT",
+        "NOTE",
+        "CLEAN",
+    ]
     assert LaneCommit(lane, 2, 1).step is Step.BEGIN
 
 

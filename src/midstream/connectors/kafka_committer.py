@@ -77,6 +77,8 @@ class TransactionalProducer:
         self._id = transactional_id
         self._silence = Silence(where, connection.servers)
         self._refused: KafkaError | None = None
+        self._is_stuck = False
+        """In a call that has not come back: its thread lets go of the producer when it does."""
         ours = {
             "transactional.id": transactional_id,
             TIMEOUT: timeout_ms,
@@ -141,8 +143,9 @@ class TransactionalProducer:
 
     def close(self) -> None:
         """Without waiting. What is open is aborted by the next producer of the id, or by the brokers in time."""
-        self._producer.purge()
-        self._producer.flush(0)
+        if not self._is_stuck:
+            self._producer.purge()
+            self._producer.flush(0)
 
     def _member(self) -> Consumer:
         """Of the marker's group, in name: it joins nothing."""
@@ -177,23 +180,29 @@ class TransactionalProducer:
         self._check_stopped()
 
     def _called(self, call: Callable[..., object], *args: Any) -> None:
-        """In short steps: a call that has failed for now goes on where it was when it is called again."""
+        """On a thread of its own: librdkafka's calls may hang when brokers went away in the midst of a transaction."""
         from confluent_kafka import KafkaError, KafkaException
 
         deadline_s = time.monotonic() + ANSWER_S
         while True:
-            try:
-                call(*args, _STEP_S * 5)
+            answer = _Answer()
+            threading.Thread(target=answer.of, args=(call, *args, ANSWER_S), name="kafka-commit", daemon=True).start()
+            while not answer.is_there.wait(_STEP_S):
+                self._silence.looked(False)
+                self._is_stuck = True  # until it has answered: nothing else may be asked of this producer
+                self._check_stopped()
+                if time.monotonic() > deadline_s:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {ANSWER_S:g} s"))
+            self._is_stuck = False
+            if answer.error is None:
                 self._silence.looked(True)
                 return
-            except KafkaException as error:
-                about = error.args[0]
-                if not about.retriable() or time.monotonic() > deadline_s:
-                    raise
-                if about.code() != KafkaError._TIMED_OUT:
-                    self._stopped.wait(_STEP_S)
+            is_over = not isinstance(answer.error, KafkaException) or not answer.error.args[0].retriable()
+            if is_over or time.monotonic() > deadline_s:
+                raise answer.error
             self._silence.looked(False)
             self._check_stopped()
+            self._stopped.wait(_STEP_S)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         """Of records that were not; called from within `poll`, `flush` and the calls that end a transaction."""
@@ -209,6 +218,21 @@ class TransactionalProducer:
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
             raise StorageError(f"{self._where}: the attempt ended before it was done")
+
+
+class _Answer:
+    """Of a call on another thread."""
+
+    def __init__(self) -> None:
+        self.is_there = threading.Event()
+        self.error: BaseException | None = None
+
+    def of(self, call: Callable[..., object], *args: Any) -> None:
+        try:
+            call(*args)
+        except BaseException as error:  # noqa: BLE001 - it is raised on the thread that has asked
+            self.error = error
+        self.is_there.set()
 
 
 class KafkaCommitter(Committer):
@@ -354,7 +378,12 @@ class _Lane:
             old.close()
         timeout_ms = transaction_timeout_ms(committer._connection, self._staged.rows)
         committer._producers[self._id] = new = TransactionalProducer(
-            committer._connection, committer._options, self._id, timeout_ms, committer._context.stopped, committer._where
+            committer._connection,
+            committer._options,
+            self._id,
+            timeout_ms,
+            committer._context.stopped,
+            committer._where,
         )
         return new
 

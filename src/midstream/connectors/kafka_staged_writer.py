@@ -236,6 +236,7 @@ class StagedPart(Part):
 def _header_bytes(headers: pa.Array) -> pa.Array:
     """Of each row: names, values, and how long they are."""
     sizes = [
-        sum(len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in row or ()) for row in headers.to_pylist()
+        sum(len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in row or ())
+        for row in headers.to_pylist()
     ]
     return pa.array(sizes, pa.int64())
