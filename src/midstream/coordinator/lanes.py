@@ -30,16 +30,20 @@ _LANE_LIMIT: Final = 2**63
 def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
     """On which slots commits can run now. () while there are none, None if there will not be any.
 
-    With all of an attempt's slots only, so that its lanes do not move; and not while its tasks are
+    In their order, so that lanes do not move: the slot of subtask i is in place i. Not while tasks are
     being cancelled, which stops commits as well.
     """
     attempt = job.attempt
     match job.phase:
         case Phase.RUNNING if attempt is not None:
-            there = tuple(slot for slot in attempt.slots if slot in job.slots.live)
-            if attempt.all_finished:
-                return there or None  # what they have made is committed by those that are left
-            return there if len(there) == len(attempt.slots) else ()
+            live = job.slots.live
+            if attempt.all_finished:  # what slots have left that are lost is committed by the others
+                others = [slot for slot in attempt.slots if slot in live] or job.slots.ids()
+                places = enumerate(attempt.slots)
+                return (
+                    tuple(slot if slot in live else others[i % len(others)] for i, slot in places) if others else None
+                )
+            return attempt.slots if live.keys() >= set(attempt.slots) else ()
         case Phase.GATHERING if job.slots.complete:
             return job.slots.ids() or None
         case _:

@@ -12,12 +12,16 @@ from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.events import (
     ClientAsked,
     CoordinatorEvent,
+    EndState,
     Instruction,
     JobEnded,
     RunIo,
     SetTimer,
 )
+from midstream.coordinator.phase import Phase
+from midstream.coordinator.rescaling import Rescaling
 from midstream.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
+from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed
 
 
@@ -25,6 +29,9 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     """`midstream.coordinator.Coordinator`, or a subclass in tests."""
 
     restored_from: str | None
+    rescaling: Rescaling
+    phase: Phase
+    outcome: tuple[EndState, MidstreamError | None] | None
 
     @property
     def checkpoints(self) -> Checkpoints: ...

@@ -72,6 +72,8 @@ class Cluster:
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
         self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
         """Called with what each slot of an attempt is told."""
+        self.released: Callable[[Driver, Slot], None] = lambda driver, slot: None
+        """Called when a driver lets a slot go."""
         self.failed: Callable[[Driver], None] = lambda driver: None
         """Called when an attempt has failed and another one is to follow."""
         self.network = network
@@ -276,6 +278,7 @@ class Driver:
     def release(self, slot: int) -> None:
         connection = self.connections.pop(slot, None)
         if connection is not None:
+            self.cluster.released(self, connection.slot)
             connection.release()
 
     def drop(self, slot: int) -> bool:

@@ -15,7 +15,8 @@ from midstream.sim.network import SIM
 from midstream.sim.recoveries import Recoveries, gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.savepoints import Savepoints
-from midstream.sim.scenario import BACKLOGGED, IN_FLIGHT, RECOVERING, REQUESTS, Fault
+from midstream.sim.scenario import BACKLOGGED, COMMITTING, IN_FLIGHT, RECOVERING, REQUESTS, Fault, Scenario
+from midstream.sim.slot_ledger import Calls
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
@@ -23,12 +24,14 @@ from midstream.sim.world import World
 class Stage(Protocol):
     """What faults can reach."""
 
+    scenario: Scenario
     world: World
     cluster: Cluster
     outside: Outside
     sources: Mapping[str, SimSource]
     savepoints: Savepoints
     recoveries: Recoveries
+    calls: Calls
     looks: int
     """How often it was asked whether it is time to strike."""
 
@@ -64,6 +67,24 @@ IN_RECOVERY: Final = (
 """What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
 WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "rescale")
 """By what a job comes to recover rows in flight for certain."""
+KILL_ANOTHER: Final = "kill_another"
+AT_IT: Final = (
+    "kill_slot",
+    KILL_ANOTHER,
+    "cut_control",
+    "kill_slot",
+    KILL_ANOTHER,
+    "rescale",
+    "user_error",
+    "stop",
+    "kill_driver",
+    "drain",
+    "cancel",
+    "stop_driver",
+    "rescale_struck",
+    "stop_savepoint",
+)
+"""What may befall a job in the midst of a commit on a slot: first that slot, or another one. Those before `stop` one without checkpoints, too."""
 RECOVERY_US: Final = 40_000
 """How long recovery goes on undisturbed at most."""
 LOOK_US: Final = 500
@@ -431,6 +452,29 @@ def _strike_in_flight(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _strike_committing(stage: Stage, victim: int) -> bool:
+    """Something befalls the job as soon as a slot is in the midst of a commit: that very slot as a rule."""
+    kinds = AT_IT if stage.scenario.has_checkpoints else AT_IT[: AT_IT.index("stop")]
+    name = kinds[victim % len(kinds)]
+
+    def another() -> None:
+        at_it = stage.calls.victims
+        if name == KILL_ANOTHER:
+            at_it = [slot for slot in stage.cluster.live_slots if slot not in at_it]
+        if name not in ("kill_slot", KILL_ANOTHER, "cut_control"):
+            strike(stage, Fault(stage.world.step_number, name, victim // 3))
+        elif at_it:
+            stage.cluster.struck_us.append(stage.world.now_us)
+            slot = at_it[victim // 7 % len(at_it)]
+            if name == "cut_control" and slot.connection is not None:
+                slot.driver.connection_lost(slot.connection, f"{SIM} control connection reset")
+            else:
+                slot.process.crash()
+
+    _when(stage, lambda: bool(stage.calls.victims), victim // 11 % 3 * 2_000, another, name)
+    return True
+
+
 def _strike_recovering(stage: Stage, victim: int) -> bool:
     """Something befalls the job as soon as rows in flight are being recovered, or a while later."""
     _strike_when(stage, victim, lambda: is_recovering(stage.cluster.live_slots))
@@ -438,12 +482,16 @@ def _strike_recovering(stage: Stage, victim: int) -> bool:
 
 
 def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY) -> None:
-    world = stage.world
     name = names[victim % len(names)]
-    delay_us = victim // 7 % RECOVERY_US
 
     def another() -> None:
-        strike(stage, Fault(world.step_number, name, victim // 3))
+        strike(stage, Fault(stage.world.step_number, name, victim // 3))
+
+    _when(stage, is_time, victim // 7 % RECOVERY_US, another, name)
+
+
+def _when(stage: Stage, is_time: Callable[[], bool], delay_us: int, another: Callable[[], None], name: str) -> None:
+    world = stage.world
 
     def look(looks: int) -> None:
         stage.looks += 1
@@ -494,5 +542,6 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "savepoint_struck": _savepoint_struck,
     BACKLOGGED: _strike_backlogged,
     IN_FLIGHT: _strike_in_flight,
+    COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }

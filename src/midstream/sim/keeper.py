@@ -246,6 +246,10 @@ class Keeper:
             self.savepoints_restored += 1
         return self._oracle.check_checkpoint(metadata, self._start.copies if is_copy else None)
 
+    def completed(self, path: str | None) -> CheckpointMetadata | None:
+        """The checkpoint that is there, as far as is known."""
+        return None if path is None else self._completed.get(path)
+
     def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
         if not self._oracle.lines.has_begun(deploy.job_id):
             yield from self.begins(driver)

@@ -23,12 +23,16 @@ class LedgerSink(Sink):
         """Above 0: the writer takes about so many rows at a time, then pauses for `pause_s`."""
         self.pause_s = pause_s
 
+    def at(self, uid: str) -> LedgerSink:
+        """The sink of the operator with this uid."""
+        return self
+
     def writer(self, context: WriterContext) -> SinkWriter:
         self.outside.check_open(context)
         return _LedgerWriter(self, context)
 
     def committer(self, context: CommitterContext) -> Committer:
-        return _LedgerCommitter(self.outside)
+        return LedgerCommitter(self.outside)
 
     def newest_committed(self, output: Output) -> int:
         self.outside.world.io_point()
@@ -113,7 +117,7 @@ class _LedgerWriter(SinkWriter):
         self.rows = []
 
 
-class _LedgerCommitter(Committer):
+class LedgerCommitter(Committer):
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
 

@@ -61,6 +61,8 @@ class Reasons:
                 self._bug(f"task {message.task} fails without a reason: {message.summary}\n{message.details}")
             case m.DeployFailed() if SIM not in message.summary and SMALL_POOL not in message.summary:
                 self._bug(f"a slot cannot be deployed, without a reason: {message.summary}\n{message.details}")
+            case m.CommitFailed() if not message.stopped and SIM not in message.summary:
+                self._bug(f"a commit fails without a reason: {message.summary}\n{message.details}")
             case m.CheckpointDecline(counts=True) if SIM not in message.reason:
                 self._bug(f"a declined checkpoint counts as a failure: {message.reason}")
             case _:

@@ -22,7 +22,6 @@ from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
 from midstream.sim.faults import strike
 from midstream.sim.keeper import ROOT, Keeper, Start
-from midstream.sim.ledger import LedgerSink
 from midstream.sim.network import Network
 from midstream.sim.on_disk import OnDisk
 from midstream.sim.oracle import CHECKPOINT, Oracle
@@ -33,6 +32,7 @@ from midstream.sim.rows import IN_PARTS, Outside, SimSource
 from midstream.sim.savepoints import Savepoints
 from midstream.sim.scenario import Scenario
 from midstream.sim.shapes import Shape
+from midstream.sim.slot_ledger import Calls, SlotLedgerSink, SomeOnSlots
 from midstream.sim.tally import ToldSource
 from midstream.sim.topologies import job_graph, uid_of, with_parallelism
 from midstream.sim.trace import Trace, following_elements
@@ -125,8 +125,11 @@ class Run:
         self._on_disk: dict[str, OnDisk] = {}
         """By checkpoint directory."""
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
-        self._sink = LedgerSink(self.outside, capacity_rows=scenario.sink_rows, pause_s=scenario.sink_pause_s)
-        externals: dict[str, object] = {"outside": self.outside, "sink": self._sink}
+        self.calls = Calls(self.outside, scenario.has_checkpoints)
+        pace = scenario.sink_rows, scenario.sink_pause_s
+        on_slots = SlotLedgerSink(self.outside, self.calls, scenario.seed, *pace)
+        self._sink = SomeOnSlots(self.outside, on_slots, scenario.seed, scenario.on_slots)
+        externals: dict[str, object] = {"outside": self.outside, "sink": self._sink, "sink on slots": on_slots}
         externals.update({f"source {uid}": source for uid, source in self.sources.items()})
         network = Network(
             self.world, wire_bytes_max=scenario.wire_bytes, pull_bytes_max=max(4096, scenario.wire_bytes // 4)
@@ -135,6 +138,7 @@ class Run:
         self._oracle = Oracle(scenario.shape, self.sources, self.outside, disk, scenario.key_groups)
         self.savepoints = Savepoints(self.world, self._oracle, self._disks)
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
+        self.calls.watch(self.cluster)
         self.keeper = Keeper(
             scenario, self.world, self.cluster, self._oracle, self.savepoints, disk, self._new_directory, self._plan
         )
@@ -395,6 +399,7 @@ class Run:
         restored_from = driver.coordinator.restored_from
         self.recoveries.deployed(driver, deploy, restored_from)
         self._complain(self.keeper.deployed(driver, deploy))
+        self.calls.deployed(driver, self.keeper.completed(restored_from))
 
     def _complain(self, complaints: Iterable[str]) -> None:
         for complaint in complaints:

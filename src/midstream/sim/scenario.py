@@ -64,6 +64,8 @@ CLUSTER_GONE: Final = "cluster_gone"
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
+COMMITTING: Final = "strike_committing"
+"""It waits until a slot is in the midst of a commit. Drawn by `with_commits_on_slots` only."""
 IN_FLIGHT: Final = "strike_in_flight"
 """It waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
@@ -125,6 +127,8 @@ class Scenario:
     queue_time_s: float | None = None
     row_us: int = 0
     """How long user functions take for a row."""
+    on_slots: float = 0.0
+    """Of the sinks, how many commit on slots."""
     steps_max: int = 400_000
 
 
@@ -242,6 +246,9 @@ BEHIND: Final = 0.27
 BEHIND_NODES_MAX: Final = 9
 """Of their shapes: larger ones take most of the time, and show no more."""
 
+COMMIT_ON_SLOTS: Final = 0.25
+"""Of all of these, how many have sinks that commit on slots."""
+
 CROWDED: Final = 0.25
 """Of those that go on at another parallelism, how many have more keys than key groups for certain."""
 
@@ -256,7 +263,21 @@ def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
         needed = max(node.parallelism for node in (*scenario.shape, *scenario.rescaled))
         groups = max(crowded.choice((4, 7, 16)), needed)
         scenario = replace(scenario, keys=50, skew=0.0, key_groups=groups)
+    on_slots = Random(f"on slots {seed}")
+    if on_slots.random() < COMMIT_ON_SLOTS:
+        scenario = with_commits_on_slots(scenario, on_slots)
     return scenario
+
+
+def with_commits_on_slots(scenario: Scenario, random: Random) -> Scenario:
+    """The same with some or all sinks committing on slots, and often struck in the midst of that."""
+    horizon = random.choice((100, 300, 300 + scenario.rows * 4))
+    found = (
+        Fault(random.randrange(horizon), COMMITTING, random.randrange(1 << 20))
+        for _ in range(random.choice((0, 1, 1, 2, 3)))
+    )
+    faults = tuple(sorted((*scenario.faults, *found), key=lambda fault: fault.step))
+    return replace(scenario, on_slots=random.choice((0.5, 1.0)), faults=faults)
 
 
 def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:

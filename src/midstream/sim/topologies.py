@@ -398,7 +398,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
             made = _operator(kind, uid, outside, sink, ordered[index], on_time[index], late_us, form)
-            operators.append(OperatorSpec(uid, uid, made, sink if kind == "sink" else None))
+            operators.append(OperatorSpec(uid, uid, made, sink.at(uid) if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         for entry in node.inputs:
             edges.append(edge_of(shape, len(edges), index, entry))
@@ -531,6 +531,6 @@ def _operator(
         case "tally":
             return Tally(outside)
         case "sink":
-            return SinkOperator(uid, sink, SCHEMA)
+            return SinkOperator(uid, sink.at(uid), SCHEMA)
         case _:
             raise AssertionError(kind)
