@@ -34,8 +34,11 @@ from midstream.sim.machines import (
 from midstream.worker.slot import SlotState
 
 _FROM_TASKS: Final = "|".join(
-    name for name in classes_of(m.FromSlot) if name not in ("Register", "SlotStatus", "InCall")
+    name
+    for name in classes_of(m.FromSlot)
+    if name not in ("Register", "SlotStatus", "InCall", "CommitDone", "CommitFailed")
 )
+_COMMITS: Final = "CommitDone|CommitFailed"
 _AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit"
 _REQUESTS: Final = (*classes_of(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
@@ -103,7 +106,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("CREATED", "|".join(e for e in COORDINATOR_EVENTS[1:] if e not in _REQUESTS), "Started comes first"),
             (
                 "OPENING",
-                f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_FROM_TASKS}",
+                f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_COMMITS}|{_FROM_TASKS}",
                 "no slot is asked for yet",
             ),
             ("OPENING", f"{_TIMERS}|{_IO_LATER}", "nothing but opening is under way"),
@@ -114,7 +117,8 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("STARTING|RUNNING", "Deployed|DeployFailed|Cancelled", "all slots have answered"),
             ("DEPLOYING", "Cancelled", "nothing was cancelled"),
             ("RUNNING", "TaskRunning", "all tasks have said so"),
-            ("ENDING", f"SlotStatus|InCall|{_FROM_TASKS}", "all slots have been released"),
+            ("ENDING", f"SlotStatus|InCall|{_COMMITS}|{_FROM_TASKS}", "all slots have been released"),
+            ("DEPLOYING|STARTING", _COMMITS, "deploying waits for them"),
             ("ENDED", "*", "its shell tells it nothing any more"),
             ("ENDING", _TIMERS, "all other timers are cancelled"),
             ("OPENING|GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "timer end", "it is set when the job ends"),
