@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import polars as pl
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState
 from midstream.core.errors import MidstreamError
 from midstream.runtime.processes import ProcessSlots
-from waiting import until
 
 WHO = 7
 
@@ -44,7 +44,8 @@ def main(
 ) -> None:
     env = counting(servers, source, sink, Path(checkpoints), parallelism=int(parallelism), rows_per_s=float(rows_per_s))
     job = env.start(slots=ProcessSlots(), restore_from=restore or None)
-    until("it runs, or has ended", lambda: job.status().state != "created", 120)
+    while job.status().state == "created":
+        time.sleep(0.05)
     print("started", flush=True)
 
     def obey() -> None:

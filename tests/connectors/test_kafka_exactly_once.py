@@ -254,7 +254,8 @@ def test_a_commit_waits_for_a_broker_that_is_gone(kafka, staging, kafka_broker: 
     assert in_any_order(kafka, staging) == [1, 2]
 
 
-def test_an_attempt_that_ends_waits_for_no_broker(tmp_path):
+def test_an_attempt_that_ends_waits_for_no_broker(tmp_path, monkeypatch):
+    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
     staging = Staging("127.0.0.1:1", "t", tmp_path)
     staged = StagedRecords(1, 1, 0, "job-a", "out", 0, 0, "t", 0, ())
     stopped = threading.Event()
