@@ -77,13 +77,14 @@ class TransactionalProducer:
         self._id = transactional_id
         self._silence = Silence(where, connection.servers)
         self._refused: KafkaError | None = None
+        self._is_cut = False
         self._is_stuck = False
         """In a call that has not come back: its thread lets go of the producer when it does."""
         ours = {
             "transactional.id": transactional_id,
             TIMEOUT: timeout_ms,
             "delivery.report.only.error": True,
-            "error_cb": self._silence.heard,
+            "error_cb": self._heard,
             "on_delivery": self._delivered,
         }
         with made(where):
@@ -102,10 +103,12 @@ class TransactionalProducer:
             consumer.close()
 
     def begin(self) -> None:
-        self._refused = None
+        self._refused, self._is_cut = None, False
         self._producer.begin_transaction()
 
     def produce(self, storage: Storage, staged: StagedRecords) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+
         rows = 0
         for file in staged.files:
             try:
@@ -124,6 +127,8 @@ class TransactionalProducer:
         while len(self._producer):
             self._wait(partial(self._producer.flush, _STEP_S))
         self._check()
+        if self._is_cut:  # it can go on, but calls that come next may hang
+            raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "brokers went away in the midst of it"))
 
     def mark(self, topic: str, checkpoint_id: int) -> None:
         from confluent_kafka import TopicPartition
@@ -204,6 +209,12 @@ class TransactionalProducer:
             self._check_stopped()
             self._stopped.wait(_STEP_S)
 
+    def _heard(self, error: KafkaError) -> None:
+        from confluent_kafka import KafkaError as Codes
+
+        self._is_cut = self._is_cut or error.code() == Codes._ALL_BROKERS_DOWN
+        self._silence.heard(error)
+
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         """Of records that were not; called from within `poll`, `flush` and the calls that end a transaction."""
         if error is not None and self._refused is None:
@@ -257,7 +268,12 @@ class KafkaCommitter(Committer):
         return self._context.storage
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        for staged in map(decode, committables):
+        found = [decode(committable) for committable in committables]
+        if len({staged.transactional_id for staged in found}) < len(found):
+            raise InvariantError(
+                f"{self._where}: a subtask has staged rows for checkpoint {checkpoint_id} twice; one marker cannot tell them apart"
+            )
+        for staged in found:
             if staged.checkpoint != checkpoint_id:
                 raise StorageError(
                     f"{self._where}: rows staged for checkpoint {staged.checkpoint} are to be committed as checkpoint "
@@ -416,7 +432,9 @@ def transaction_timeout_ms(connection: Connection, rows: int) -> int:
         try:
             return int(said)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise ConfigError(f"option {TIMEOUT!r} is {said!r}, which is no number of milliseconds") from None
+            raise ConfigError(
+                f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is no number of milliseconds"
+            ) from None
     return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
 
 
