@@ -90,7 +90,8 @@ class Committer(ABC):
     def close(self) -> None:
         """No call comes after this one: let go of connections and threads.
 
-        Called when the attempt is over (on slots) or the job is (on the driver), but not in a process that is killed.
+        Called when the attempt is over (on slots) or the job is (on the driver). A process that is killed does
+        not come to it, nor for certain one that ends: what must not be left behind is not to be left to it.
         """
 
 
