@@ -172,4 +172,4 @@ def check(kafka: Kafka, sink: str, driver: Driver) -> None:
         assert row["rows"] == counts[row["who"]], f"of key {row['who']}: {row} after {counts[row['who']] - 1} rows"
         numbers.add(row["n"])
     assert len(messages) == RECORDS and numbers == set(range(RECORDS)), (len(messages), driver.log()[-3000:])
-    until("nothing staged is left", lambda: not list((driver.directory / "checkpoints/staged").glob("*/*.arrow")), 1)
+    until("nothing staged is left", lambda: not list((driver.directory / "checkpoints/sinks").glob("*/*.arrow")), 1)

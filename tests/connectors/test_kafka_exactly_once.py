@@ -80,7 +80,7 @@ class Staging:
         return committer
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.directory.glob("staged/*/*"))
+        return sorted(path.name for path in self.directory.glob("sinks/*/*"))
 
     def close(self) -> None:
         for each in self._opened:
@@ -119,7 +119,7 @@ def test_rows_appear_with_the_commit_once_however_often_it_is_repeated(kafka, st
     assert in_any_order(kafka, staging) == [1, 2, 3, 4]
     assert staging.files() == ["job-a-0.committed"]
     staging.committer("job-b").commit(2, second)
-    (staging.directory / "staged").rename(staging.directory / "elsewhere")
+    (staging.directory / "sinks").rename(staging.directory / "elsewhere")
     staging.committer("job-b").commit(2, second)  # the marker says so
     assert in_any_order(kafka, staging) == [1, 2, 3, 4]
 
@@ -378,7 +378,7 @@ def test_what_one_marker_could_not_tell_apart_is_not_committed(kafka, staging):
 def test_staged_rows_that_are_gone_or_damaged_are_named_and_nothing_is_sent(kafka, staging):
     items = staging.staged(numbers(1, 2))
     (name,) = staging.files()
-    (path,) = staging.directory.glob(f"staged/*/{name}")
+    (path,) = staging.directory.glob(f"sinks/*/{name}")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + b"x" + whole[-8:])
     with pytest.raises(StorageError, match=rf"its 2 rows are not in topic .* yet, and .*{name}.* damaged"):
@@ -410,7 +410,7 @@ def test_what_dead_attempts_have_left_goes_with_the_first_commit_of_a_newer_one(
     other_sink = staging.staged(numbers(4), attempt=0, uid="other")
     committer = staging.committer()
     beside = staging.staged(numbers(5), 5, attempt=1, subtask=1)
-    folder = next(path for path in staging.directory.glob("staged/*") if len(list(path.iterdir())) > 1)
+    folder = next(path for path in staging.directory.glob("sinks/*") if len(list(path.iterdir())) > 1)
     (folder / f"{TEMPORARY}0011223344556677-job-a-0-3-0-1.arrow").write_bytes(b"half")
     (folder / "not-ours.txt").write_bytes(b"kept")
     committer.commit(5, staging.staged(numbers(6), 5, attempt=1))
@@ -449,7 +449,7 @@ def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka,
     [
         ({"version": 2}, "staged in form 2, and this version of midstream reads 1"),
         ({"files": [{"path": "epochs/00000001", "bytes": 1, "checksum": ""}]}, "cannot be believed"),
-        ({"files": [{"path": "staged/../_job", "bytes": 1, "checksum": ""}]}, "cannot be believed"),
+        ({"files": [{"path": "sinks/../_job", "bytes": 1, "checksum": ""}]}, "cannot be believed"),
         ({"after": 1}, "impossible numbers"),
         ({"checkpoint": -1}, "impossible numbers"),
         ({"topic": ""}, "impossible numbers"),

@@ -1,7 +1,7 @@
 """Rows for a topic that wait in the checkpoint storage until their checkpoint is complete.
 
-    staged/<sink>/<job>-<attempt>-<subtask>-<n>-<m>.arrow    records, ready to be sent, of subtask's part n
-    staged/<sink>/<job>-<subtask>.committed                  the newest checkpoint of this lane that is in the topic
+    sinks/<sink>/<job>-<attempt>-<subtask>-<n>-<m>.arrow    records, ready to be sent, of subtask's part n
+    sinks/<sink>/<job>-<subtask>.committed                  the newest checkpoint of this lane that is in the topic
 
 What attempts that were killed leave behind is deleted with the first commit of a newer attempt, see `Leftovers`.
 """
@@ -21,7 +21,7 @@ from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 
 VERSION: Final = 1
-FOLDER: Final = "staged"
+FOLDER: Final = "sinks"
 _JOB: Final = r"[A-Za-z0-9_-]+"
 _NAME: Final = re.compile(rf"({_JOB})-(\d+)-(\d+)-\d+-\d+\.arrow")
 _NOTE: Final = re.compile(rf"({_JOB})-(\d+)\.committed")
