@@ -57,12 +57,13 @@ peers: setup  ## Flink, PyFlink and Bytewax in .peers/, for python benchmarks/co
 minimums: setup  ## tests with the oldest dependencies that pyproject.toml allows, in .minimums (PYTHON=python3.10: with that one)
 	@tools/test_minimums.sh
 
-nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, and the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
 	@$(BIN)/midstream simulate --mutations
 	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
 	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py
 	@SIMULATED_SEEDS=$(SIMULATED_SEEDS) $(BIN)/pytest -q tests/testing/test_simulated_correct_jobs.py
+	@KAFKA_RUNS=$(REPEAT) KAFKA_RECORDS=500000 $(BIN)/pytest -q -s tests/connectors/test_kafka_acceptance.py
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
 
 clean:  ## what builds and runs leave behind; .venv stays

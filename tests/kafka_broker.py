@@ -167,8 +167,8 @@ class Kafka:
         until(f"{topic} is known", lambda: self._partitions(topic) == partitions)
         return topic
 
-    def allow(self, topic: str, *operations: str) -> None:
-        """To USER."""
+    def allow(self, name: str, *operations: str, kind: str = "topic") -> None:
+        """To USER; `name` is that of a topic, or what those of another kind (group, transactional_id) begin with."""
         from confluent_kafka.admin import (
             AclBinding,
             AclOperation,
@@ -179,9 +179,9 @@ class Kafka:
 
         bindings = [
             AclBinding(
-                ResourceType.TOPIC,
-                topic,
-                ResourcePatternType.LITERAL,
+                ResourceType[kind.upper()],
+                name,
+                ResourcePatternType.LITERAL if kind == "topic" else ResourcePatternType.PREFIXED,
                 f"User:{USER}",
                 "*",
                 AclOperation[operation],

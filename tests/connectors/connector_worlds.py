@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.core.seams import Done, Failed
+from midstream.core.seams import Done, Failed, Storage
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.operators.source import DiscoveryContext, Source, Split
 
@@ -56,6 +56,7 @@ def open_writer(
     attempt: int = 0,
     job_id: str = "job-a",
     uid: str = "out",
+    storage: Storage | None = None,
 ) -> SinkWriter:
     context = WriterContext(
         uid=uid,
@@ -66,6 +67,7 @@ def open_writer(
         schema=schema,
         executor=loop,
         fail=loop.failures.append,
+        storage=storage,
     )
     return sink.writer(context)
 

@@ -163,14 +163,13 @@ def test_an_attempt_that_ends_does_not_wait_for_brokers():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"guarantee": "exactly_once"}, "guarantee 'exactly_once' is not there"),
         ({"format": "avro"}, "format='avro' needs registry="),
         ({"key": ["k"]}, "key=['k'] is not the name of a column"),
         ({"topic": ""}, "topic='' is not a name"),
         ({"options": {"acks": 1}}, "'acks' is not for the user to set"),
         ({"options": {"transactional.id": "x"}}, "'transactional.id' is not for the user to set"),
     ],
-    ids=["guarantee", "format", "key", "topic", "acks", "transactional-id"],
+    ids=["format", "key", "topic", "acks", "transactional-id"],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=re.escape(message)):

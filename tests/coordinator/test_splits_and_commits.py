@@ -71,7 +71,7 @@ def test_equal_shares_wait_for_those_who_ask_late() -> None:
     ask_split(bench, READ1)
     assert assigned(bench)[2:] == [(1, "c")]
     ask_split(bench, READ1)
-    bench.advance(1)
+    bench.wait(1)
     assert assigned(bench)[3:] == [(0, "d"), (1, "e")], "who waited longest, but for shares"
     ask_split(bench, READ0)
     ask_split(bench, READ1)
@@ -85,7 +85,7 @@ def test_shares_are_those_of_an_attempt() -> None:
     ask_split(bench, READ0)
     ask_split(bench, READ0)
     bench.fail(READ0)
-    bench.advance(1)
+    bench.wait(1)
     for ref in (READ1, READ1, READ1, READ0, READ0):
         ask_split(bench, ref)
     assert assigned(bench) == [(1, "a"), (1, "b"), (0, "c"), (0, "d")]

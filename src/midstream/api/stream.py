@@ -408,7 +408,7 @@ class DataStream(Handle):
         servers: str | Sequence[str],
         topic: str,
         *,
-        guarantee: Guarantee,
+        guarantee: Guarantee = "exactly_once",
         format: KafkaFormat = "json",
         key: str | None = None,
         headers: str | None = None,
@@ -416,7 +416,7 @@ class DataStream(Handle):
         registry: Mapping[str, OptionValue] | None = None,
         options: Mapping[str, OptionValue] | None = None,
     ) -> StreamSink:
-        """Every row at least once into a topic of Kafka (`guarantee="at_least_once"`, the only one yet). See KafkaSink.
+        """Every row once into a topic of Kafka, when its checkpoint completes; or at once, and at least once. See KafkaSink.
 
         `key`, `headers`, `partition`: columns. `registry`: of schemas, for `format="avro"`. `options`: librdkafka's, such as those of SASL and TLS.
         """

@@ -20,7 +20,6 @@ from midstream.core.errors import ClusterError, JobError
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import LogicalGraph, Node
-from midstream.operators.sink import Sink
 from midstream.protocol.messages import JobModules
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
@@ -182,7 +181,12 @@ def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:
     endless = [v.source.name for v in graph.vertices if v.source is not None and not v.source.source.bounded]
     for vertex in graph.vertices:
         for spec in vertex.operators:
-            if endless and spec.sink is not None and type(spec.sink).committer is not Sink.committer:
+            if spec.sink is not None and spec.sink.needs_checkpoints:
+                raise JobError(
+                    f"sink {spec.name!r} keeps rows in the checkpoint until it is complete, and the job has no checkpoint_dir; "
+                    "give Environment(checkpoint_dir=…), or write with guarantee='at_least_once'"
+                )
+            if endless and spec.sink is not None and spec.sink.is_transactional:
                 raise JobError(
                     f"sink {spec.name!r} shows its rows when a checkpoint completes, but the job has no checkpoint_dir, "
                     f"and source {endless[0]!r} never ends; give Environment(checkpoint_dir=…)"

@@ -192,21 +192,49 @@ def explained(where: str) -> Iterator[None]:
     """What Kafka's client raises becomes an error of ours: ConfigError for what no second try mends."""
     from confluent_kafka import KafkaError, KafkaException
 
-    fatal = {
-        KafkaError._INVALID_ARG,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-    }
+    gone = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
     try:
         yield
     except KafkaException as error:
-        kind = ConfigError if error.args[0].code() in fatal else StorageError
-        raise kind(f"{where}: {error.args[0].str()}") from error
+        about = error.args[0]
+        kind = ConfigError if is_for_the_user(about) or about.code() in gone else StorageError
+        raise kind(f"{where}: {about.str()}{_hint(about)}") from error
+
+
+def is_for_the_user(error: KafkaError) -> bool:
+    """Whether trying again is of no use. A topic that is unknown may be so for a moment, while brokers start."""
+    from confluent_kafka import KafkaError as Codes
+
+    return error.code() in (
+        Codes._INVALID_ARG,
+        Codes.TOPIC_AUTHORIZATION_FAILED,
+        Codes.GROUP_AUTHORIZATION_FAILED,
+        Codes.CLUSTER_AUTHORIZATION_FAILED,
+        Codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Codes.TOPIC_EXCEPTION,
+        Codes.MSG_SIZE_TOO_LARGE,
+        Codes.INVALID_TRANSACTION_TIMEOUT,
+        Codes._UNSUPPORTED_FEATURE,
+        Codes.UNSUPPORTED_VERSION,
+    )
+
+
+def _hint(error: KafkaError) -> str:
+    """What to do about it, where its own words do not say."""
+    from confluent_kafka import KafkaError as Codes
+
+    match error.code():
+        case Codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return "; the user needs Write and Describe on transactional ids that begin with midstream-"
+        case Codes.GROUP_AUTHORIZATION_FAILED:
+            return "; the user needs Read on the group (of exactly-once sinks: on groups that begin with midstream-)"
+        case Codes.TOPIC_AUTHORIZATION_FAILED:
+            return "; the user needs Write, and for exactly once also Read, on a topic that is written to; Read on one that is read"
+        case Codes.INVALID_TRANSACTION_TIMEOUT:
+            return "; give a transaction.timeout.ms that is not above the brokers' transaction.max.timeout.ms"
+        case Codes._UNSUPPORTED_FEATURE | Codes.UNSUPPORTED_VERSION:
+            return "; exactly once needs brokers of Kafka 2.5 or later: use these with guarantee='at_least_once'"
+    return ""
 
 
 @contextmanager

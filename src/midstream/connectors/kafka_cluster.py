@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from midstream.connectors.kafka_client import ANSWER_S, Connection, Silence, explained, made, topic_error
-from midstream.core.errors import StorageError
+from midstream.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -71,6 +71,46 @@ class Cluster:
         found: dict[str, Topic] = self._answer(ask)
         return found
 
+    def check_writable(self, topic: str) -> None:
+        """Raises ConfigError when it is not there, or the user may not write to it."""
+        from confluent_kafka import KafkaException, TopicCollection
+        from confluent_kafka.admin import AclOperation
+
+        def ask() -> list[AclOperation] | None:
+            asked = self._client().describe_topics(
+                TopicCollection([topic]), include_authorized_operations=True, request_timeout=ANSWER_S
+            )
+            try:
+                found: list[AclOperation] | None = asked[topic].result().authorized_operations
+            except KafkaException as error:
+                raise topic_error(error.args[0], topic, self._where) from error
+            return found
+
+        allowed = self._answer(ask)
+        if allowed is not None and AclOperation.WRITE not in allowed:
+            raise ConfigError(
+                f"{self._where}: topic {topic!r} is not allowed: the user has no right to write (Write) to it"
+            )
+
+    def record_bytes_max(self, topic: str) -> int | None:
+        """What the topic takes; None if the user may not know (DescribeConfigs)."""
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import ConfigResource
+
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+
+        def ask() -> int | None:
+            asked = self._client().describe_configs([resource], request_timeout=ANSWER_S)
+            try:
+                return int(asked[resource].result()["max.message.bytes"].value)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    return None
+                raise
+
+        found: int | None = self._answer(ask)
+        return found
+
     def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
         """Of committed records: the first (EARLIEST), behind the last (LATEST), or the first not before this time.
 
@@ -104,6 +144,12 @@ class Cluster:
 
         asked = [TopicPartition(*place) for place in places]
         found = self._answer(lambda: self._member(group).committed(asked, timeout=ANSWER_S))
+        for each in found:
+            if each.error is not None:
+                raise StorageError(
+                    f"{self._where}: the offset of topic {each.topic!r}, partition {each.partition} in group {group!r} cannot be "
+                    f"read: {each.error.str()}"
+                )
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
     def commit(self, group: str, offsets: Mapping[Place, int]) -> None:

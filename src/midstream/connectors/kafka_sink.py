@@ -1,17 +1,22 @@
-"""Rows into a Kafka topic, at least once: everything is delivered before its checkpoint completes.
+"""Rows into a Kafka topic, exactly once or at least once.
 
-One producer per subtask; librdkafka batches, retries and keeps the order of what it sends (idempotence). A checkpoint
-waits until the brokers have acknowledged all rows before its barrier. After a failure the rows behind the last
-checkpoint are sent again.
+Exactly once: each subtask stages its rows in the checkpoint storage (`kafka_staged_writer`), and when the checkpoint is
+complete they go into the topic in one short transaction (`kafka_committer`). No transaction is open across a
+checkpoint, so none can time out while the job is down, and a row is in the topic only if its checkpoint is complete.
+
+At least once: one producer per subtask; librdkafka batches, retries and keeps the order of what it sends (idempotence).
+A checkpoint waits until the brokers have acknowledged all rows before its barrier. After a failure the rows behind the
+last checkpoint are sent again.
 """
 
 from __future__ import annotations
 
 import io
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -19,25 +24,29 @@ from midstream.connectors.encoders import check_encodable, new_encoder
 from midstream.connectors.extras import require
 from midstream.connectors.kafka_client import Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import Cluster
-from midstream.connectors.kafka_records import KafkaFormat, check_written_format
+from midstream.connectors.kafka_committer import TIMEOUT, KafkaCommitter, check_transactions
+from midstream.connectors.kafka_records import HEADERS, KafkaFormat, check_written_format
+from midstream.connectors.kafka_staged_writer import StagedWriter
+from midstream.connectors.kafka_staging import decode
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.core.seams import Done, Failed
 from midstream.operators.rows import require_columns
-from midstream.operators.sink import Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
 
     from midstream.connectors.kafka_avro import AvroWriting
 
-Guarantee: TypeAlias = Literal["at_least_once"]
+Guarantee: TypeAlias = Literal["exactly_once", "at_least_once"]
+_GUARANTEES: Final = ("exactly_once", "at_least_once")
 
 _OURS: Final = {
     "acks": "rows count as written when all in-sync replicas have them",
     "request.required.acks": "rows count as written when all in-sync replicas have them",
     "enable.idempotence": "it is on, or retries could change the order",
-    "transactional.id": "rows are written at least once, without transactions",
+    "transactional.id": "the sink has one for each of its subtasks; all begin with midstream-",
     "delivery.report.only.error": "the sink needs it",
     "error_cb": "the sink needs it",
     "on_delivery": "the sink needs it",
@@ -50,28 +59,36 @@ _DEFAULTS: Final = {
 _STEP_S: Final = 0.2
 """Between two looks whether the attempt has ended, while brokers are waited for."""
 _NO_PARTITION: Final = -1
+_RECORD_BYTES_MAX: Final = 1_000_000
+"""librdkafka's `message.max.bytes`."""
+_OVERHEAD_BYTES: Final = 512
+"""More than what a record, or a batch of one record, has beside key, value and headers."""
 
 
 class KafkaSink(Sink):
-    """Every row at least once in a topic of a Kafka cluster (2.5 or later), in order per partition and subtask.
+    """Every row once in a topic of a Kafka cluster (2.5 or later), in order per partition and subtask.
 
-    `guarantee`: "at_least_once" is the only one yet, and is to be said. `format`: "json" (an object per row),
-    "bytes" or "text" (the one column that is left beside the others named here; null is a record without a value).
-    "avro" is a record of the columns, whose schema is registered in `registry` as the subject `<topic>-value`.
-    `key`: a text or binary column; it stays in a JSON object or an Avro record if it is text. `headers`: a column of lists of
-    structs of `name` and `value`, as KafkaSource has it. `partition`: a column of int32 or int64; null, and
-    without it: by the key as Kafka's clients do. Columns of headers and partition are not in the value.
+    `guarantee`: "exactly_once": rows appear when the checkpoint that covers them completes, to readers with
+    `isolation.level=read_committed` each once whatever fails; needs a checkpoint directory. "at_least_once": rows appear
+    at once, and after a failure those since the last checkpoint again.
+    `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry` as
+    the subject `<topic>-value`), "bytes" or "text" (the one column that is left beside the others named here; null is a
+    record without a value). `key`: a text or binary column; it stays in a JSON object or an Avro record if it is text.
+    `headers`: a column of lists of structs of `name` and `value`, as KafkaSource has it. `partition`: a column of int32
+    or int64; null, and without it: by the key as Kafka's clients do. Columns of headers and partition are not in the value.
     `options`: librdkafka's; `env:NAME` and `file:/path` stand for what is there where the job connects.
 
-    A broker that is gone is waited for, for `message.timeout.ms` (5 min); then the job restarts from its checkpoint.
+    Brokers that are gone are waited for. Exactly once, rows wait in the checkpoint meanwhile, for as long as need be.
     """
+
+    commits_on_slots: ClassVar[bool] = True
 
     def __init__(
         self,
         servers: str | Sequence[str],
         topic: str,
         *,
-        guarantee: Guarantee,
+        guarantee: Guarantee = "exactly_once",
         format: KafkaFormat = "json",
         key: str | None = None,
         headers: str | None = None,
@@ -83,34 +100,95 @@ class KafkaSink(Sink):
             raise ConfigError(f"KafkaSink: topic={topic!r} is not a name")
         self.topic = topic
         self._where = f"KafkaSink on {topic}"
-        if guarantee != "at_least_once":
-            raise ConfigError(
-                f"{self._where}: guarantee {guarantee!r} is not there; 'at_least_once' is the only one yet. For each row "
-                "once write to files, Delta or PostgreSQL"
-            )
+        if guarantee not in _GUARANTEES:
+            raise ConfigError(f"{self._where}: guarantee {guarantee!r} is not one of {', '.join(_GUARANTEES)}")
         self._avro = check_written_format(format, registry, topic, self._where)
         for what, name in (("key", key), ("headers", headers), ("partition", partition)):
             if name is not None and not isinstance(name, str):
                 raise ConfigError(f"{self._where}: {what}={name!r} is not the name of a column")
+        self._is_exactly_once = guarantee == "exactly_once"
         self._format = format
         self._key = key
         self._headers = headers
         self._partition = partition
         self._connection = Connection(servers, options, _OURS, self._where)
+        if not self._is_exactly_once and self._connection.option(TIMEOUT) is not None:
+            raise ConfigError(f"{self._where}: option {TIMEOUT!r} is for guarantee='exactly_once'")
+
+    @property
+    def is_transactional(self) -> bool:
+        return self._is_exactly_once
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        return self._is_exactly_once
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        """Raises SchemaError for columns that have no form there, ConfigError or StorageError when the topic cannot be found."""
+        """Raises SchemaError for columns that have no form there, ConfigError for what is missing in the cluster.
+
+        StorageError when it does not answer. Exactly once, a transaction is tried, and taken back.
+        """
         Encoding(self._format, schema, self._key, self._headers, self._partition, self._where, self._avro).register()
         self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
         cluster = Cluster(self._connection, self._where)
         try:
-            cluster.topics((self.topic,))
+            cluster.check_writable(self.topic)
+            if self._is_exactly_once:
+                self._check_record_bytes(cluster)
+                check_id = f"midstream-check-{secrets.token_hex(8)}"
+                check_transactions(self._connection, _DEFAULTS, self.topic, check_id, self._where)
         finally:
             cluster.close()
 
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raises StorageError for what no such sink has staged."""
+        for committable in committables:
+            decode(committable)
+
     def writer(self, context: WriterContext) -> SinkWriter:
         require("confluent_kafka", "kafka", f"operator {context.name!r}")
-        return _KafkaWriter(self, context)
+        if not self._is_exactly_once:
+            return _KafkaWriter(self, context)
+        where = f"operator {context.name!r}: {self._where}"
+        if context.storage is None:
+            raise ConfigError(
+                f"{where}: for each row once it needs checkpoints, and the job has none; give Environment(checkpoint_dir=…), or "
+                "write with guarantee='at_least_once'"
+            )
+        encoding = Encoding(self._format, context.schema, self._key, self._headers, self._partition, where, self._avro)
+        record_bytes_max = self._record_bytes_max - _OVERHEAD_BYTES
+        return StagedWriter(context, context.storage, self._connection, self.topic, encoding, record_bytes_max, where)
+
+    def committer(self, context: CommitterContext) -> Committer | None:
+        """Also at least once: the checkpoint that the job goes on from may have been made exactly once."""
+        require("confluent_kafka", "kafka", f"operator {context.name!r}")
+        return KafkaCommitter(self._connection, _DEFAULTS, context, f"operator {context.name!r}: {self._where}")
+
+    def lane(self, committable: bytes) -> int:
+        return decode(committable).subtask
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        raise ConfigError(f"{self._where}: a topic keeps what was written to it")
+
+    # ---- for this module
+
+    @property
+    def _record_bytes_max(self) -> int:
+        said = self._connection.option("message.max.bytes")
+        try:
+            return _RECORD_BYTES_MAX if said is None else int(said)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise ConfigError(f"{self._where}: option 'message.max.bytes' is {said!r}, which is no number") from None
+
+    def _check_record_bytes(self, cluster: Cluster) -> None:
+        """What the topic refuses must be refused before its checkpoint completes, and there only our limit is known."""
+        limit = cluster.record_bytes_max(self.topic)
+        if limit is not None and limit < self._record_bytes_max + _OVERHEAD_BYTES:
+            raise ConfigError(
+                f"{self._where}: the topic takes records of up to {limit} bytes (max.message.bytes), and the sink would send up "
+                f"to {self._record_bytes_max}; raise the topic's limit to {self._record_bytes_max + _OVERHEAD_BYTES}, or give "
+                f"options={{'message.max.bytes': {max(limit - _OVERHEAD_BYTES, 1000)}}}"
+            )
 
     def _producer(self, silence: Silence, delivered: Callable[[KafkaError | None, Message], None]) -> Producer:
         from confluent_kafka import Producer
@@ -287,6 +365,18 @@ class Encoding:
             [None] * rows if self._headers is None else map(_as_headers, batch.column(self._headers).to_pylist()),
             strict=True,
         )
+
+    def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same as columns, `value` and those of `key`, `partition` and `headers` that there are."""
+        columns = {"value": pa.array(self._values(batch), pa.large_binary())}
+        if self._key is not None:
+            columns["key"] = batch.column(self._key).cast(pa.large_binary())
+        if self._partition is not None:
+            self._partitions(batch.column(self._partition))
+            columns["partition"] = batch.column(self._partition)
+        if self._headers is not None:
+            columns["headers"] = batch.column(self._headers).cast(HEADERS)
+        return pa.RecordBatch.from_pydict(columns)
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
         if self._avro is not None:

@@ -65,7 +65,7 @@ class Decision:
 def transactional(graph: JobGraph) -> list[OperatorSpec]:
     """The sinks that commit."""
     specs = [spec for vertex in graph.vertices for spec in vertex.operators]
-    return [spec for spec in specs if spec.sink is not None and type(spec.sink).committer is not Sink.committer]
+    return [spec for spec in specs if spec.sink is not None and spec.sink.is_transactional]
 
 
 def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:

@@ -117,6 +117,16 @@ class Sink(ABC):
     commits_on_slots: ClassVar[bool] = False
     """Whether commits and aborts run on the slots of the job, in parallel by `lane`, instead of on the driver."""
 
+    @property
+    def is_transactional(self) -> bool:
+        """Whether rows appear when a checkpoint completes; otherwise as they come, and after failures again."""
+        return type(self).committer is not Sink.committer
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether it can do nothing in a job that has no checkpoint directory."""
+        return False
+
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """On the driver, before anything runs: raise if this stream cannot be written there.
 

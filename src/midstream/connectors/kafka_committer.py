@@ -1,0 +1,466 @@
+"""Staged rows into their topic, a transaction per subtask and checkpoint: carries out what `LaneCommit` decides."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from midstream.connectors.kafka_client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made
+from midstream.connectors.kafka_cluster import Place
+from midstream.connectors.kafka_staging import (
+    Leftovers,
+    StagedRecords,
+    decode,
+    delete_staged,
+    note,
+    noted,
+    read_staged,
+    records_of,
+)
+from midstream.connectors.kafka_transactions import LaneCommit, LaneState, Step
+from midstream.core.errors import ConfigError, InvariantError, StorageError
+from midstream.core.seams import Signal, Storage
+from midstream.operators.sink import Committer, CommitterContext
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
+
+PATIENCE_S: Final = 120.0
+"""So long one call tries to commit while brokers fail it. The coordinator calls again; the rows wait."""
+_PAUSE_MIN_S: Final = 0.1
+_PAUSE_MAX_S: Final = 5.0
+_STEP_S: Final = 0.2
+"""Between two looks whether the attempt has ended, while brokers are waited for."""
+_TIMEOUT_MIN_MS: Final = 60_000
+_TIMEOUT_MAX_MS: Final = 900_000
+"""`transaction.max.timeout.ms` of brokers, unless somebody has changed it."""
+_ROWS_PER_S_MIN: Final = 5_000
+"""A transaction may take so long that this rate is enough."""
+TIMEOUT: Final = "transaction.timeout.ms"
+NO_OFFSET: Final = "docs/kafka.md, 'a marker that is gone'"
+
+
+def marker_place(topic: str) -> Place:
+    """Where the marker is, among the offsets of its group: partition 0 is in every topic."""
+    return topic, 0
+
+
+class StagedRowsError(StorageError):
+    """What was staged cannot be read: it is gone or damaged, or another process has committed it in the meantime."""
+
+
+class TransactionalProducer:
+    """A producer of one transactional id, from its birth to the first failure. Every call may raise KafkaException.
+
+    Blocks in short steps; raises StorageError once `stopped` is set. `options`: what the sink has for its producers.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: Mapping[str, Any],
+        transactional_id: str,
+        timeout_ms: int,
+        stopped: Signal,
+        where: str,
+    ) -> None:
+        from confluent_kafka import Producer
+
+        self.timeout_ms = timeout_ms
+        self._stopped = stopped
+        self._where = where
+        self._connection = connection
+        self._id = transactional_id
+        self._silence = Silence(where, connection.servers)
+        self._refused: KafkaError | None = None
+        self._is_cut = False
+        self._is_stuck = False
+        """In a call that has not come back: its thread lets go of the producer when it does."""
+        ours = {
+            "transactional.id": transactional_id,
+            TIMEOUT: timeout_ms,
+            "delivery.report.only.error": True,
+            "error_cb": self._heard,
+            "on_delivery": self._delivered,
+        }
+        with made(where):
+            self._producer: Producer = Producer({**options, **connection.config(ours)})
+        self._group: Any = None
+
+    def fence(self) -> None:
+        """Whatever transaction of the id is open is over when this returns, and only this producer can begin one."""
+        self._called(self._producer.init_transactions)
+
+    def marker(self, topic: str) -> int | None:
+        consumer = self._member()
+        try:
+            return committed_offset(consumer, marker_place(topic), ANSWER_S)
+        finally:
+            consumer.close()
+
+    def begin(self) -> None:
+        self._refused, self._is_cut = None, False
+        self._producer.begin_transaction()
+
+    def produce(self, storage: Storage, staged: StagedRecords) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+
+        rows = 0
+        for file in staged.files:
+            try:
+                batches = read_staged(storage, file)
+            except StorageError as error:
+                raise StagedRowsError(
+                    f"{self._where}: its {staged.rows} rows are not in topic {staged.topic!r} yet, and where they were staged "
+                    f"they cannot be read: {error}. Only a commit deletes such files. If the checkpoint was copied from another "
+                    "directory before all was committed, go on in that one, and stop the job with a savepoint to move it"
+                ) from error
+            for batch in batches:
+                rows += batch.num_rows
+                self._send(staged.topic, batch)
+        if rows != staged.rows:
+            raise StorageError(f"{self._where}: the staged files have {rows} rows in place of {staged.rows}")
+        while len(self._producer):
+            self._wait(partial(self._producer.flush, _STEP_S))
+        self._check()
+        if self._is_cut:  # it can go on, but calls that come next may hang
+            raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "brokers went away in the midst of it"))
+
+    def mark(self, topic: str, checkpoint_id: int) -> None:
+        from confluent_kafka import TopicPartition
+
+        place = TopicPartition(*marker_place(topic), checkpoint_id)
+        if self._group is None:
+            consumer = self._member()
+            self._group = consumer.consumer_group_metadata()
+            consumer.close()
+        self._called(self._producer.send_offsets_to_transaction, [place], self._group)
+
+    def commit(self) -> None:
+        self._called(self._producer.commit_transaction)
+
+    def abort(self) -> None:
+        self._called(self._producer.abort_transaction)
+
+    def close(self) -> None:
+        """Without waiting. What is open is aborted by the next producer of the id, or by the brokers in time."""
+        if not self._is_stuck:
+            self._producer.purge()
+            self._producer.flush(0)
+
+    def _member(self) -> Consumer:
+        """Of the marker's group, in name: it joins nothing."""
+        from confluent_kafka import Consumer
+
+        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.heard}
+        with made(self._where):
+            return Consumer(self._connection.admin_config(ours))
+
+    def _send(self, topic: str, batch: Any) -> None:
+        produce, with_headers = self._producer.produce, "headers" in batch.schema.names
+        for value, key, partition, headers in records_of(batch):
+            number = -1 if partition is None else partition
+            while True:
+                try:
+                    if with_headers and headers:
+                        named = [(each["name"], each["value"]) for each in headers]
+                        produce(topic, value, key, number, headers=named)
+                    else:
+                        produce(topic, value, key, number)
+                    break
+                except BufferError:
+                    self._wait(partial(self._producer.poll, _STEP_S))
+        self._producer.poll(0)
+        self._check()
+
+    def _wait(self, step: Callable[[], object]) -> None:
+        before = len(self._producer)
+        step()
+        self._silence.looked(len(self._producer) < before)
+        self._check()
+        self._check_stopped()
+
+    def _called(self, call: Callable[..., object], *args: Any) -> None:
+        """On a thread of its own: librdkafka's calls may hang when brokers went away in the midst of a transaction."""
+        from confluent_kafka import KafkaError, KafkaException
+
+        deadline_s = time.monotonic() + ANSWER_S
+        while True:
+            answer = _Answer()
+            threading.Thread(target=answer.of, args=(call, *args, ANSWER_S), name="kafka-commit", daemon=True).start()
+            while not answer.is_there.wait(_STEP_S):
+                self._silence.looked(False)
+                self._is_stuck = True  # until it has answered: nothing else may be asked of this producer
+                self._check_stopped()
+                if time.monotonic() > deadline_s:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {ANSWER_S:g} s"))
+            self._is_stuck = False
+            if answer.error is None:
+                self._silence.looked(True)
+                return
+            is_over = not isinstance(answer.error, KafkaException) or not answer.error.args[0].retriable()
+            if is_over or time.monotonic() > deadline_s:
+                raise answer.error
+            self._silence.looked(False)
+            self._check_stopped()
+            self._stopped.wait(_STEP_S)
+
+    def _heard(self, error: KafkaError) -> None:
+        from confluent_kafka import KafkaError as Codes
+
+        self._is_cut = self._is_cut or error.code() == Codes._ALL_BROKERS_DOWN
+        self._silence.heard(error)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        """Of records that were not; called from within `poll`, `flush` and the calls that end a transaction."""
+        if error is not None and self._refused is None:
+            self._refused = error
+
+    def _check(self) -> None:
+        from confluent_kafka import KafkaException
+
+        if self._refused is not None:
+            raise KafkaException(self._refused)
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise StorageError(f"{self._where}: the attempt ended before it was done")
+
+
+class _Answer:
+    """Of a call on another thread."""
+
+    def __init__(self) -> None:
+        self.is_there = threading.Event()
+        self.error: BaseException | None = None
+
+    def of(self, call: Callable[..., object], *args: Any) -> None:
+        try:
+            call(*args)
+        except BaseException as error:  # noqa: BLE001 - it is raised on the thread that has asked
+            self.error = error
+        self.is_there.set()
+
+
+class KafkaCommitter(Committer):
+    """`options`: what the sink has for its producers; those of `connection` go before them."""
+
+    def __init__(
+        self, connection: Connection, options: Mapping[str, Any], context: CommitterContext, where: str
+    ) -> None:
+        self._connection = connection
+        self._options = options
+        self._context = context
+        self._where = where
+        self._states: defaultdict[str, LaneState] = defaultdict(LaneState)
+        self._producers: dict[str, TransactionalProducer] = {}
+        self._swept: tuple[str, int] | None = None
+        """The newest attempt of which something was committed: nothing of older ones is left."""
+
+    @property
+    def _storage(self) -> Storage:
+        if self._context.storage is None:
+            raise InvariantError(f"{self._where}: there is something to commit, and no checkpoint storage")
+        return self._context.storage
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        found = [decode(committable) for committable in committables]
+        if len({staged.transactional_id for staged in found}) < len(found):
+            raise InvariantError(
+                f"{self._where}: a subtask has staged rows for checkpoint {checkpoint_id} twice; one marker cannot tell them apart"
+            )
+        for staged in found:
+            if staged.checkpoint != checkpoint_id:
+                raise StorageError(
+                    f"{self._where}: rows staged for checkpoint {staged.checkpoint} are to be committed as checkpoint "
+                    f"{checkpoint_id}; the checkpoint cannot be believed"
+                )
+            self._commit(staged)
+            if staged.job != self._context.job_id:
+                self._forget(staged.transactional_id)  # the job before this one: its lanes are never used again
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        delete_staged(self._storage, map(decode, committables))
+
+    def close(self) -> None:
+        for transactional_id in list(self._producers):
+            self._forget(transactional_id)
+
+    def _commit(self, staged: StagedRecords) -> None:
+        lane = _Lane(self, staged)
+        leftovers = None
+        if staged.job == self._context.job_id and self._swept != (staged.job, staged.attempt):
+            leftovers = Leftovers.of(self._storage, staged)
+        if lane.run() and leftovers is not None:
+            leftovers.delete(self._storage)
+            self._swept = staged.job, staged.attempt
+
+    def _forget(self, transactional_id: str) -> None:
+        producer = self._producers.pop(transactional_id, None)
+        if producer is not None:
+            producer.close()
+        self._states.pop(transactional_id, None)
+
+
+class _Lane:
+    """One commit of what one subtask has staged for one checkpoint."""
+
+    def __init__(self, committer: KafkaCommitter, staged: StagedRecords) -> None:
+        self._committer = committer
+        self._staged = staged
+        self._id = staged.transactional_id
+        self._where = f"{committer._where}: cannot commit checkpoint {staged.checkpoint} of subtask {staged.subtask}"
+        self._commit = LaneCommit(committer._states[self._id], staged.checkpoint, staged.after)
+        self._began_s = 0.0
+
+    def run(self) -> bool:
+        """Whether it was committed by a transaction of this call. Raises ConfigError for what only the user can mend."""
+        from confluent_kafka import KafkaException
+
+        commit, stopped = self._commit, self._committer._context.stopped
+        failing_since_s, pause_s, is_unreadable = 0.0, _PAUSE_MIN_S, False
+        while not commit.is_over:
+            try:
+                commit.succeeded(self._do(commit.step))
+            except KafkaException as error:
+                if is_for_the_user(error.args[0]):
+                    self._committer._forget(self._id)
+                    with explained(self._where):
+                        raise
+                commit.failed()
+                now_s = time.monotonic()
+                failing_since_s = failing_since_s or now_s
+                if now_s - failing_since_s > PATIENCE_S or stopped.wait(pause_s):
+                    raise self._kept(error) from error
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            except StagedRowsError:
+                if is_unreadable:
+                    self._committer._forget(self._id)
+                    raise
+                is_unreadable = True
+                commit.failed()  # the marker says whether another process has committed it
+            except BaseException:
+                if commit.step is not Step.LOOK:
+                    self._committer._forget(self._id)  # whatever it has open is aborted behind the next fence
+                raise
+        if commit.step is Step.LOST:
+            self._committer._forget(self._id)
+            raise self._lost()
+        if commit.step is Step.TOO_EARLY:
+            raise InvariantError(
+                f"{self._where}: its rows for checkpoint {self._staged.after} are not in topic {self._staged.topic!r} yet, and "
+                f"the marker of group {self._id!r} says {commit.lane.marker}"
+            )
+        return commit.was_ours
+
+    def _do(self, step: Step) -> int | None:
+        staged, storage = self._staged, self._committer._storage
+        match step:
+            case Step.LOOK:
+                return noted(storage, staged)
+            case Step.FENCE:
+                self._renewed().fence()
+            case Step.READ:
+                return self._producer.marker(staged.topic)
+            case Step.BEGIN:
+                self._began_s = time.monotonic()
+                self._producer.begin()
+            case Step.PRODUCE:
+                self._producer.produce(storage, staged)
+            case Step.MARK:
+                self._producer.mark(staged.topic, staged.checkpoint)
+            case Step.COMMIT:
+                self._producer.commit()
+            case Step.NOTE:
+                note(storage, staged)
+            case Step.CLEAN:
+                delete_staged(storage, [staged])
+            case _:
+                raise InvariantError(f"nothing is to be done at {step}")
+        return None
+
+    @property
+    def _producer(self) -> TransactionalProducer:
+        return self._committer._producers[self._id]
+
+    def _renewed(self) -> TransactionalProducer:
+        committer = self._committer
+        old = committer._producers.pop(self._id, None)
+        if old is not None:
+            old.close()
+        timeout_ms = transaction_timeout_ms(committer._connection, self._staged.rows)
+        committer._producers[self._id] = new = TransactionalProducer(
+            committer._connection,
+            committer._options,
+            self._id,
+            timeout_ms,
+            committer._context.stopped,
+            committer._where,
+        )
+        return new
+
+    def _kept(self, error: Any) -> StorageError:
+        took_ms = (time.monotonic() - self._began_s) * 1000
+        slow = ""
+        if self._began_s and took_ms > self._producer.timeout_ms:
+            slow = f"; sending {self._staged.rows} rows may take longer than {TIMEOUT}={self._producer.timeout_ms}: raise that"
+        return StorageError(
+            f"{self._where}: {error.args[0].str()}{slow}. Its {self._staged.rows} rows wait in the checkpoint, and are "
+            "committed when the brokers answer"
+        )
+
+    def _lost(self) -> StorageError:
+        staged = self._staged
+        return StorageError(
+            f"{self._where}: the brokers have forgotten up to which checkpoint its rows are in topic {staged.topic!r} (group "
+            f"{self._id!r} has no offset of partition 0), so it cannot be told whether the {staged.rows} rows of checkpoint "
+            f"{staged.checkpoint} are. Has the job been down for longer than the brokers' offsets.retention.minutes, was the "
+            "topic made anew, or does the sink write to another cluster now? The rows are kept. Look whether the topic has "
+            f"them, then commit offset {staged.checkpoint} for that group if it has, or {staged.after} if it has not "
+            f"({NO_OFFSET}), and start the job with --from latest"
+        )
+
+
+def transaction_timeout_ms(connection: Connection, rows: int) -> int:
+    """What the user says; otherwise short, as an abandoned transaction holds readers up, but enough for these rows."""
+    said = connection.option(TIMEOUT)
+    if said is not None:
+        try:
+            return int(said)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is no number of milliseconds"
+            ) from None
+    return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
+
+
+def committed_offset(consumer: Any, place: Place, timeout_s: float) -> int | None:
+    """None if the group has none there."""
+    from confluent_kafka import KafkaException, TopicPartition
+
+    (found,) = consumer.committed([TopicPartition(*place)], timeout=timeout_s)
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return int(found.offset) if found.offset >= 0 else None
+
+
+def check_transactions(
+    connection: Connection, options: Mapping[str, Any], topic: str, check_id: str, where: str
+) -> None:
+    """Try all that a commit needs but to write rows, and leave nothing behind. Raises ConfigError or StorageError."""
+    producer = TransactionalProducer(
+        connection, options, check_id, transaction_timeout_ms(connection, 0), threading.Event(), where
+    )
+    with explained(where):
+        try:
+            producer.fence()
+            producer.begin()
+            producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
+            producer.abort()
+            producer.marker(topic)
+        finally:
+            producer.close()

@@ -1,0 +1,242 @@
+"""Rows of a subtask into files in the checkpoint storage, as records that are ready to be sent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.connectors.kafka_client import Connection, Silence
+from midstream.connectors.kafka_cluster import Cluster
+from midstream.connectors.kafka_committer import marker_place
+from midstream.connectors.kafka_staging import (
+    VERSION,
+    StagedFile,
+    StagedRecords,
+    encode,
+    staged_path,
+    transactional_id,
+    write_staged,
+)
+from midstream.connectors.queued import Part, QueuedWriter
+from midstream.core.batches import batch_bytes
+from midstream.core.errors import InvariantError, SchemaError, StorageError
+from midstream.core.seams import Storage
+from midstream.operators.sink import WriterContext
+
+FILE_BYTES: Final = 32 * 2**20
+"""Records in memory before they go to a file; a checkpoint may need several."""
+PATIENCE_S: Final = 120.0
+"""So long a subtask waits for brokers before it stages its first rows; then the job restarts."""
+REFRESHED_S: Final = 3600.0
+"""A subtask that has had no rows for so long commits an empty transaction: or the brokers would forget its marker."""
+_PAUSE_S: Final = 1.0
+
+
+class Staging(Protocol):
+    """`connectors.kafka_sink.Encoding`."""
+
+    def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
+
+
+class StagedWriter(QueuedWriter):
+    """A part for each checkpoint, each with files of its own."""
+
+    def __init__(
+        self,
+        context: WriterContext,
+        storage: Storage,
+        connection: Connection,
+        topic: str,
+        encoding: Staging,
+        record_bytes_max: int,
+        where: str,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lane = _Lane(context, connection, topic, where)
+        self._numbers = count()
+        self._after = 0
+        self._now_s = now_s
+        self._refreshed_s = now_s()
+        super().__init__(
+            context,
+            lambda: StagedPart(context, storage, self._lane, encoding, record_bytes_max, where, next(self._numbers)),
+        )
+
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+        now_s = self._now_s()
+        if self._part is None and self._after and now_s - self._refreshed_s >= REFRESHED_S:
+            self._part = self._new_part()
+        if isinstance(self._part, StagedPart):
+            self._part.after, self._after, self._refreshed_s = self._after, checkpoint_id, now_s
+        return super().prepare(checkpoint_id)
+
+    def close(self) -> None:
+        self._lane.stopped.set()
+        super().close()
+
+
+class _Lane:
+    """What the parts of one subtask share: its marker, and how many partitions the topic has. For the I/O pool."""
+
+    def __init__(self, context: WriterContext, connection: Connection, topic: str, where: str) -> None:
+        self.topic = topic
+        self.stopped = threading.Event()
+        self._id = transactional_id(context.job_id, context.uid, context.subtask)
+        self._connection = connection
+        self._where = where
+        self._turn = threading.Lock()
+        self._is_open = False
+        self._partitions = 0
+
+    def open(self) -> None:
+        """See that there is a marker, before there is anything of which it could say whether it is committed.
+
+        All that older attempts have staged for this lane is committed, or never will be: so if there is no marker,
+        one that says that nothing is committed is right for all that comes.
+        """
+        with self._turn:
+            if not self._is_open:
+                place = marker_place(self.topic)
+
+                def ensure(cluster: Cluster) -> None:
+                    if not cluster.committed(self._id, [place]):
+                        cluster.commit(self._id, {place: 0})
+
+                self._asked(ensure)
+                self._is_open = True
+
+    def partitions(self, more_than: int) -> int:
+        """How many the topic has; asked again unless there are known to be `more_than`."""
+        with self._turn:
+            if self._partitions <= more_than:
+                self._partitions = self._asked(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
+            return self._partitions
+
+    def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
+        """Brokers that are gone are waited for."""
+        silence = Silence(self._where, self._connection.servers)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            cluster = Cluster(self._connection, self._where)
+            try:
+                return ask(cluster) or 0
+            except StorageError:
+                if time.monotonic() > deadline_s:
+                    raise
+            finally:
+                cluster.close()
+            silence.looked(False)
+            if self.stopped.wait(_PAUSE_S):
+                raise StorageError(f"{self._where}: the attempt ended before the brokers answered")
+
+
+class StagedPart(Part):
+    """What one subtask stages for one checkpoint."""
+
+    def __init__(
+        self,
+        context: WriterContext,
+        storage: Storage,
+        lane: _Lane,
+        encoding: Staging,
+        record_bytes_max: int,
+        where: str,
+        number: int,
+    ) -> None:
+        super().__init__()
+        self.after = 0
+        """Set before `finish`: the checkpoint for which the subtask staged something before."""
+        self._context = context
+        self._storage = storage
+        self._lane = lane
+        self._encoding = encoding
+        self._record_bytes_max = record_bytes_max
+        self._where = where
+        self._number = number
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._rows = 0
+        self._files: list[StagedFile] = []
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        records = self._encoding.staged(batch)
+        self._check(records)
+        self._waiting.append(records)
+        self._waiting_bytes += batch_bytes(records)
+        self._rows += records.num_rows
+        if self._waiting_bytes >= FILE_BYTES:
+            self._store()
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        context = self._context
+        self._lane.open()
+        if self._waiting:
+            self._store()
+        return [
+            encode(
+                StagedRecords(
+                    version=VERSION,
+                    checkpoint=checkpoint_id,
+                    after=self.after,
+                    job=context.job_id,
+                    uid=context.uid,
+                    attempt=context.attempt,
+                    subtask=context.subtask,
+                    topic=self._lane.topic,
+                    rows=self._rows,
+                    files=tuple(self._files),
+                )
+            )
+        ]
+
+    def _discard(self) -> None:
+        self._waiting.clear()
+        files, self._files = self._files, []
+        for file in files:
+            self._storage.delete(file.path)
+
+    def _store(self) -> None:
+        context = self._context
+        path = staged_path(
+            context.job_id, context.uid, context.attempt, context.subtask, self._number, len(self._files)
+        )
+        self._files.append(write_staged(self._storage, path, self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _check(self, records: pa.RecordBatch) -> None:
+        """Refuse now what the brokers would refuse once the checkpoint is complete, each time anew."""
+        sizes = pc.fill_null(pc.binary_length(records.column("value")), 0)
+        if "key" in records.schema.names:
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(records.column("key")), 0))
+        if "headers" in records.schema.names:
+            sizes = pc.add(sizes, _header_bytes(records.column("headers")))
+        largest = pc.max(sizes).as_py() or 0
+        if largest > self._record_bytes_max:
+            raise SchemaError(
+                f"{self._where}: a row is a record of {largest} bytes, and message.max.bytes leaves {self._record_bytes_max} for "
+                "one; raise that (options=), and with it the topic's max.message.bytes"
+            )
+        if "partition" in records.schema.names:
+            numbers = pc.min_max(records.column("partition")).as_py()
+            if numbers["min"] is not None and numbers["min"] < 0:
+                raise InvariantError(f"{self._where}: a partition below 0 was not refused")
+            if numbers["max"] is not None and numbers["max"] >= self._lane.partitions(numbers["max"]):
+                raise SchemaError(
+                    f"{self._where}: a row is for partition {numbers['max']}, and topic {self._lane.topic!r} has "
+                    f"{self._lane.partitions(0)}"
+                )
+
+
+def _header_bytes(headers: pa.Array) -> pa.Array:
+    """Of each row: names, values, and how long they are."""
+    sizes = [
+        sum(len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in row or ())
+        for row in headers.to_pylist()
+    ]
+    return pa.array(sizes, pa.int64())

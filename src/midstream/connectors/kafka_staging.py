@@ -1,0 +1,199 @@
+"""Rows for a topic that wait in the checkpoint storage until their checkpoint is complete.
+
+    sinks/<sink>/<job>-<attempt>-<subtask>-<n>-<m>.arrow    records, ready to be sent, of subtask's part n
+    sinks/<sink>/<job>-<subtask>.committed                  the newest checkpoint of this lane that is in the topic
+
+What attempts that were killed leave behind is deleted with the first commit of a newer attempt, see `Leftovers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from midstream.core.errors import StorageError
+from midstream.core.seams import Storage
+
+VERSION: Final = 1
+FOLDER: Final = "sinks"
+_JOB: Final = r"[A-Za-z0-9_-]+"
+_NAME: Final = re.compile(rf"({_JOB})-(\d+)-(\d+)-\d+-\d+\.arrow")
+_NOTE: Final = re.compile(rf"({_JOB})-(\d+)\.committed")
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    path: str
+    bytes: int
+    checksum: str
+
+
+class StagedRecords(msgspec.Struct, frozen=True):
+    """A committable, as JSON: what one subtask has staged for one checkpoint."""
+
+    version: int
+    checkpoint: int
+    after: int
+    """The checkpoint before it for which this attempt of the subtask staged something; 0 if none."""
+    job: str
+    uid: str
+    attempt: int
+    subtask: int
+    topic: str
+    rows: int
+    files: tuple[StagedFile, ...]
+
+    @property
+    def transactional_id(self) -> str:
+        """Also the group of the marker."""
+        return transactional_id(self.job, self.uid, self.subtask)
+
+
+def transactional_id(job_id: str, uid: str, subtask: int) -> str:
+    return f"midstream-{job_id}-{_token(uid)}-{subtask}"
+
+
+def encode(staged: StagedRecords) -> bytes:
+    return msgspec.json.encode(staged)
+
+
+def decode(committable: bytes) -> StagedRecords:
+    """Raises StorageError for what no exactly-once sink of Kafka has staged: it comes from a checkpoint."""
+    try:
+        staged = msgspec.json.decode(committable, type=StagedRecords)
+    except msgspec.DecodeError as error:
+        raise StorageError(f"KafkaSink: what the checkpoint has to commit is not of a Kafka sink: {error}") from error
+    if staged.version != VERSION:
+        raise StorageError(
+            f"KafkaSink: rows were staged in form {staged.version}, and this version of midstream reads {VERSION}; commit "
+            "them with the version that wrote them: start the job with it, and stop it with a savepoint"
+        )
+    if not (0 <= staged.after < staged.checkpoint and staged.subtask >= 0 and staged.rows >= 0 and staged.topic):
+        raise StorageError(
+            "KafkaSink: the checkpoint has rows to commit with impossible numbers; it cannot be believed"
+        )
+    for file in staged.files:
+        folder, _, name = file.path.rpartition("/")
+        match = _NAME.fullmatch(name)
+        if folder != _folder(staged.uid) or match is None or match[1] != staged.job or file.bytes < 0:
+            raise StorageError(
+                f"KafkaSink: no Kafka sink stages rows in {file.path!r}; the checkpoint cannot be believed"
+            )
+    return staged
+
+
+# ---- files --------------------------------------------------------------------
+
+
+def staged_path(job_id: str, uid: str, attempt: int, subtask: int, part: int, number: int) -> str:
+    return f"{_folder(uid)}/{job_id}-{attempt}-{subtask}-{part}-{number}.arrow"
+
+
+def write_staged(storage: Storage, path: str, batches: Sequence[pa.RecordBatch]) -> StagedFile:
+    """Durable when it returns."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=_COMPRESSED) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data = memoryview(sink.getvalue())
+    storage.write(path, [data])
+    return StagedFile(path, len(data), xxhash.xxh3_64_hexdigest(data))
+
+
+def read_staged(storage: Storage, file: StagedFile) -> list[pa.RecordBatch]:
+    """Raises StorageError when the file is gone, or is not what was written."""
+    data = storage.read(file.path)
+    if len(data) != file.bytes or xxhash.xxh3_64_hexdigest(data) != file.checksum:
+        raise StorageError(
+            f"{file.path} has {len(data)} bytes, and not the {file.bytes} that were written: it is damaged"
+        )
+    with pa.ipc.open_stream(data) as reader:
+        return list(reader)
+
+
+def delete_staged(storage: Storage, staged: Iterable[StagedRecords]) -> None:
+    for records in staged:
+        for file in records.files:
+            storage.delete(file.path)
+
+
+# ---- what was committed ---------------------------------------------------------
+
+
+def noted(storage: Storage, staged: StagedRecords) -> int | None:
+    """The newest checkpoint of its lane that is noted as committed."""
+    path = _note_path(staged)
+    if not storage.exists(path):
+        return None
+    data = storage.read(path)
+    if not data.isdigit():
+        raise StorageError(f"{path} is damaged: it has {data[:40]!r} in place of a checkpoint's number")
+    return int(data)
+
+
+def note(storage: Storage, staged: StagedRecords) -> None:
+    storage.write(_note_path(staged), [str(staged.checkpoint).encode()])
+
+
+def _note_path(staged: StagedRecords) -> str:
+    return f"{_folder(staged.uid)}/{staged.job}-{staged.subtask}.committed"
+
+
+# ---- what dead attempts leave ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What older attempts and jobs than that of `staged` have left, as it was when this was made.
+
+    Nothing is deployed before all is committed that the restored checkpoint holds: once the brokers have taken
+    something of a newer attempt, nothing of an older one is of any use. Look first, then commit, then delete: a job
+    that was superseded meanwhile cannot commit, so it deletes nothing of its successor.
+    """
+
+    folder: str
+    job: str
+    attempt: int
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, storage: Storage, staged: StagedRecords) -> Leftovers:
+        folder = _folder(staged.uid)
+        found = tuple(name for name in storage.list(folder) if _is_older(name, staged.job, staged.attempt))
+        return cls(folder, staged.job, staged.attempt, found)
+
+    def delete(self, storage: Storage) -> None:
+        for name in self.names:
+            storage.delete(f"{self.folder}/{name}")
+        storage.sweep(self.folder, lambda name: _is_older(name, self.job, self.attempt))
+
+
+def _is_older(name: str, job_id: str, attempt: int) -> bool:
+    if match := _NAME.fullmatch(name):
+        return match[1] != job_id or int(match[2]) < attempt
+    match = _NOTE.fullmatch(name)
+    return match is not None and match[1] != job_id
+
+
+def _folder(uid: str) -> str:
+    return f"{FOLDER}/{_token(uid)}"
+
+
+def _token(uid: str) -> str:
+    return xxhash.xxh3_64_hexdigest(uid.encode())
+
+
+# ---- records --------------------------------------------------------------------
+
+
+def records_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Value, key, partition and headers of each row; None for what there is not."""
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    nothing = [None] * batch.num_rows
+    return zip(*(columns.get(name, nothing) for name in ("value", "key", "partition", "headers")), strict=True)
