@@ -22,7 +22,7 @@ from midstream import (
     WatermarkStrategy,
     tumbling,
 )
-from midstream.operators.source import Discovery, Split
+from midstream.operators.source import Discovery, Split, SplitReader
 from midstream.spark.dataframe import DataFrameSource
 
 NOON = datetime(2024, 1, 1, 12)
@@ -138,7 +138,7 @@ class Numbers(Source):
         self._note("close")
 
 
-class Reader:
+class Reader(SplitReader):
     def __init__(self, split: int, offset: int) -> None:
         self.split = split
         self.offset = offset
