@@ -43,6 +43,11 @@ def _free_ports(count: int) -> list[int]:
             each.close()
 
 
+def _quiet(servers: str) -> dict[str, Any]:
+    """What makes a client that says no word of every connection that is refused."""
+    return {"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda _: None}
+
+
 class Broker:
     """`stop(crash=True)` is a kill -9; `start` brings it back with what it had, at the same address."""
 
@@ -94,8 +99,7 @@ class Broker:
         from confluent_kafka.admin import AdminClient
 
         self._process = self._java("kafka.Kafka", self._properties)
-        # No word of every connection that is refused meanwhile.
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0, "error_cb": lambda _: None})
+        admin = AdminClient(_quiet(self.servers))
 
         def answers() -> bool:
             assert self._process is not None and self._process.poll() is None, self.log()
@@ -153,7 +157,7 @@ class Kafka:
         from confluent_kafka.admin import AdminClient
 
         self.servers = servers
-        self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda _: None})
+        self.admin = AdminClient(_quiet(servers))
         self._prefix = f"t{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
     def topic(self, name: str = "in", partitions: int = 1, **config: Any) -> str:
@@ -276,10 +280,11 @@ class Kafka:
         def read_on() -> bool:
             while got := consumer.consume(10_000, 0):
                 for message in got:
-                    if message.error() is None:
+                    error = message.error()
+                    if error is None:
                         messages.append(message)
                     else:
-                        assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                        assert error.code() == KafkaError._PARTITION_EOF, error
                         left.discard(message.partition())
             return not left
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
-from datetime import UTC, date, datetime, time
+from datetime import date, datetime, time, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import fastavro
 import pyarrow as pa
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from midstream.connectors.avro import AvroDecoder, AvroEncoder
 from midstream.connectors.avro_types import AvroType, arrow_type, parse_schema
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import SchemaError
 
 BEFORE = b"\x00\x00\x00\x00\x07"
@@ -49,7 +50,8 @@ def encoded(schema: Any, *rows: dict[str, Any]) -> list[bytes]:
 
 # ---- there and back ----
 
-scalars = [
+Kind: TypeAlias = "tuple[pa.DataType, st.SearchStrategy[Any]]"
+scalars: list[Kind] = [
     (pa.bool_(), st.booleans()),
     (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -61,12 +63,12 @@ scalars = [
     (pa.time32("ms"), st.times().map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))),
     (pa.time64("us"), st.times()),
     (pa.timestamp("us"), st.datetimes()),
-    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(UTC))),
+    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(timezone.utc))),
     (pa.timestamp("ms"), st.datetimes().map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))),
     (pa.decimal128(38, 10), st.decimals(-(10**27), 10**27, places=10)),
     (pa.decimal128(3, 3), st.decimals("-0.999", "0.999", places=3)),
 ]
-kinds = st.recursive(
+kinds: st.SearchStrategy[Kind] = st.recursive(
     st.sampled_from(scalars),
     lambda inner: st.one_of(
         inner.map(lambda each: (pa.large_list(each[0]), st.lists(st.none() | each[1], max_size=3))),
@@ -84,7 +86,7 @@ kinds = st.recursive(
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
     columns = draw(st.lists(kinds, min_size=1, max_size=4))
-    schema = pa.schema([(f"c{i}", kind) for i, (kind, _) in enumerate(columns)])
+    schema = schema_of([(f"c{i}", kind) for i, (kind, _) in enumerate(columns)])
     row = st.fixed_dictionaries({f"c{i}": st.none() | values for i, (_, values) in enumerate(columns)})
     return pa.RecordBatch.from_pylist(draw(st.lists(row, min_size=1, max_size=4)), schema)
 
@@ -133,7 +135,7 @@ def test_each_type_of_avro_is_a_column():
         "again": None,
         "id": "not looked at",
         "day": date(2024, 2, 29),
-        "at": datetime(2024, 1, 1, tzinfo=UTC),
+        "at": datetime(2024, 1, 1, tzinfo=timezone.utc),
         "noon": time(12),
         "odd": 5,
     }

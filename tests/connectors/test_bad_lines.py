@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import midstream.connectors.lines
 from midstream.connectors.files import CsvOptions, FileSource
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError
 from midstream.operators.source import Split
 
-SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.large_string())])
+SCHEMA = schema_of([("n", pa.int64()), ("t", pa.large_string())])
 CSV = CsvOptions(header=False)
 GOOD = {
     "jsonl": [b'{"n":1,"t":"a"}', b'{"n": 2}', b' {"t":"\xc3\xa9","x":[{}]} ', b"{}", b'{"n":null,"t":"}"}'],
@@ -182,7 +183,8 @@ def test_parts_of_a_large_file_tell_of_each_bad_line_once(tmp_path, monkeypatch)
 
 def test_without_drop_the_line_fails_the_job_and_a_missing_value_is_a_bad_line_too(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"1,a\n,b\n")
-    required = pa.schema([pa.field("n", pa.int64(), nullable=False), ("t", pa.large_string())])
+    fields: list[pa.Field[Any]] = [pa.field("n", pa.int64(), nullable=False), pa.field("t", pa.large_string())]
+    required = pa.schema(fields)
     with pytest.raises(SchemaError, match=r"a\.csv, line 2: column 'n' has no value"):
         all_of(source_of(tmp_path, "csv", schema=required, on_bad_record="fail"))
     rows, bad = all_of(source_of(tmp_path, "csv", schema=required))

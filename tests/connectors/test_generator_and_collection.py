@@ -169,7 +169,7 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
         clock=time,
         executor=time,  # type: ignore[arg-type]  # a stand-in
         emit=lambda batch: emitted.append((time.now_s, batch.num_rows)),
-        emit_bad=pytest.fail,
+        emit_bad=pytest.fail,  # type: ignore[arg-type]  # a stand-in
         request_split=lambda: None,
         wake=lambda: None,
         fail=pytest.fail,  # type: ignore[arg-type]  # a stand-in

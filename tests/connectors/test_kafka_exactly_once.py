@@ -161,7 +161,7 @@ def test_rows_keep_their_order_through_many_files_and_a_small_queue(kafka, tmp_p
 
 def test_sinks_and_jobs_on_one_topic_do_not_disturb_each_other(kafka, staging, tmp_path):
     job_b = Staging(kafka.servers, staging.sink.topic, tmp_path / "b")
-    places = [{"uid": "out"}, {"uid": "other"}, {"uid": "out", "subtask": 1}]
+    places: list[dict[str, Any]] = [{"uid": "out"}, {"uid": "other"}, {"uid": "out", "subtask": 1}]
     all_staged = [staging.staged(numbers(n), **place) for n, place in enumerate(places)]
     of_job_b = job_b.staged(numbers(3), job_id="job-b")
     committer = staging.committer()

@@ -22,10 +22,11 @@ from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.kafka_sink import KafkaSink
 from midstream.connectors.schema_registry import RegistrySilent, header
 from midstream.connectors.text import CsvOptions
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError, StorageError
 from schema_registry_stub import StubRegistry, running_registry
 
-SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.large_string())])
+SCHEMA = schema_of([("n", pa.int64()), ("t", pa.large_string())])
 N = {"type": "record", "name": "R", "fields": [{"name": "n", "type": ["null", "long"], "default": None}]}
 BOTH = {**N, "fields": [*N["fields"], {"name": "t", "type": ["null", "string"], "default": None}]}
 
@@ -39,7 +40,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubRegistry]:
 
 def split(parser: RecordParser, values: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     """Rows, and the bad ones: offset and error."""
-    batch, bad = parser.rows([Record(value, at) for at, value in enumerate(values)], "t")  # type: ignore[misc, list-item]
+    batch, bad = parser.rows([Record(value, at) for at, value in enumerate(values)], "t")  # type: ignore[misc]
     assert batch.schema.equals(parser.schema)
     assert batch.num_rows + len(bad) == len(values)
     return batch.to_pylist(), {each.position: each.error for each in bad}

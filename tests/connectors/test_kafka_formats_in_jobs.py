@@ -16,6 +16,7 @@ from midstream import BAD_RECORDS, Environment
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.schema_registry import header
+from midstream.core.arrow_types import schema_of
 from midstream.runtime.processes import ProcessSlots
 from schema_registry_stub import StubRegistry, running_registry
 from waiting import until
@@ -49,7 +50,7 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         bad = [header(4_000) + (value or b"")[5:] if is_bad(n) else value for n, value in enumerate(values)]
         for partition in range(2):
             kafka.produce(source, bad[partition::2], partition=partition)
-        reader = json.dumps(AvroEncoder(pa.schema([("n", pa.int64()), ("t", pa.large_string())]), "in", "").avro_schema)
+        reader = json.dumps(AvroEncoder(schema_of([("n", pa.int64()), ("t", pa.large_string())]), "in", "").avro_schema)
         env = Environment("avro", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
         where = {"url": registry.url}
         stream = env.read_kafka(

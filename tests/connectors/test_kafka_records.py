@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.connectors.kafka_records import RecordParser
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import SchemaError
 
-SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.large_string())])
+SCHEMA = schema_of([("n", pa.int64()), ("t", pa.large_string())])
 FRAGMENTS = [
     b"{",
     b"}",

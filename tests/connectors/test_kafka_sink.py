@@ -17,7 +17,7 @@ from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka_sink import KafkaSink
 from waiting import until
 
-ONCE = {"guarantee": "at_least_once"}
+ONCE: dict[str, Any] = {"guarantee": "at_least_once"}
 HEADERS = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
 
 

@@ -280,7 +280,7 @@ class MarkerReadBeforeTheFence(LaneCommit):
         match self.step:
             case Step.LOOK:
                 super().succeeded(found)
-                self.step = Step.READ if self.step is Step.FENCE else self.step
+                self.step = Step.READ if self.step is Step.FENCE else self.step  # type: ignore[comparison-overlap]  # which that has set
             case Step.READ:
                 self.early = found
                 self.step = Step.FENCE

@@ -429,7 +429,7 @@ class _OddReader(SplitReader):
         if got is None:
             return None
         batch, offset = got
-        found = batch.column("n").to_pylist()
+        found = to_list(batch.column("n"))
         self._bad = [BadRecord(at, "here", None, n, b"%d" % n, "odd") for at, n in enumerate(found) if n % 2]
         return batch.filter(pa.array([n % 2 == 0 for n in found])), offset
 
@@ -496,7 +496,7 @@ def test_after_a_rescale_a_subtask_goes_on_with_the_worst_of_the_windows_that_it
         reader.give(split)
         reader.driver.no_more_splits()
         assert reader.run(100) is Progress.ENDED
-    parts = [reader.driver.snapshot(lambda i=i: f"chunk{i}")[TALLY] for i, reader in enumerate(readers)]
+    parts = [reader.driver.snapshot(lambda i=i: f"chunk{i}")[TALLY] for i, reader in enumerate(readers)]  # type: ignore[misc]  # mypy infers no lambda with defaults
     after = Reader(source, World())
     after.driver.restore({TALLY: StatePart(parts[0].redistribute, parts[0].chunks + parts[1].chunks)})
     after.give("20:22")

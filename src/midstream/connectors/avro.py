@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from midstream.connectors.avro_types import AvroType, Field, arrow_fields, arrow_type
+from midstream.core.arrow_types import is_list_array, is_struct_array, list_lengths, nulls
 from midstream.core.errors import SchemaError
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
@@ -26,7 +26,7 @@ Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 A record is a list of its fields' values, an enum the number of its symbol, and what has a logical type is what that
 stands on.
 """
-Build: TypeAlias = Callable[[list[Any]], pa.Array]
+Build: TypeAlias = "Callable[[list[Any]], pa.Array[Any]]"
 """A column of such values. Raises ArrowException for one that does not fit."""
 _WIDER: Final = {"int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",)}
 _DAY: Final = {"time-millis": 86_400_000, "time-micros": 86_400_000_000}
@@ -270,10 +270,10 @@ def _resolved(writer: AvroType, reader: AvroType, where: str) -> Build:
     if writer.kind == "null":
         if not may_be_null:
             raise SchemaError(f"{where} was written as null, which the reader's schema does not allow")
-        return lambda values: pa.nulls(len(values), kind)
+        return lambda values: nulls(len(values), kind)
     build = _build(writer, reader, kind, where)
 
-    def column(values: list[Any]) -> pa.Array:
+    def column(values: list[Any]) -> pa.Array[Any]:
         there = [value for value in values if value is not None]
         if len(there) == len(values):
             return build(values)
@@ -296,6 +296,7 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
     match after:
         case "record":
             columns = _record_columns(writer, reader, where)
+            assert pa.types.is_struct(kind), kind
             fields = list(kind)
             return lambda values: pa.StructArray.from_arrays([column(values) for column in columns], fields=fields)
         case "array":
@@ -303,11 +304,15 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
             return lambda values: _lists(values, items([each for value in values for each in value]))
         case "map":
             items = _resolved(writer.of(), reader.of(), f"{where}{{}}")
+            assert pa.types.is_large_list(kind), kind
+            entry = kind.value_type
+            assert pa.types.is_struct(entry), entry
+            key_and_value = list(entry)
 
-            def entries(values: list[Any]) -> pa.Array:
+            def entries(values: list[Any]) -> pa.Array[Any]:
                 keys = pa.array([key for value in values for key in value], pa.large_string())
                 content = items([each for value in values for each in value.values()])
-                return _lists(values, pa.StructArray.from_arrays([keys, content], fields=list(kind.value_type)))
+                return _lists(values, pa.StructArray.from_arrays([keys, content], fields=key_and_value))
 
             return entries
         case "enum":
@@ -333,16 +338,16 @@ def _meaning(kind: AvroType) -> str:
     return f"decimal({kind.precision}, {kind.scale})" if kind.logical == "decimal" else kind.logical
 
 
-def _lists(values: list[Any], items: pa.Array) -> pa.Array:
+def _lists(values: list[Any], items: pa.Array[Any]) -> pa.Array[Any]:
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.array([len(value) for value in values], np.int64), out=offsets[1:])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), items)
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items)
 
 
 def _enum(writer: AvroType, reader: AvroType, where: str) -> Build:
     symbols = [symbol if symbol in reader.symbols else reader.default_symbol for symbol in writer.symbols]
 
-    def column(values: list[Any]) -> pa.Array:
+    def column(values: list[Any]) -> pa.Array[Any]:
         for number in values:
             if not 0 <= number < len(symbols):
                 raise pa.ArrowInvalid(f"{where}: symbol {number} of an enum that has {len(symbols)}")
@@ -355,7 +360,7 @@ def _enum(writer: AvroType, reader: AvroType, where: str) -> Build:
     return column
 
 
-def _decimals(values: list[Any], kind: AvroType, arrow: pa.DataType, where: str) -> pa.Array:
+def _decimals(values: list[Any], kind: AvroType, arrow: pa.DataType, where: str) -> pa.Array[Any]:
     most = 10**kind.precision
     found = []
     for value in values:
@@ -368,7 +373,7 @@ def _decimals(values: list[Any], kind: AvroType, arrow: pa.DataType, where: str)
     return pa.array(found, arrow)
 
 
-def _as_text_or_bytes(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _as_text_or_bytes(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
     if kind == pa.large_binary():
         return pa.array(values, pa.large_string()).cast(kind)
     array = pa.array(values, pa.large_binary()).cast(kind)
@@ -376,7 +381,7 @@ def _as_text_or_bytes(values: list[Any], kind: pa.DataType) -> pa.Array:
     return array
 
 
-def _times_of_day(values: list[Any], logical: str, kind: pa.DataType, where: str) -> pa.Array:
+def _times_of_day(values: list[Any], logical: str, kind: pa.DataType, where: str) -> pa.Array[Any]:
     if not all(0 <= value < _DAY[logical] for value in values):
         raise pa.ArrowInvalid(f"{where}: a time of day that is beyond the day")
     return pa.array(values, pa.int32() if logical == "time-millis" else pa.int64()).cast(kind)
@@ -414,7 +419,7 @@ class AvroEncoder:
             found.append(bytes(out))
         return found
 
-    def _column(self, kind: pa.DataType, where: str) -> tuple[Any, Callable[[pa.Array], list[Any]], Write]:
+    def _column(self, kind: pa.DataType, where: str) -> tuple[Any, Callable[[pa.Array[Any]], list[Any]], Write]:
         """The Avro type of a column, which may be null; its values, and how one is written."""
         types = pa.types
         avro: Any
@@ -561,13 +566,15 @@ def _unscaled(value: Decimal | None, scale: int) -> bytes | None:
     return number.to_bytes((number if number >= 0 else ~number).bit_length() // 8 + 1, "big", signed=True)
 
 
-def _pieces(column: pa.Array, values: Callable[[pa.Array], list[Any]]) -> list[Any]:
-    lengths = pc.list_value_length(column).to_pylist()
+def _pieces(column: pa.Array[Any], values: Callable[[pa.Array[Any]], list[Any]]) -> list[Any]:
+    assert is_list_array(column), column.type
+    lengths = list_lengths(column).to_pylist()
     flat = iter(values(column.flatten()))
     return [None if length is None else [next(flat) for _ in range(length)] for length in lengths]
 
 
-def _structs(column: pa.Array, fields: Sequence[Callable[[pa.Array], list[Any]]]) -> list[Any]:
+def _structs(column: pa.Array[Any], fields: Sequence[Callable[[pa.Array[Any]], list[Any]]]) -> list[Any]:
+    assert is_struct_array(column), column.type
     parts = [values(part) for values, part in zip(fields, column.flatten(), strict=True)]
     rows = zip(*parts, strict=True)
     return [row if there else None for there, row in zip(column.is_valid().to_pylist(), rows, strict=True)]

@@ -33,7 +33,7 @@ _LOGICAL_OF: Final = {
     "uuid": ("string",),
 }
 """What each may stand on. Others are left alone, as Avro wants it: the value is what it stands on."""
-_ARROW: Final = {
+_ARROW: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -281,6 +281,6 @@ def arrow_type(kind: AvroType, where: str) -> pa.DataType:
             return _ARROW.get(kind.logical) or _ARROW[kind.kind]
 
 
-def arrow_fields(record: AvroType, where: str) -> Iterator[pa.Field]:
+def arrow_fields(record: AvroType, where: str) -> Iterator[pa.Field[Any]]:
     for field in record.fields:
         yield pa.field(field.name, arrow_type(field.type, f"{where}.{field.name}"))

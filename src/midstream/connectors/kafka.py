@@ -312,7 +312,7 @@ class _PartitionReader(SplitReader):
         self._part = part
         self._where = _where(part)
         self._next = offset or part.start
-        self._notes: list[Message] = []
+        self._notes: list[tuple[KafkaError, Message]] = []
         """What came beside the records of the last look, and behind them."""
         self._bad: list[BadRecord] = []
         """Of the last look."""
@@ -331,8 +331,8 @@ class _PartitionReader(SplitReader):
         if self._kept is not None:
             return self._parsed(*self._kept)
         notes, self._notes = self._notes, []
-        for note in notes:
-            self._take_note(note.error(), note)
+        for about, note in notes:
+            self._take_note(about, note)
         stop = self._part.stop
         if stop is not None and self._next >= stop:
             return None
@@ -341,7 +341,7 @@ class _PartitionReader(SplitReader):
         self._silence.looked(bool(messages))
         good = [message for message in messages if message.error() is None]
         if len(good) < len(messages):
-            self._notes = [message for message in messages if message.error() is not None]
+            self._notes = [(error, message) for message in messages if (error := message.error()) is not None]
         before = self._next
         if stop is not None and good and self._offset(good[-1]) >= stop:
             good = [message for message in good if self._offset(message) < stop]
@@ -441,7 +441,9 @@ class _PartitionReader(SplitReader):
 
     @staticmethod
     def _offset(message: Message) -> int:
-        return int(message.offset())
+        offset = message.offset()
+        assert offset is not None, "what comes of a partition has a place in it"
+        return offset
 
 
 def _where(part: _Partition) -> str:

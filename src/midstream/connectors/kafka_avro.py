@@ -91,7 +91,7 @@ class AvroValues:
             return pieces[0]
         order = np.argsort(np.concatenate([np.array(places, np.int64) for places in by_id.values()]))
         together = pa.Table.from_batches(pieces, self.schema).combine_chunks()
-        return together.take(pa.array(order)).combine_chunks().to_batches()[0]
+        return together.take(pa.array(order, pa.int64())).combine_chunks().to_batches()[0]
 
     def _decoder(self, schema_id: int) -> AvroDecoder:
         found = self._decoders.get(schema_id)

@@ -234,7 +234,8 @@ def _hint(error: KafkaError) -> str:
             return "; give a transaction.timeout.ms that is not above the brokers' transaction.max.timeout.ms"
         case Codes._UNSUPPORTED_FEATURE | Codes.UNSUPPORTED_VERSION:
             return "; exactly once needs brokers of Kafka 2.5 or later: use these with guarantee='at_least_once'"
-    return ""
+        case _:
+            return ""
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Cluster:
     def check_writable(self, topic: str) -> None:
         """Raises ConfigError when it is not there, or the user may not write to it."""
         from confluent_kafka import KafkaException, TopicCollection
-        from confluent_kafka.admin import AclOperation
+        from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
         def ask() -> list[AclOperation] | None:
             asked = self._client().describe_topics(
@@ -95,7 +95,7 @@ class Cluster:
     def record_bytes_max(self, topic: str) -> int | None:
         """What the topic takes; None if the user may not know (DescribeConfigs)."""
         from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka.admin import ConfigResource
+        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
@@ -117,14 +117,16 @@ class Cluster:
         A time later than all records is behind the last.
         """
         from confluent_kafka import IsolationLevel, TopicPartition
-        from confluent_kafka.admin import OffsetSpec
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
         if not places:
             return {}
         if when_ms == EARLIEST:
-            spec = OffsetSpec.earliest()
+            spec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # it has no annotations
+        elif when_ms == LATEST:
+            spec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
         else:
-            spec = OffsetSpec.latest() if when_ms == LATEST else OffsetSpec.for_timestamp(when_ms)
+            spec = OffsetSpec.for_timestamp(when_ms)
 
         def ask() -> dict[Place, int]:
             asked = self._client().list_offsets(

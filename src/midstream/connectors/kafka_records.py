@@ -142,12 +142,14 @@ class RecordParser:
                 f"{where}, offset {message.offset()}: {text}; declare other types in schema=, or have "
                 "on_bad_record='drop' leave such records out, into side_output(BAD_RECORDS)"
             )
+        topic, offset = message.topic(), message.offset()
+        assert topic is not None and offset is not None, "a record that was read has a place"
         known, ms = message.timestamp()
         return BadRecord(
             at,
-            message.topic(),
+            topic,
             message.partition(),
-            message.offset(),
+            offset,
             message.value(),
             text,
             message.key(),
@@ -159,7 +161,7 @@ class RecordParser:
             return self._json(values, where)
         if self._format in ("csv", "avro"):
             return self._of_values(values, where)
-        array = pa.array(values, pa.large_binary())
+        array: pa.Array[Any] = pa.array(values, pa.large_binary())
         if self._format == "text":
             array = array.cast(pa.large_string())
             array.validate(full=True)
@@ -262,7 +264,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _metadata(what: str, messages: Sequence[Message]) -> pa.Array:
+def _metadata(what: str, messages: Sequence[Message]) -> pa.Array[Any]:
     kind = METADATA[what]
     if what == "timestamp":
         times = [message.timestamp() for message in messages]
@@ -273,4 +275,6 @@ def _metadata(what: str, messages: Sequence[Message]) -> pa.Array:
 
 
 def _headers(message: Message) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in message.headers() or ()]
+    headers = message.headers() or []
+    assert isinstance(headers, list), "only who sends gives a dict"
+    return [{"name": name, "value": value} for name, value in headers]

@@ -368,7 +368,7 @@ class Encoding:
 
     def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same as columns, `value` and those of `key`, `partition` and `headers` that there are."""
-        columns = {"value": pa.array(self._values(batch), pa.large_binary())}
+        columns: dict[str, pa.Array[Any]] = {"value": pa.array(self._values(batch), pa.large_binary())}
         if self._key is not None:
             columns["key"] = batch.column(self._key).cast(pa.large_binary())
         if self._partition is not None:
@@ -393,7 +393,7 @@ class Encoding:
             raise InvariantError(f"{self._where}: {batch.num_rows} rows became {len(lines) - 1} lines of JSON")
         return lines[:-1]
 
-    def _partitions(self, column: pa.Array) -> list[int]:
+    def _partitions(self, column: pa.Array[Any]) -> list[int]:
         found = [_NO_PARTITION if number is None else int(number) for number in column.to_pylist()]
         if any(number is not None and number < 0 for number in column.to_pylist()):
             raise SchemaError(f"{self._where}: partition column {self._partition!r} has a number below 0")
@@ -416,7 +416,7 @@ def _as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
     return None if not headers else [(each["name"], each["value"]) for each in headers]
 
 
-def _bytes(column: pa.Array) -> list[bytes | None]:
+def _bytes(column: pa.Array[Any]) -> list[bytes | None]:
     found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
     return found
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,7 @@ from midstream.connectors.kafka_staging import (
     write_staged,
 )
 from midstream.connectors.queued import Part, QueuedWriter
+from midstream.core.arrow_types import byte_lengths
 from midstream.core.batches import batch_bytes
 from midstream.core.errors import InvariantError, SchemaError, StorageError
 from midstream.core.seams import Storage
@@ -211,9 +212,9 @@ class StagedPart(Part):
 
     def _check(self, records: pa.RecordBatch) -> None:
         """Refuse now what the brokers would refuse once the checkpoint is complete, each time anew."""
-        sizes = pc.fill_null(pc.binary_length(records.column("value")), 0)
+        sizes = byte_lengths(records.column("value")).fill_null(0)
         if "key" in records.schema.names:
-            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(records.column("key")), 0))
+            sizes = pc.add(sizes, byte_lengths(records.column("key")).fill_null(0))
         if "headers" in records.schema.names:
             sizes = pc.add(sizes, _header_bytes(records.column("headers")))
         largest = pc.max(sizes).as_py() or 0
@@ -223,7 +224,7 @@ class StagedPart(Part):
                 "one; raise that (options=), and with it the topic's max.message.bytes"
             )
         if "partition" in records.schema.names:
-            numbers = pc.min_max(records.column("partition")).as_py()
+            numbers: dict[str, Any] = pc.min_max(records.column("partition")).as_py()  # type: ignore[assignment]  # its stub has a list of them
             if numbers["min"] is not None and numbers["min"] < 0:
                 raise InvariantError(f"{self._where}: a partition below 0 was not refused")
             if numbers["max"] is not None and numbers["max"] >= self._lane.partitions(numbers["max"]):
@@ -233,7 +234,7 @@ class StagedPart(Part):
                 )
 
 
-def _header_bytes(headers: pa.Array) -> pa.Array:
+def _header_bytes(headers: pa.Array[Any]) -> pa.Array[Any]:
     """Of each row: names, values, and how long they are."""
     sizes = [
         sum(len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in row or ())

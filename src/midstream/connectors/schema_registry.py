@@ -99,6 +99,8 @@ class Registry:
                 continue
             if len(found) >= _REFERENCES_MAX:
                 raise UnknownSchema(f"it refers to more than {_REFERENCES_MAX} others")
+            if reference.name is None or reference.subject is None or reference.version is None:
+                raise ValueError(f"a reference without its name, subject or version: {reference}")
             other = client.get_version(reference.subject, reference.version).schema
             self._follow(client, other, found)
             found[reference.name] = str(other.schema_str)

@@ -87,6 +87,9 @@ map_of = cast("Callable[[pa.Field[Any], pa.Field[Any]], pa.DataType]", pa.map_)
 text_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.utf8_length)
 """`pc.utf8_length` of any texts, in characters; its stub wants to know which."""
 
+byte_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.binary_length)
+"""`pc.binary_length` of any texts or bytes; its stub wants to know which."""
+
 years = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.year)
 """`pc.year`, whose stub knows no dates and no times with a zone."""
 

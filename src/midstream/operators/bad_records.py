@@ -9,12 +9,13 @@ from typing import Final
 
 import pyarrow as pa
 
+from midstream.core.arrow_types import schema_of
 from midstream.core.errors import SchemaError
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 BAD_RECORDS: Final = "bad records"
 """Tag of the side output of records that a source could not read and was told to leave out."""
-BAD_RECORDS_SCHEMA: Final = pa.schema(
+BAD_RECORDS_SCHEMA: Final = schema_of(
     [
         ("source", pa.large_string()),  # the topic, or the file
         ("partition", pa.int32()),  # of the topic; null for a file
