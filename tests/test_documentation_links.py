@@ -64,7 +64,9 @@ def test_every_decision_has_a_number_of_its_own():
 
 
 def test_every_decision_says_whether_it_stands_and_since_when():
-    status = re.compile(r"# \d{3}: .+\n\n(Accepted|Superseded by \[\d{3}\]\([\w.-]+\)), 20\d\d-\d\d-\d\d\.( Extends| Extended|\n)")
+    status = re.compile(
+        r"# \d{3}: .+\n\n(Accepted|Superseded by \[\d{3}\]\([\w.-]+\)), 20\d\d-\d\d-\d\d\.( Extends| Extended|\n)"
+    )
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     assert [page.name for page in pages if not status.match(page.read_text(encoding="utf-8"))] == []
 

@@ -149,7 +149,7 @@ def _reader(kind: AvroType) -> Read:
             return read_map
         case "fixed":
             return lambda data, at: _taken(data, at, kind.size)
-        case _:
+        case _:  # primitive types
             return _READ[kind.kind]
 
 
@@ -259,7 +259,7 @@ def _default(kind: AvroType, given: Any, where: str) -> Any:
                     raise SchemaError(f"{where}: its default has no field {field.name!r}")
                 found.append(_default(field.type, given.get(field.name, field.default), f"{where}.{field.name}"))
             return found
-        case _:
+        case _:  # JSON has the others as they are
             return given
 
 
@@ -319,6 +319,8 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
             return _enum(writer, reader, where)
         case "fixed" if writer.size != reader.size:
             raise SchemaError(f"{where} was written with {writer.size} bytes, and read as {reader.size}")
+        case _:  # the others need no columns of their own, and are converted below
+            pass
     if reader.logical == "decimal":
         return lambda values: _decimals(values, reader, kind, where)
     if is_text:

@@ -277,7 +277,7 @@ def arrow_type(kind: AvroType, where: str) -> pa.DataType:
             if not kind.fields:
                 raise SchemaError(f"{where} is a record without fields")
             return pa.struct(list(arrow_fields(kind, where)))
-        case _:
+        case _:  # primitive types, named ones without fields, and logical types
             return _ARROW.get(kind.logical) or _ARROW[kind.kind]
 
 

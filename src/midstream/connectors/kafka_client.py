@@ -166,8 +166,8 @@ class Silence:
                 if self._since_s is None or now_s - self._heard_s > _AGAIN_S:
                     self._since_s, self._is_said = now_s, False
                 self._heard_s = now_s
-            case _:
-                self.why = error.str()  # of one broker: the others may do
+            case _:  # of one broker: the others may do
+                self.why = error.str()
 
     def looked(self, heard_from_broker: bool) -> None:
         """After each look for news. Raises StorageError when the cluster refuses the user."""
@@ -234,7 +234,7 @@ def _hint(error: KafkaError) -> str:
             return "; give a transaction.timeout.ms that is not above the brokers' transaction.max.timeout.ms"
         case Codes._UNSUPPORTED_FEATURE | Codes.UNSUPPORTED_VERSION:
             return "; exactly once needs brokers of Kafka 2.5 or later: use these with guarantee='at_least_once'"
-        case _:
+        case _:  # the other errors say themselves what is wrong
             return ""
 
 

@@ -43,6 +43,12 @@ def failure_of(error: BaseException, where: str) -> Failure:
     return Failure(summary, details, shown, fatal, what and f"{where}: {what}")
 
 
+def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
+    """`text`: which slot, and how. `crash`: see `Failure.same`."""
+    last = f"Its last lines:\n{last_lines}" if last_lines else ""
+    return Failure(text, last, ClusterError(f"{text}\n\n{last}" if last else text), same=crash)
+
+
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
     """What the slots ran on has ended: the job can only be started again."""
     last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to go on from"

@@ -46,7 +46,7 @@ def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
             return attempt.slots if live.keys() >= set(attempt.slots) else ()
         case Phase.GATHERING if job.slots.complete:
             return job.slots.ids() or None
-        case _:
+        case _:  # no slot is known to stay, or none is there
             return ()
 
 

@@ -30,7 +30,7 @@ from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, L
 from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
-from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slots_gone
+from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
 from midstream.coordinator.lanes import commit_slots
 from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
@@ -41,7 +41,7 @@ from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
 from midstream.coordinator.waiting import Waiting
-from midstream.core.errors import ClusterError, InvariantError, MidstreamError, StorageError, assert_never
+from midstream.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
@@ -82,9 +82,8 @@ class Coordinator:
         self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
-        slots = partial(commit_slots, self)
         self._committing = Committing(
-            self._effects, plan, stopped, self.slots.live, slots, self._fail_attempt, self._warn
+            self._effects, plan, stopped, self.slots.live, partial(commit_slots, self), self._fail_attempt, self._warn
         )
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
         listener = Listener(
@@ -232,21 +231,17 @@ class Coordinator:
             self._slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot = event.slot
-        lost = self.slots.lost(slot)
+        slot, lost = event.slot, self.slots.lost(event.slot)
         if lost is None:
             return
         self.attempts.slot_lost(slot)
         text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {event.reason}"
         spare = self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
-        if self.phase is Phase.GATHERING or spare:
-            self._warn(text)  # nothing ran on it: another one will do
-        elif self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
-            self._warn(text)  # what its tasks have made is being committed: to begin again would double it
+        has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
+        if self.phase is Phase.GATHERING or spare or has_finished:
+            self._warn(text)  # nothing ran on it, or what has run is being committed: to begin again would double it
         else:
-            last = f"Its last lines:\n{event.last_lines}" if event.last_lines else ""
-            error = ClusterError(f"{text}\n\n{last}" if last else text)
-            self._fail_attempt(Failure(text, last, error, same=event.crash))
+            self._fail_attempt(slot_lost(text, event.last_lines, event.crash))
         if spare:
             self.rescaling.spare_slot_lost()
         elif self.phase in (Phase.GATHERING, Phase.CANCELLING):
@@ -453,9 +448,8 @@ class Coordinator:
             align = savepoint or (rescale and self.rescaling.must_align)
             if is_stop:  # it goes on when the program is started again, at the program's own parallelism
                 align = align or loses_edges(self.plan.graph, self._program)
-            sources = self._sources.snapshot()
-            number = self.checkpoints.trigger(attempt, sources, clients, is_stop, rescale, savepoint, align)
-            self.savepoints.triggered(number)
+            asked = clients, is_stop, rescale, savepoint, align
+            self.savepoints.triggered(self.checkpoints.trigger(attempt, self._sources.snapshot(), *asked))
 
     # ---- checkpoints ----
 
@@ -511,8 +505,7 @@ class Coordinator:
             case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
                 self.rescaling.asked(client, parallelism, self.plan)
             case m.DoRescale():
-                state = self.status(self._effects.now_ms).state
-                self.requests.refuse([client], f"the job is {state}: it can be rescaled while it runs")
+                self.requests.refuse([client], f"the job is {shown.state_of(self)}: it can be rescaled while it runs")
             case m.DoSavepoint() | m.DoStop(savepoint=str()):
                 self.savepoints.asked(client, request)
             case m.DoCheckpoint() | m.DoStop():
@@ -588,8 +581,7 @@ class Coordinator:
         self._sources.rescale(plan.graph)
 
     def _cancel_attempt(self, why: str) -> None:
-        stop = self.requests.stop
-        pending = self.checkpoints.pending
+        stop, pending = self.requests.stop, self.checkpoints.pending
         if stop is not None and not stop.drain and (stop.is_stored or (pending and pending.is_stop)):
             self.requests.stop_failed(f"{why}; it goes on and does not stop")
         self.checkpoints.attempt_over(why)

@@ -27,7 +27,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
     return JobStatus(
         job_id=job.plan.job_id,
         name=config.name,
-        state=_state(job),
+        state=state_of(job),
         attempt=job.attempt.number if job.attempt else 0,
         started_ms=job.started_ms,
         now_ms=now_ms,
@@ -56,7 +56,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
     )
 
 
-def _state(job: Coordinator) -> str:
+def state_of(job: Coordinator) -> str:
     again = job.restarts.total > 0
     if job.rescaling.stage is Stage.SWITCHING:
         return "rescaling"

@@ -189,7 +189,7 @@ class Engine:
                 self._declined = message.reason
             case m.RequestSplit():
                 self.asked(message)
-            case _:
+            case _:  # what a coordinator would keep account of, and a single slot needs not
                 pass
 
     def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:

@@ -85,7 +85,7 @@ class Promises:
             ):
                 self._ended_us = self._now_us()
                 self._failed.add(number)
-            case _:
+            case _:  # the others promise nothing
                 pass
 
     def _deploys(self, slot: int, deploy: m.Deploy) -> None:
@@ -120,5 +120,5 @@ class Promises:
                 if number < newest:
                     self._bug(f"task {task} acknowledges checkpoint {number} behind {newest}")
                 self._acknowledged[attempt, task] = max(newest, number)
-            case _:
+            case _:  # the others promise nothing
                 pass

@@ -107,7 +107,7 @@ class Report:
                 return "the job fails by itself, without any fault"
             case "fails":
                 return f"{seed}the job fails, and not by a fault of the simulator's"
-            case _:
+            case _:  # stuck
                 return f"{seed}the job does not come to its end, so there is nothing to compare"
 
 

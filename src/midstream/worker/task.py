@@ -177,7 +177,6 @@ class Task:
         """The first checkpoint that this task joined after its data had ended."""
         self._is_final = False
         """That one, or a later one, has completed."""
-
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
