@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import datetime, timedelta, timezone
 
 import polars as pl
@@ -15,11 +16,13 @@ from midstream import (
     ConfigError,
     CoProcessFunction,
     Count,
+    DataStream,
     Environment,
     JobError,
     KeyedProcessFunction,
     ListState,
     MapState,
+    Mean,
     SchemaError,
     Sum,
     ValueState,
@@ -486,3 +489,37 @@ def test_rows_that_are_late_with_some_cuts_only_are_told_as_that():
         AssertionError, match=r"(?s)side output 'late'.*further behind\s+than with_watermarks\(\) allows"
     ):
         testing.check_cuts(window, rows)
+
+
+def test_splits_with_event_times_of_their_own_are_refused_not_mixed() -> None:
+    """One behind the other the rows of the second would be late, which they are not in a job."""
+
+    def windows(splits: int) -> DataStream:
+        made = Environment().generate(
+            lambda i: {"at": (i % 50).astype("datetime64[s]"), "n": i}, count=100, splits=splits
+        )
+        timed = made.with_watermarks("at", WatermarkStrategy.bounded("1 h"))
+        return timed.window_all(tumbling("10 s")).aggregate(n=Count())
+
+    assert [row["n"] for row in testing.run(windows(1)).rows] == [20] * 5
+    with pytest.raises(
+        JobError, match=r"is read in 2 splits, each with an event time of its own.* splits=1, or give it rows"
+    ):
+        testing.run(windows(2))
+    plain = Environment().generate(lambda i: {"n": i}, count=10, splits=2)
+    assert sorted(row["n"] for row in testing.run(plain).rows) == list(range(10))
+
+
+def test_the_last_digits_of_a_sum_do_not_depend_on_where_batches_are_cut() -> None:
+    chance = random.Random(1)
+    start = datetime(2024, 1, 1)
+    rows = [{"k": "a", "x": chance.random(), "at": start + timedelta(seconds=i)} for i in range(20)]
+    timed = Environment().from_collection(rows, splits=1).with_watermarks("at", WatermarkStrategy.bounded("5 s"))
+    sums = timed.key_by("k").window(tumbling("20 s")).aggregate(s=Sum("x"), m=Mean("x"))
+    assert len(testing.check_cuts(sums).rows) == 1
+
+
+def test_rows_of_an_iterator_are_read_again_for_each_cut() -> None:
+    stream = Environment().from_collection([], schema={"n": int}).map(lambda row: row)
+    assert len(testing.check_cuts(stream, ({"n": i} for i in range(5))).rows) == 5
+    assert len(testing.check_cuts(stream, {"collection-1": ({"n": i} for i in range(5))}).rows) == 5

@@ -249,7 +249,7 @@ class RunningJob:
         return {
             uid: as_batch(given[uid], self._schema(uid), f"input {uid!r}")
             if uid in given
-            else _own_rows(uid, name, source)
+            else _own_rows(uid, source, has_event_time=bool(self._event_times[uid]))
             for uid, (name, source) in self._sources.items()
         }
 
@@ -307,7 +307,7 @@ def _may_be_rows(value: object) -> bool:
     return isinstance(value, (list, tuple, Mapping, pl.DataFrame, pa.Table, pa.RecordBatch))
 
 
-def _own_rows(uid: str, name: str, source: Source) -> pa.RecordBatch:
+def _own_rows(uid: str, source: Source, has_event_time: bool) -> pa.RecordBatch:
     """All rows of a source that has them in memory. Raises JobError for others."""
     if not isinstance(source, (CollectionSource, GeneratorSource)) or not source.bounded:
         of_spark = type(source).__module__.startswith("midstream.spark")
@@ -317,6 +317,11 @@ def _own_rows(uid: str, name: str, source: Source) -> pa.RecordBatch:
             f"inputs={{{uid!r}: [{{…}}, …]}}"
         )
     found = source.discover(None, DiscoveryContext(uid, 1, None))
+    if has_event_time and len(found.splits) > 1:
+        raise JobError(
+            f"source {uid!r} is read in {len(found.splits)} splits, each with an event time of its own, and a test has one for "
+            f"all of a source; make it with splits=1, or give it rows: inputs={{{uid!r}: [{{…}}, …]}}"
+        )
     parts = []
     for split in found.splits:
         reader = source.open_split(split)
