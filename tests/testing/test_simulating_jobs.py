@@ -84,7 +84,7 @@ def test_rows_are_given_in_any_form(form: str, tmp_path: Path) -> None:
 def test_dicts_are_read_as_those_of_a_run_in_a_test_are() -> None:
     env = Environment("times")
     env.from_collection([], schema={"at": datetime, "x": int}).uid("rows").print().uid("out")
-    rows = [{"at": "2024-01-01 12:00"}, {"x": 1}]
+    rows: list[dict[str, Any]] = [{"at": "2024-01-01 12:00"}, {"x": 1}]
     expected = [{"at": datetime(2024, 1, 1, 12), "x": None}, {"at": None, "x": 1}]
     assert run(env, {"rows": rows}).rows == expected
     assert output(env, {"rows": rows}) == expected
@@ -101,11 +101,11 @@ class CountInAGlobal(KeyedProcessFunction):
 
 
 def test_each_task_of_each_run_has_classes_and_global_variables_of_its_own() -> None:
-    before = CountInAGlobal.process
     env = Environment("one row")
     rows = env.from_collection([{"key": 0}]).uid("rows")
     rows.key_by("key").process(CountInAGlobal(), {"n": int}).print().uid("out")
     made = campaign(env)
+    before = CountInAGlobal.process
     for seed in range(10):
         wide = replace(only(made.scenario(seed), "cuts", "order"), width=Width(3, 3))
         for scenario in (REFERENCE, wide):
