@@ -8,8 +8,9 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,36 @@ def test_each_task_of_each_run_has_classes_and_global_variables_of_its_own() -> 
             assert [table.to_pylist() for table in run_job(made.job, scenario).output.values()] == [[{"n": 1}]]
     assert RUNS == {}
     assert CountInAGlobal.process is before
+
+
+class Parity(Enum):
+    EVEN = 0
+    ODD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    n: int
+    parity: Parity
+
+
+class CountInClasses(KeyedProcessFunction):
+    counted = ValueState()
+
+    def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        before = self.counted.value or Counted(0, Parity.EVEN)
+        assert isinstance(before, Counted)
+        assert before.parity is (Parity.ODD if before.n % 2 else Parity.EVEN)
+        n = before.n + 1
+        self.counted.value = Counted(n, Parity.ODD if n % 2 else Parity.EVEN)
+        return {"id": row["id"], "n": n}
+
+
+def test_state_that_holds_the_jobs_classes_is_restored_as_those_of_the_task() -> None:
+    env = Environment("classes")
+    rows = env.from_collection(ROWS, splits=1).uid("rows")
+    rows.key_by("key").process(CountInClasses(), {"id": int, "n": int}).print().uid("out")
+    assert simulate(env, seeds=range(40)).ok
 
 
 def test_a_stream_is_simulated_without_a_sink() -> None:
