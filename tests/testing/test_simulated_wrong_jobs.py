@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from midstream import (
@@ -18,6 +19,8 @@ from midstream import (
     Count,
     Environment,
     KeyedProcessFunction,
+    ListState,
+    MapState,
     ValueState,
     WatermarkStrategy,
     tumbling,
@@ -76,6 +79,33 @@ def test_state_in_an_attribute_of_a_keyed_function() -> None:
     assert "state outside of its declared state" in text
     assert "self.seen.add(row" in text
     assert "ValueState" in text
+
+
+COUNTED: dict[int, int] = {}
+
+
+class Remembering(KeyedProcessFunction):
+    def add(self, row: Row) -> None:
+        self.seen.append(row["id"])  # type: ignore[attr-defined]  # a subclass declares it
+
+
+class DeclaredAndGlobal(Remembering):
+    seen = ListState(pa.int64())
+    known = MapState(pa.int64(), pa.int64())
+
+    def process(self, row: Row, ctx: Any) -> Row:
+        self.add(row)
+        self.seen.clear()
+        self.known[1] = 2
+        self.known.update({3: 4})
+        COUNTED[ctx.key] = COUNTED.get(ctx.key, 0) + 1  # the mistake
+        return {"id": row["id"], "n": COUNTED[ctx.key]}
+
+
+def test_declared_state_is_not_taken_for_the_mistake() -> None:
+    text = report_of(lambda s: s.key_by("key").process(DeclaredAndGlobal(), {"id": int, "n": int}))
+    assert "keeps state in a global variable: COUNTED[ctx.key]" in text
+    assert "keeps state in an attribute" not in text
 
 
 TOTAL = 0
@@ -139,6 +169,16 @@ def test_the_time_of_day() -> None:
     text = report_of(lambda s: s.map(lambda row: {"id": row["id"], "at": time.time()}, {"id": int, "at": float}))
     assert "wall clock" in text
     assert "reads the clock" in text
+
+
+def test_the_clock_of_the_context() -> None:
+    class Stamp(KeyedProcessFunction):
+        def process(self, row: Row, ctx: Any) -> Row:
+            return {"id": row["id"], "is_night": ctx.now.hour < 12}  # the mistake
+
+    text = report_of(lambda s: s.key_by("key").process(Stamp(), {"id": int, "is_night": bool}))
+    assert "wall clock" in text
+    assert "reads the clock: return" in text
 
 
 def test_the_date_of_today() -> None:
@@ -251,6 +291,25 @@ def test_rows_that_come_too_late() -> None:
     assert "Rows come too late" in text
     assert "'counts'" in text
     assert "allowed_lateness" in text
+
+
+def test_rows_that_a_function_takes_for_late() -> None:
+    class Late(KeyedProcessFunction):
+        def process(self, row: Row, ctx: Any) -> Row:
+            return {"id": row["id"], "late": row["at"] <= ctx.watermark}  # the mistake
+
+    shuffled = sorted(ROWS, key=lambda row: (row["id"] // 20, row["id"] * 7 % 20))  # type: ignore[operator]
+    text = report_of(
+        lambda s: (
+            s.with_watermarks("at", WatermarkStrategy.bounded("2 s"))
+            .key_by("key")
+            .process(Late(), {"id": int, "late": bool})
+        ),
+        shuffled,
+    )
+    assert "which rows are late depends on where batches are cut" in text
+    assert "--ignore" in text
+    assert "batch function" not in text
 
 
 def test_a_function_that_fails_only_after_a_restart() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import calendar
 import importlib
 import os
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,11 @@ import pytest
 from midstream import Environment, KeyedProcessFunction, Source, ValueState
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
-from midstream.testing import simulate
+from midstream.testing import run, simulate
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulated_campaign import Campaign
 from midstream.testing.simulated_run import run_job
-from midstream.testing.simulated_scenario import FAULTS, REFERENCE, WORDS
+from midstream.testing.simulated_scenario import FAULTS, REFERENCE, WORDS, Outer, Width, only
 from midstream.testing.simulated_verdict import LONG, judge
 
 ROWS = [{"id": i, "key": i % 3} for i in range(30)]
@@ -71,13 +73,76 @@ def test_rows_are_given_in_any_form(form: str, tmp_path: Path) -> None:
     frame.write_csv(tmp_path / "rows.csv")
     frame.write_ndjson(tmp_path / "rows.jsonl")
     forms = {
-        "dicts": frame.to_dicts(),
+        "dicts": frame.drop("more").to_dicts(),
         "table": frame.to_arrow(),
         "batch": frame.to_arrow().to_batches()[0],
         "frame": frame,
     }
     rows = forms.get(form, tmp_path / f"rows.{form}")
     assert sorted(row["id"] for row in output(counting(), {"rows": rows})) == [1, 2]
+
+
+def test_dicts_are_read_as_those_of_a_run_in_a_test_are() -> None:
+    env = Environment("times")
+    env.from_collection([], schema={"at": datetime, "x": int}).uid("rows").print().uid("out")
+    rows: list[dict[str, Any]] = [{"at": "2024-01-01 12:00"}, {"x": 1}]
+    expected = [{"at": datetime(2024, 1, 1, 12), "x": None}, {"at": None, "x": 1}]
+    assert run(env, {"rows": rows}).rows == expected
+    assert output(env, {"rows": rows}) == expected
+    assert simulate(env, {"rows": rows}, seeds=range(2)).ok
+
+
+RUNS: dict[int, int] = {}
+
+
+class CountInAGlobal(KeyedProcessFunction):
+    def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        RUNS[ctx.key] = RUNS.get(ctx.key, 0) + 1
+        return {"n": RUNS[ctx.key]}
+
+
+def test_each_task_of_each_run_has_classes_and_global_variables_of_its_own() -> None:
+    env = Environment("one row")
+    rows = env.from_collection([{"key": 0}]).uid("rows")
+    rows.key_by("key").process(CountInAGlobal(), {"n": int}).print().uid("out")
+    made = campaign(env)
+    before = CountInAGlobal.process
+    for seed in range(10):
+        wide = replace(only(made.scenario(seed), "cuts", "order"), width=Width(3, 3))
+        for scenario in (REFERENCE, wide):
+            assert [table.to_pylist() for table in run_job(made.job, scenario).output.values()] == [[{"n": 1}]]
+    assert RUNS == {}
+    assert CountInAGlobal.process is before
+
+
+class Parity(Enum):
+    EVEN = 0
+    ODD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    n: int
+    parity: Parity
+
+
+class CountInClasses(KeyedProcessFunction):
+    counted = ValueState()
+
+    def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        before = self.counted.value or Counted(0, Parity.EVEN)
+        assert isinstance(before, Counted)
+        assert before.parity is (Parity.ODD if before.n % 2 else Parity.EVEN)
+        n = before.n + 1
+        self.counted.value = Counted(n, Parity.ODD if n % 2 else Parity.EVEN)
+        return {"id": row["id"], "n": n}
+
+
+def test_state_that_holds_the_jobs_classes_is_restored_as_those_of_the_task() -> None:
+    env = Environment("classes")
+    rows = env.from_collection(ROWS, splits=1).uid("rows")
+    rows.key_by("key").process(CountInClasses(), {"id": int, "n": int}).print().uid("out")
+    assert simulate(env, seeds=range(40)).ok
 
 
 def test_a_stream_is_simulated_without_a_sink() -> None:
@@ -123,7 +188,7 @@ def test_time_is_up_before_all_seeds_are() -> None:
 
 
 def test_the_world_is_what_it_was_behind_a_run() -> None:
-    clocks = time.time, time.monotonic, time.sleep
+    clocks = time.time, time.monotonic, time.sleep, time.localtime, time.strftime
     random.seed(5)
     np.random.seed(5)
     expected = random.random(), np.random.rand()
@@ -135,7 +200,7 @@ def test_the_world_is_what_it_was_behind_a_run() -> None:
     began_s = time.monotonic()
     simulate(env, seeds=range(3))
     assert time.monotonic() - began_s < 100, "nobody really sleeps"
-    assert (time.time, time.monotonic, time.sleep) == clocks
+    assert (time.time, time.monotonic, time.sleep, time.localtime, time.strftime) == clocks
     assert (random.random(), np.random.rand()) == expected
 
 
@@ -143,6 +208,41 @@ def test_a_clock_that_is_only_looked_at_is_no_mistake() -> None:
     env = Environment("clocks")
     env.from_collection(ROWS, splits=1).filter(lambda row: datetime.now() > datetime(2000, 1, 1)).print()
     assert simulate(env, seeds=range(5)).ok
+
+
+def test_all_clocks_of_a_run_say_the_same() -> None:
+    class Clocks(KeyedProcessFunction):
+        def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+            at_s = time.time()
+            others = [
+                ctx.now.timestamp(),
+                datetime.now(timezone.utc).timestamp(),
+                time.mktime(time.localtime()),
+                calendar.timegm(time.gmtime()),
+                time.mktime(time.strptime(time.ctime())),
+                time.mktime(time.strptime(time.asctime())),
+                time.mktime(time.strptime(time.strftime("%Y-%m-%d %H:%M:%S"), "%Y-%m-%d %H:%M:%S")),
+            ]
+            return {"at": at_s, "apart": max(abs(at_s - other) for other in others)}
+
+    env = Environment("clocks")
+    env.from_collection([{"id": 1}]).key_by("id").process(Clocks(), {"at": float, "apart": float}).print()
+    made = campaign(env)
+    seen = []
+    for clock_s in (0.0, 1e6):
+        ran = run_job(made.job, replace(REFERENCE, outer=Outer(clock_s=clock_s)))
+        (row,) = next(iter(ran.output.values())).to_pylist()
+        assert row["apart"] < 2
+        seen.append(row["at"])
+    assert 1e6 - 2 < seen[1] - seen[0] < 1e6 + 2
+
+
+def test_a_clock_that_cannot_be_simulated_is_warned_of() -> None:
+    env = Environment("clocks")
+    env.from_collection(ROWS, splits=1).filter(lambda row: np.datetime64("now") > np.datetime64("2000")).print()
+    (warning,) = simulate(env, seeds=range(2)).warnings
+    assert "test_simulating_jobs.py:" in warning
+    assert "reads the clock in a way that cannot be simulated" in warning
 
 
 def test_a_function_that_only_looks_into_a_set_is_no_mistake() -> None:
@@ -190,9 +290,10 @@ def test_a_source_that_cannot_be_read_is_named() -> None:
 
 def refused() -> Iterator[Any]:
     yield pytest.param({"inputs": {"row": ROWS}}, JobError, "'row'; the sources of this job are 'rows'", id="uid")
-    yield pytest.param({"inputs": {"rows": [{"id": 1}]}}, SchemaError, "no column 'key'", id="column")
-    yield pytest.param({"inputs": {"rows": [{"id": "a", "key": 1}]}}, SchemaError, "'id' is", id="type")
-    yield pytest.param({"inputs": {"rows": []}}, SchemaError, "no column", id="nothing")
+    yield pytest.param({"inputs": {"rows": pl.DataFrame({"id": [1]})}}, SchemaError, "no column 'key'", id="column")
+    yield pytest.param({"inputs": {"rows": [{"idd": 1}]}}, SchemaError, "'rows'.*'idd'", id="unknown-column")
+    yield pytest.param({"inputs": {"rows": [{"id": "a", "key": 1}]}}, SchemaError, "'rows'.*'id'", id="type")
+    yield pytest.param({"inputs": {"rows": []}}, JobError, "gives no rows", id="nothing")
     yield pytest.param({"inputs": {"rows": pl.DataFrame(ROWS).clear()}}, JobError, "gives no rows", id="empty")
     yield pytest.param({"inputs": {"rows": 5}}, JobError, "are a int", id="kind")
     yield pytest.param({"inputs": {"rows": "nowhere.parquet"}}, ConfigError, "cannot be read", id="file")

@@ -35,7 +35,8 @@ class Edges:
     def watermark(self, watermark_us: int) -> None:
         self.watermarks.append(watermark_us)
 
-    def idle(self, is_idle: bool) -> None: ...
+    def idle(self, is_idle: bool) -> None:
+        self.watermarks.append(-1 if is_idle else -2)
 
     def has_reader(self, tag: str | None) -> bool:
         return False
@@ -77,3 +78,44 @@ def test_event_time_of_before_does_not_pass_a_new_generator() -> None:
     first, generator, last = Fires(), Generates(), Fires()
     _, edges = restored({0: (100, 100)}, first, generator, last)
     assert not last.at and not edges.watermarks
+
+
+class FiresInSlices(Fires):
+    def __init__(self, slices: int) -> None:
+        super().__init__()
+        self.slices = slices
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        super().advance_watermark(watermark_us)
+        self.slices -= 1
+        return self.slices <= 0
+
+
+IDLE, ACTIVE = -1, -2
+"""As `Edges` has them among the watermarks."""
+
+
+def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
+    edges = Edges()
+    chain = Chain([FiresInSlices(3)], edges)
+    chain.offer(0, 100)
+    chain.idle(0, True)
+    assert edges.watermarks == []
+    while chain.is_firing:
+        chain.pump()
+    assert edges.watermarks == [100, IDLE]
+
+
+def test_a_chain_that_was_idle_for_a_moment_only_says_nothing_of_it() -> None:
+    edges = Edges()
+    chain = Chain([FiresInSlices(3)], edges)
+    chain.offer(0, 100)
+    chain.idle(0, True)
+    chain.idle(0, False)
+    while chain.is_firing:
+        chain.pump()
+    assert edges.watermarks == [100]
+    chain.idle(0, True)
+    chain.idle(0, True)
+    chain.idle(0, False)
+    assert edges.watermarks == [100, IDLE, ACTIVE]

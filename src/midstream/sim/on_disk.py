@@ -140,7 +140,8 @@ class OnDisk:
                 else self._born[path] < self._began[head]
             )
         ]
-        own = [number for number in driver.completed if f"chk-{number}/_metadata" in self._metadata]
+        written = (metadata for metadata in self._metadata.values() if metadata.epoch == head)
+        own = [metadata.checkpoint_id for metadata in written if metadata.checkpoint_id not in driver.uncertain]
         if len(own) < min(retained, len(driver.completed)):
             yield f"checkpoints {own} of the last start are left, {retained} are to be retained"
         if len(counted) > retained:

@@ -65,6 +65,8 @@ class World:
         self.chance: Callable[[], float] = self._random.random
         """A number in [0, 1). The only source of randomness."""
         self.now_us = 0
+        self.epoch_ms = EPOCH_MS
+        """What wall clocks say when it begins."""
         self.step_number = 0
         self.trace = Trace() if keep_trace else None
         self.hash = seed & _MASK
@@ -368,7 +370,7 @@ class Process:
     # ---- Clock
 
     def now_ms(self) -> int:
-        return EPOCH_MS + self.skew_ms + self.world.now_us // 1000
+        return self.world.epoch_ms + self.skew_ms + self.world.now_us // 1000
 
     def monotonic_s(self) -> float:
         world = self.world

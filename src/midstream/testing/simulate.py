@@ -24,11 +24,11 @@ from midstream.graph.build import assign_uids
 from midstream.graph.logical import LogicalGraph
 from midstream.operators.sinks import SinkOperator
 from midstream.testing.simulated_campaign import Campaign, Report
-from midstream.testing.simulated_job import PARALLELISMS, ROWS_MAX, Book, SimulatedJob, simulated_job
+from midstream.testing.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
 from midstream.testing.simulated_output import Contract
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
-"""Of one source: an Arrow table, a polars DataFrame, dicts, or a Parquet, CSV or JSON lines file."""
+"""Of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as `testing.run` takes them."""
 OUTPUT: Final = "output"
 """The uid of the sink behind a stream that is simulated by itself."""
 
@@ -97,8 +97,8 @@ def campaign_of(
 ) -> Campaign:
     """Arguments and errors as those of `simulate`. `replay`: the command that simulates the job again."""
     logical, config, own_names = _graph_of(job)
-    tables = {uid: table_of(rows, uid) for uid, rows in inputs.items()}
-    made = simulated_job(logical, config, tables, rows_max=rows_max, own_names=own_names)
+    given = {uid: _given(rows, uid) for uid, rows in inputs.items()}
+    made = simulated_job(logical, config, given, rows_max=rows_max, own_names=own_names)
     wanted = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
     if not wanted:
         raise ConfigError("parallelism: there is none to try; give for example (1, 2)")
@@ -156,7 +156,7 @@ def _graph_of_stream(stream: DataStream) -> LogicalGraph:
     return graph
 
 
-def table_of(rows: Rows, uid: str) -> pa.Table:
+def _given(rows: Rows, uid: str) -> Given:
     """Raises ConfigError for a file that cannot be read, JobError for what is no rows."""
     if isinstance(rows, pa.Table):
         return rows
@@ -167,7 +167,7 @@ def table_of(rows: Rows, uid: str) -> pa.Table:
     if isinstance(rows, (str, os.PathLike)):
         return _read(Path(rows), uid)
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
-        return pa.Table.from_pylist([dict(cast(Mapping[str, Any], row)) for row in rows])
+        return cast(Sequence[Mapping[str, Any]], rows)
     raise JobError(
         f"the rows for source {uid!r} are a {type(rows).__name__}; give a table, a DataFrame, dicts, or the name of a file"
     )

@@ -27,6 +27,7 @@ from midstream.testing.simulated_verdict import DIFFERS, EFFECT, ENGINE, FAILS, 
 LINE_BYTES_MAX: Final = 1 << 20
 PROBE: Final = -1
 """In place of a seed: the reference run, in another process."""
+WARNED: Final = (Habit.UNSIMULATED, Habit.REAL_CLOCK, Habit.EFFECT)
 PROBES: Final = 2
 """How many processes do nothing but that, where seeds are run in this one."""
 SILENCE_S: Final = 300.0
@@ -133,7 +134,7 @@ class Campaign:
         began_s = time.monotonic()
         report = Report(self.name, rows=sum(recorded.rows for recorded in self.job.inputs.values()), replay=self.replay)
         clues = all_clues(self.job)
-        report.warnings = [str(clue) for clue in clues if clue.habit in (Habit.UNSIMULATED, Habit.EFFECT)]
+        report.warnings = [str(clue) for clue in clues if clue.habit in WARNED]
         reference = run_job(self.job, REFERENCE)
         verdict = judge(self.job, reference, reference, self.contracts)
         again = Verdict() if verdict.kind else judge(self.job, reference, run_job(self.job, REFERENCE), self.contracts)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Final
 
 from midstream.graph.logical import LogicalGraph, Node
@@ -21,6 +21,7 @@ class Habit(Enum):
     CLOSURE = "keeps state in a variable of an enclosing function"
     DEFAULT = "keeps state in a mutable default argument"
     CLOCK = "reads the clock"
+    REAL_CLOCK = "reads the clock in a way that cannot be simulated"
     RANDOM = "draws random numbers"
     UNSIMULATED = "draws random numbers that cannot be simulated"
     HASH = "calls hash(), which differs between processes for text"
@@ -52,6 +53,8 @@ _CHANGING: Final = frozenset(
 )
 _OPENING: Final = frozenset(("__init__", "open", "__post_init__", "__new__", "__setstate__"))
 _CLOCKS: Final = frozenset(("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"))
+_TIME_NOW: Final = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
+"""Functions of the module `time` that read the clock when they are called with so many arguments."""
 _CLOCK_OWNERS: Final = frozenset(("time", "datetime", "date", "dt"))
 _DRAWS: Final = frozenset(
     [
@@ -102,20 +105,32 @@ def clues_of(node: Node, logical: LogicalGraph) -> list[Clue]:
 
 
 def clues_in(code: Iterable[FunctionType | type]) -> list[Clue]:
-    found: dict[Clue, None] = {}
+    functions: dict[CodeType, FunctionType] = {}
+    declared: dict[CodeType, set[str]] = {}
     for item in code:
-        if isinstance(item, FunctionType):
-            found.update(dict.fromkeys(_of_function(item, frozenset())))
-        else:
-            declared = frozenset(
-                name
-                for base in item.__mro__
-                for name, value in vars(base).items()
-                if type(value).__module__.startswith("midstream.")
-            )
-            for method in methods_of(item):
-                found.update(dict.fromkeys(_of_function(method, declared)))
+        if isinstance(item, FunctionType):  # also a method, which is pickled as a function of its own
+            functions.setdefault(item.__code__, item)
+            continue
+        for method in methods_of(item):
+            functions.setdefault(method.__code__, method)
+        names = _declared(item)
+        for base in item.__mro__:  # a method of a base class meets the state that this class declares
+            for method in methods_of(base):
+                declared.setdefault(method.__code__, set()).update(names)
+    found: dict[Clue, None] = {}
+    for function in functions.values():
+        found.update(dict.fromkeys(_of_function(function, frozenset(declared.get(function.__code__, ())))))
     return list(found)
+
+
+def _declared(owner: type) -> set[str]:
+    """Names of the states that the class declares, itself or in a base."""
+    return {
+        name
+        for base in owner.__mro__
+        for name, value in vars(base).items()
+        if any(kind.__module__.startswith("midstream.") for kind in type(value).__mro__)
+    }
 
 
 def _of_function(function: FunctionType, declared: frozenset[str]) -> Iterator[Clue]:
@@ -159,6 +174,8 @@ class _Look:
         """Names of declared state in the class."""
         self._is_opening = getattr(tree, "name", "") in _OPENING
         arguments = [*tree.args.posonlyargs, *tree.args.args]
+        self._contexts = {a.arg for a in arguments[1:]}
+        """What may be the context of a ProcessFunction: its last argument, in any method that it is passed on to."""
         self._self = arguments[0].arg if arguments and arguments[0].arg == "self" else None
         defaults = dict(zip([a.arg for a in arguments[::-1]], tree.args.defaults[::-1], strict=False))
         defaults |= {a.arg: d for a, d in zip(tree.args.kwonlyargs, tree.args.kw_defaults, strict=True) if d}
@@ -197,6 +214,9 @@ class _Look:
             yield from self._called(node)
         elif isinstance(node, (ast.Set, ast.SetComp)):
             yield Habit.SET
+        elif isinstance(node, ast.Attribute) and node.attr == "now" and isinstance(node.value, ast.Name):
+            if node.value.id in self._contexts:
+                yield Habit.CLOCK
 
     def _assigned(self, target: ast.expr) -> Iterator[Habit]:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -231,7 +251,11 @@ class _Look:
         function = call.func
         if isinstance(function, ast.Name):
             name = function.id
-            if name == "hash":
+            if name in _TIME_NOW and name not in self._local and _TIME_NOW[name] == len(call.args):
+                yield Habit.CLOCK
+            elif name == "datetime64" and _is_present(call):
+                yield Habit.REAL_CLOCK
+            elif name == "hash":
                 yield Habit.HASH
             elif name in ("set", "frozenset"):
                 yield Habit.SET
@@ -248,8 +272,12 @@ class _Look:
                 yield Habit.RANDOM
         elif isinstance(function, ast.Attribute):
             owner = _last(function.value)
-            if function.attr in _CLOCKS and owner in _CLOCK_OWNERS:
+            if (function.attr in _CLOCKS and owner in _CLOCK_OWNERS) or (
+                owner == "time" and _TIME_NOW.get(function.attr) == len(call.args)
+            ):
                 yield Habit.CLOCK
+            elif function.attr == "datetime64" and _is_present(call):
+                yield Habit.REAL_CLOCK
             elif function.attr in _DRAWS and owner == "random":
                 yield Habit.RANDOM
             elif function.attr in _UNSIMULATED or (function.attr == "Random" and not call.args):
@@ -265,6 +293,11 @@ class _Look:
 
 def _last(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _is_present(call: ast.Call) -> bool:
+    """Whether NumPy is asked for the present: datetime64("now"), datetime64("today")."""
+    return any(isinstance(a, ast.Constant) and a.value in ("now", "today") for a in call.args)
 
 
 def _is_writing(call: ast.Call) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import cloudpickle
 import msgspec
@@ -29,6 +29,7 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 from midstream.operators.window_base import WindowOperator
 from midstream.operators.windows import LATE
 from midstream.state.own_code import own_code
+from midstream.testing.inputs import as_batch
 
 ROWS_MAX: Final = 200
 """Of each source, unless told otherwise."""
@@ -58,6 +59,10 @@ class Recorded:
             counts[index] = min(table.num_rows, left // (len(self.splits) - index))
             left -= counts[index]
         return Recorded(tuple(t.slice(0, n) for t, n in zip(self.splits, counts, strict=True)), self.follows)
+
+
+Given: TypeAlias = pa.Table | Sequence[Mapping[str, Any]]
+"""The rows of one source."""
 
 
 class Placeholder(Source):
@@ -213,7 +218,7 @@ def place_of(node: Node) -> Place:
 def simulated_job(
     logical: LogicalGraph,
     config: JobConfig,
-    inputs: Mapping[str, pa.Table] | None = None,
+    inputs: Mapping[str, Given] | None = None,
     *,
     rows_max: int = ROWS_MAX,
     own_names: Iterable[str] = (),
@@ -262,8 +267,11 @@ def _simulated(node: Node, uid: str) -> Node:
     return replace(node, uid=uid)
 
 
-def _given(table: pa.Table, uid: str, schema: pa.Schema) -> Recorded:
+def _given(table: Given, uid: str, schema: pa.Schema) -> Recorded:
     """Rows in the order in which they come, one split."""
+    if not isinstance(table, pa.Table):
+        made = as_batch(table, canonical_schema(schema), f"rows for source {uid!r}")
+        return Recorded((pa.Table.from_batches([made]),), (False,))
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:
         raise SchemaError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from random import Random
 from typing import Any, Final
 from unittest.mock import patch
@@ -47,6 +48,8 @@ ROOT: Final = "sim://checkpoints"
 KEEPER_US: Final = 5_000
 LAUNCHES_MAX: Final = 30
 SAME_FAILURES: Final = 3
+UNTRACKED: Final = frozenset(("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar"))
+"""What cloudpickle makes classes with."""
 SETTLING_STEPS: Final = 20_000
 LEAST_POOL: Final = 8
 
@@ -251,9 +254,24 @@ class _JobCluster(Cluster):
 
 class _Unpickler(Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name == "_function_setstate" and module.startswith("cloudpickle"):
+        found = super().find_class(module, name)
+        if not module.startswith("cloudpickle"):
+            return found
+        if name == "_function_setstate":
             return set_function_state
-        return super().find_class(module, name)
+        if name in UNTRACKED:
+            return partial(_untracked, found)
+        return found
+
+
+def _untracked(make: Callable[..., Any], *arguments: Any) -> Any:
+    """A class of the user's, made anew.
+
+    cloudpickle makes a class once in a process and gives it to all that unpickle it, also to the process that has
+    pickled it: its methods, and so the global variables that they use, would be those of the task that came last.
+    """
+    tracker = list(signature(make).parameters).index("class_tracker_id")
+    return make(*arguments[:tracker], None, *arguments[tracker + 1 :])
 
 
 def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> JobGraph:
@@ -313,6 +331,7 @@ class _Run:
         self.job = job
         self.scenario = scenario
         world = self.world = World(scenario.order.seed, scenario.order.tempo, keep_trace=keep_trace)
+        world.epoch_ms += int(scenario.outer.clock_s * 1000)
         self.outside = Outside(world)
         self.sources: Mapping[str, RecordedSource] = {
             uid: RecordedSource(self.outside, number, recorded, scenario)

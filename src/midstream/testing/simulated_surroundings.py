@@ -25,7 +25,7 @@ import numpy as np
 from cloudpickle.cloudpickle import _function_setstate
 
 from midstream.core.installed import is_installed
-from midstream.sim.world import EPOCH_MS, World
+from midstream.sim.world import World
 from midstream.testing.simulated_scenario import Outer
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -61,7 +61,7 @@ class Surroundings:
     def time_s(self) -> float:
         """Seconds since the epoch."""
         self.world.now_us += 1  # nobody reads a clock twice in the same moment
-        return EPOCH_MS / 1000 + self.outer.clock_s + self.slept_s + self.world.now_us / 1e6
+        return self.world.epoch_ms / 1000 + self.slept_s + self.world.now_us / 1e6
 
     def sleep(self, seconds: float) -> None:
         self.slept_s += seconds
@@ -85,6 +85,11 @@ def surroundings(world: World, outer: Outer) -> Iterator[Surroundings]:
     random.seed(outer.random)
     np.random.seed(outer.random % (1 << 32))
     _present = found = Surroundings(world, outer)
+    localtime = time.localtime
+
+    def local(ours: Surroundings) -> time.struct_time:
+        return localtime(ours.time_s())
+
     try:
         with (
             patch.object(time, "time", _clock(time.time, lambda s: s.time_s())),
@@ -92,6 +97,12 @@ def surroundings(world: World, outer: Outer) -> Iterator[Surroundings]:
             patch.object(time, "monotonic", _clock(time.monotonic, lambda s: s.time_s())),
             patch.object(time, "monotonic_ns", _clock(time.monotonic_ns, lambda s: int(s.time_s() * 1e9))),
             patch.object(time, "perf_counter", _clock(time.perf_counter, lambda s: s.time_s())),
+            patch.object(time, "perf_counter_ns", _clock(time.perf_counter_ns, lambda s: int(s.time_s() * 1e9))),
+            patch.object(time, "localtime", _present_by_default(time.localtime, 0, Surroundings.time_s)),
+            patch.object(time, "gmtime", _present_by_default(time.gmtime, 0, Surroundings.time_s)),
+            patch.object(time, "ctime", _present_by_default(time.ctime, 0, Surroundings.time_s)),
+            patch.object(time, "asctime", _present_by_default(time.asctime, 0, local)),
+            patch.object(time, "strftime", _present_by_default(time.strftime, 1, local)),
             patch.object(time, "sleep", _sleep(time.sleep)),
         ):
             yield found
@@ -107,6 +118,19 @@ def _clock(real: Callable[[], Any], simulated: Callable[[Surroundings], Any]) ->
         return real() if ours is None else simulated(ours)
 
     return clock
+
+
+def _present_by_default(
+    real: Callable[..., Any], position: int, now: Callable[[Surroundings], float | time.struct_time]
+) -> Callable[..., Any]:
+    """A function of a time that means the present if that argument, which stands at `position`, is left out."""
+
+    def function(*arguments: Any) -> Any:
+        ours = _ours()
+        left_out = len(arguments) == position or (len(arguments) == position + 1 and arguments[position] is None)
+        return real(*arguments) if ours is None or not left_out else real(*arguments[:position], now(ours))
+
+    return function
 
 
 def _sleep(real: Callable[[float], None]) -> Callable[[float], None]:

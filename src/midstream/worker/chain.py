@@ -68,10 +68,7 @@ class Link:
         self._chain.offer(self._index, watermark_us)
 
     def idle(self, idle: bool) -> None:
-        for index in range(self._index, len(self._chain.operators)):
-            if self._chain.operators[index].makes_watermarks:
-                return
-        self._edges.idle(idle)
+        self._chain.idle(self._index, idle)
 
 
 class Chain:
@@ -86,6 +83,9 @@ class Chain:
         """Operator index: the watermark that it has not finished firing for."""
         self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
         """The last watermark offered to each operator; the last entry is the one that left the chain."""
+        self._is_idle = False
+        self._is_idle_told = False
+        """What the edges were told last."""
         self.at: tuple[int, int] = NOWHERE
         """The operator at work, and how many rows it was given (-1: a watermark, or nothing); behind the last one are
         the edges. Not put back after a failure: then it is the one that has failed."""
@@ -125,6 +125,18 @@ class Chain:
             self.offered_us[-1] = watermark_us
             self._edges.watermark(watermark_us)
 
+    def idle(self, index: int, idle: bool) -> None:
+        """What comes to the operator at `index` has become idle, or is not any more."""
+        if not any(operator.makes_watermarks for operator in self.operators[index:]):
+            self._is_idle = idle
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        """Not that it is idle while a watermark is firing: consumers would go on without the rows that are still to come of it."""
+        if self._is_idle != self._is_idle_told and not (self._is_idle and self._pending):
+            self._is_idle_told = self._is_idle
+            self._edges.idle(self._is_idle)
+
     @property
     def watermark_us(self) -> int:
         """The last watermark that left the chain."""
@@ -155,6 +167,7 @@ class Chain:
         if self._fire(index, watermark_us):
             del self._pending[index]
             self.offer(index + 1, watermark_us)
+            self._tell_idle()
 
     def _fire(self, index: int, watermark_us: int) -> bool:
         before, self.at = self.at, (index, -1)
