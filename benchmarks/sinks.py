@@ -2,6 +2,7 @@
 
 python benchmarks/sinks.py 'host=127.0.0.1 dbname=test user=me'      PostgreSQL: add, and replace by key
 python benchmarks/sinks.py                                           Delta, in a temporary directory
+python benchmarks/sinks.py kafka HOST:PORT TOPIC                     Kafka, exactly once and at least once, into a topic that exists
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.connectors.delta import DeltaSink
+from midstream.connectors.kafka_sink import KafkaSink
 from midstream.connectors.postgres import PostgresSink
-from midstream.core.seams import Done, Timer
+from midstream.core.seams import Done, Storage, Timer
 from midstream.operators.sink import CommitterContext, Sink, WriterContext
+from midstream.runtime.storage import FileStorage
 
 ROWS = 1_000_000
 BATCH_ROWS = 65_536
@@ -45,13 +48,13 @@ def rows() -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": n, "who": who, "x": x, "at": pa.array(n * 1000, pa.timestamp("us"))})
 
 
-def measure(name: str, sink: Sink, batch: pa.RecordBatch) -> None:
+def measure(name: str, sink: Sink, batch: pa.RecordBatch, storage: Storage | None = None) -> None:
     def fail(error: BaseException) -> None:
         raise error
 
     sink.validate(batch.schema, restoring=False)
     job_id = f"{name}-{time.time_ns()}"
-    writer = sink.writer(WriterContext("out", "out", 0, 0, job_id, batch.schema, AtOnce(), fail))
+    writer = sink.writer(WriterContext("out", "out", 0, 0, job_id, batch.schema, AtOnce(), fail, storage))
     began_s = time.perf_counter()
     for start in range(0, ROWS, BATCH_ROWS):
         writer.write(batch.slice(start, BATCH_ROWS))
@@ -59,9 +62,10 @@ def measure(name: str, sink: Sink, batch: pa.RecordBatch) -> None:
     assert prepare is not None
     committables = prepare()
     prepared_s = time.perf_counter()
-    committer = sink.committer(CommitterContext("out", "out", job_id, None, threading.Event()))
-    assert committer is not None
-    committer.commit(1, committables)
+    committer = sink.committer(CommitterContext("out", "out", job_id, storage, threading.Event()))
+    if committer is not None:
+        committer.commit(1, committables)
+        committer.close()
     committed_s = time.perf_counter()
     rate = ROWS / (prepared_s - began_s)
     print(f"{name:<10} prepared {rate:>11,.0f} rows/s   commit of {ROWS:,} rows {committed_s - prepared_s:.2f} s")
@@ -69,7 +73,14 @@ def measure(name: str, sink: Sink, batch: pa.RecordBatch) -> None:
 
 if __name__ == "__main__":
     made = rows()
-    if len(sys.argv) > 1:
+    if sys.argv[1:2] == ["kafka"]:
+        _, _, servers, topic = sys.argv
+        with tempfile.TemporaryDirectory() as directory:
+            measure(
+                "once", KafkaSink(servers, topic, guarantee="exactly_once", key="who"), made, FileStorage(directory)
+            )
+        measure("at least", KafkaSink(servers, topic, guarantee="at_least_once", key="who"), made)
+    elif len(sys.argv) > 1:
         token = time.time_ns()
         measure("add", PostgresSink(sys.argv[1], f"bench_add_{token}"), made)
         measure("by key", PostgresSink(sys.argv[1], f"bench_key_{token}", key=["n"]), made)

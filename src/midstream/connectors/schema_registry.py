@@ -41,7 +41,7 @@ class UnknownSchema(Exception):
 
 
 class Registry:
-    """Where it is and how to get in: the options of confluent-kafka's client. Pickles; shows nobody what they are.
+    """The address and credentials of the registry: the options of confluent-kafka's client. Pickles; `repr` hides them.
 
     Blocking; called on any thread.
     """
@@ -51,7 +51,7 @@ class Registry:
         url = options.get("url") if isinstance(options, Mapping) else None
         if not isinstance(url, str) or not url:
             raise ConfigError(f"{who}: registry={{…}} has no 'url', such as registry={{'url': 'http://registry:8081'}}")
-        self._options = {"timeout": _ANSWER_S, **options, "max.retries": 0}  # whoever waits asks again
+        self._options = {"timeout": _ANSWER_S, **options, "max.retries": 0}  # the caller asks again
         self._who = who
         self._client: SchemaRegistryClient | None = None
         self._silent_until_s = float("-inf")

@@ -2,8 +2,8 @@
 
 One checkpoint and sink at a time, in the order of checkpoints: on the driver, in one call of its
 committer, or on slots, in one call for each lane (see `coordinator.lanes`). A commit that fails is
-tried again a few times; then the attempt fails, and nothing is deployed until the queue has been
-worked off. What is in the queue is also in the metadata of the newest checkpoint, so it survives the
+tried again a few times; then the attempt fails, and nothing is deployed until the queue is empty.
+What is in the queue is also in the metadata of the newest checkpoint, so it survives the
 coordinator.
 """
 

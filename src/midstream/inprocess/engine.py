@@ -43,7 +43,7 @@ from midstream.worker.task import Task, TaskState
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
 CALL_S_MAX: Final = 60.0
-"""Of processor time: whoever stops in a debugger has all the time in the world."""
+"""Of processor time, so that a breakpoint in a debugger does not count."""
 _OF_EVENT_TIME: Final = (TimestampsOperator, MarksOperator)
 _encode: Final = msgspec.msgpack.Encoder().encode
 

@@ -44,7 +44,7 @@ class Effect:
     """Something that a user's function has done to the world."""
 
     what: str
-    """Such as "writes to /tmp/out.txt"."""
+    """Such as "writes to out.txt"."""
     place: str
     """File and line."""
 
