@@ -17,7 +17,7 @@ from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWrit
 
 
 class Appending(Sink):
-    """One file for each lane, below `place`. While there is a file `hold` in it, commits wait for it to go."""
+    """One file for each lane, below `place`. While there is a file `hold` in it, commits from its checkpoint on wait."""
 
     commits_on_slots = True
 
@@ -43,11 +43,9 @@ class AppendingWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         self.rows += to_list(batch.column("n"))
 
-    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
+    def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]]:
         rows, self.rows = self.rows, []
         context = self.context
-        if not rows:
-            return None
         file = f"sinks/{context.uid}/{context.job_id}-{context.attempt}-{context.subtask}-{checkpoint_id}"
 
         def store() -> Sequence[bytes]:
@@ -72,7 +70,7 @@ class AppendingCommitter(Committer):
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for committable in map(json.loads, committables):
             self.note("begin", lane=committable["subtask"], checkpoint=checkpoint_id)
-            while (self.sink.place / "hold").exists():
+            while waits(self.sink.place, checkpoint_id):
                 if self.context.stopped.wait(0.02):
                     raise OSError("told to stop")
             assert self.context.storage is not None
@@ -99,6 +97,20 @@ class AppendingCommitter(Committer):
 
     def close(self) -> None:
         self.note("close")
+
+
+def hold(place: Path, *, from_checkpoint: int = 1) -> None:
+    """Commits of this checkpoint and of later ones wait until the file is gone; both lanes of each have something."""
+    place.mkdir(exist_ok=True)
+    (place / "hold.new").write_text(str(from_checkpoint))
+    os.replace(place / "hold.new", place / "hold")
+
+
+def waits(place: Path, checkpoint_id: int) -> bool:
+    try:
+        return checkpoint_id >= int((place / "hold").read_text())
+    except FileNotFoundError:
+        return False
 
 
 def rows_at(place: Path) -> list[int]:

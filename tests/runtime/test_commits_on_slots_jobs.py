@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import slot_committing
-from slot_committing import book_of, job, rows_at
+from slot_committing import book_of, hold, job, rows_at
 
 from midstream.runtime.processes import ProcessSlots
 from waiting import alive, until
@@ -61,9 +61,8 @@ def test_commits_run_in_slots_each_lane_in_its_own_and_in_the_order_of_checkpoin
 
 
 def test_a_slot_that_is_killed_in_the_midst_of_a_commit_leaves_no_row_behind_and_doubles_none(place, checkpoints):
+    hold(place, from_checkpoint=3)
     running = job(place, checkpoints, count=ROWS).start(slots=ProcessSlots())
-    until("something is committed", lambda: rows_at(place))
-    (place / "hold").touch()
     victim = until("a commit is held", lambda: held(place))[0]
     os.kill(victim["pid"], signal.SIGKILL)
     until("the job restarts", lambda: running.status().restarts >= 1)
@@ -77,9 +76,8 @@ def test_a_slot_that_is_killed_in_the_midst_of_a_commit_leaves_no_row_behind_and
 
 
 def test_commits_are_told_to_stop_with_their_attempt_and_their_committers_closed(place, checkpoints):
+    hold(place, from_checkpoint=3)
     running = job(place, checkpoints, count=ROWS).start(slots=ProcessSlots())
-    until("something is committed", lambda: rows_at(place))
-    (place / "hold").touch()
     until("both lanes are held", lambda: len({line["lane"] for line in held(place)}) == 2)
     victim, other = (line["pid"] for line in held(place)[:2])
     os.kill(victim, signal.SIGKILL)
@@ -94,14 +92,14 @@ def test_what_a_killed_driver_has_not_committed_is_committed_by_slots_of_the_nex
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     code = (
         "from pathlib import Path; from slot_committing import job; from midstream.runtime.processes import ProcessSlots; "
-        f"job(Path({str(place)!r}), Path({str(checkpoints)!r}), count={ROWS}).execute(slots=ProcessSlots())"
+        f"job(Path({str(place)!r}), Path({str(checkpoints)!r}), count={ROWS}, rows_per_s=4_000).execute(slots=ProcessSlots())"
     )
     directory = str(Path(slot_committing.__file__).parent)
     environment["PYTHONPATH"] = os.pathsep.join([directory, environment["PYTHONPATH"]])
     driver = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
         until("something is committed", lambda: rows_at(place))
-        (place / "hold").touch()
+        hold(place)
         until("a commit is held", lambda: held(place))
     finally:
         driver.kill()

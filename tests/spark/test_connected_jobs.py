@@ -118,6 +118,7 @@ def test_data_sources_at_both_ends_lose_and_double_nothing(tmp_path):
     until("the job restarted", lambda: job.status().restarts >= 1)
     before = len(committed(out))
     until("more committed", lambda: len(committed(out)) > before)
+    until("the source is told of a range that is read to its end", (source / "forgotten").exists)
     job.stop(timeout_s=60)
     seen = committed(out)
     assert seen == sorted(set(seen))
