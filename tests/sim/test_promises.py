@@ -6,6 +6,7 @@ import pytest
 
 from midstream.core.config import JobConfig
 from midstream.core.ids import TaskId
+from midstream.graph.origins import Origin
 from midstream.protocol import messages as m
 from midstream.sim.promises import Promises
 from midstream.sim.valves import CheckedValve
@@ -93,7 +94,7 @@ def test_no_more_failures_are_counted_than_there_were() -> None:
 
 def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     world = World(0, Tempo())
-    valve = CheckedValve(world, 2)
+    valve = CheckedValve(world, [Origin(one=frozenset((0,)), subtask=subtask) for subtask in range(2)])
     assert valve.advance(0, 5) is None
     assert valve.set_idle(1, True) == 5
     assert valve.set_idle(1, False) is None

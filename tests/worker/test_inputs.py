@@ -12,6 +12,7 @@ import pyarrow as pa
 from midstream.core.ids import TaskId
 from midstream.exchange.gate import InputGate
 from midstream.graph.job_graph import Edge, Partitioning
+from midstream.graph.origins import Origin
 from midstream.worker.chain import Chain
 from midstream.worker.inputs import AWAITED_MAX, SLICE_S, TaskInput
 from recovering import SCHEMA, batch, rows_in
@@ -71,7 +72,7 @@ def task_input(slow: Sequence[int], rules: Sequence[int]) -> tuple[TaskInput, Ro
     rows = Rows()
     gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
     chain = cast(Chain, rows)
-    return TaskInput(TaskId(2, 0), gates, chain, rows, lambda event: None, rows_max=10), rows
+    return TaskInput(TaskId(2, 0), gates, [Origin()] * 2, chain, rows, lambda event: None, rows_max=10), rows
 
 
 def test_gates_take_turns() -> None:

@@ -13,7 +13,7 @@ from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
-from midstream.graph.job_graph import OperatorSpec, SourceSpec, Vertex
+from midstream.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.base import OperatorContext, Output
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.operators.stateless import Stateless
@@ -79,7 +79,7 @@ class Slot:
             schedule=self.schedule,
         )
         vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), operators)
-        self.task = Task(TaskId(0, 0), vertex, JobConfig(name="job"), seams, [], [])
+        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), JobConfig(name="job"), seams, [], [])
         self.task.open({}, {}, {})
         self.task.start()
         self.run()

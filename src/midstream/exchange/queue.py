@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from midstream.core.batches import concat
-from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event, Watermark
+from midstream.core.elements import (
+    MAX_WATERMARK_US,
+    Batch,
+    CheckpointBarrier,
+    Element,
+    EndOfPartition,
+    Event,
+    Watermark,
+)
 from midstream.core.errors import InvariantError
 
 FIRST_BUFFERS: Final = 2
@@ -108,7 +116,10 @@ class ElementQueue:
         return iter(self._items)
 
     def append(self, item: InFlight | Event) -> None:
-        """A watermark behind a watermark replaces it: a slow consumer would collect them without bound."""
+        """A watermark behind a watermark replaces it: a slow consumer would collect them without bound.
+
+        The last one, which says that the channel has ended, does not: how far the channel came matters to who has heard it.
+        """
         if isinstance(item, InFlight):
             self.waiting += item.buffers
             if self._queue_time is not None:
@@ -129,8 +140,9 @@ class ElementQueue:
             self._items.append(item)
             self._tell(item)
             return
-        elif isinstance(item, Watermark) and self._items and isinstance(self._items[-1], Watermark):
-            self._items.pop()
+        elif isinstance(item, Watermark) and item.timestamp_us != MAX_WATERMARK_US:
+            if self._items and isinstance(self._items[-1], Watermark):
+                self._items.pop()
         self._items.append(item)
 
     def _tell(self, event: CheckpointBarrier | EndOfPartition) -> None:

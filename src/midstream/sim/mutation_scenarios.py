@@ -89,6 +89,16 @@ def always_due(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, steps_max=20_000)
 
 
+def quiet(topology: str) -> Callable[[int], Scenario]:
+    """The only split of a job is idle now and then, and timers hold rows of it then."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=topology, parallelism=2 + seed % 3, faults=(), rows=100)
+        return replace(drawn, splits=1, rounds=1, interval_s=0.002, tempo=replace(drawn.tempo, io_us=100))
+
+    return scenario
+
+
 def close_behind(shape: Shape) -> Shape:
     """The same with event time that follows the rows closely."""
     return tuple(

@@ -138,6 +138,18 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(3, FORWARD)),
     ),
+    "quiet": (
+        source_node("idle"),
+        node_of("timer", Input(0, KEYED)),
+        node_of("count", Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "quiet_twice": (
+        source_node("idle"),
+        node_of("timer", Input(0, KEYED)),
+        node_of("count", Input(1, KEYED), Input(0, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
     "alarms": (
         source_node(),
         source_node(rows_share=0.3),

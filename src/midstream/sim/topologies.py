@@ -448,23 +448,31 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
     """Of each node: the numbers of the sources whose rows are never late there, whatever befalls the others.
 
     Splits are in order, no older one is found later, none counts as idle, and none of their rows waits for the clock
-    on any way. Event time never passes such a source: it is the lowest of all inputs that are not idle.
+    on any way. Event time never passes such a source: it is the lowest of all inputs that are not idle. A source with
+    a single split may be idle as long as its rows meet no others: event time is its own, on all ways.
     """
     remaining = iter(sources)
     found: list[frozenset[int]] = []
     out: list[tuple[frozenset[int], frozenset[int]]] = []
     """Which sources' rows come out of each node, and those of them that are on time."""
+    lonely: set[int] = set()
     for node in shape:
         if node.chain[0] == "source":
             source = next(remaining)
             is_there = frozenset((source.number,))
-            is_in_order = source.rounds == 1 or is_ordered(source.number)
-            out.append((is_there, is_there if is_in_order and "idle" not in node.chain else frozenset()))
+            if "idle" in node.chain:
+                is_in_order = len(source.rows) == 1
+                lonely.add(source.number)
+            else:
+                is_in_order = source.rounds == 1 or is_ordered(source.number)
+            out.append((is_there, is_there if is_in_order else frozenset()))
             found.append(out[-1][1])
             continue
         came = [out[entry.node] for entry in node.inputs]
         late = frozenset[int]().union(*(there - on_time for there, on_time in came))
         there = frozenset[int]().union(*(there for there, _ in came))
+        if len(there) > 1:
+            late |= lonely
         found.append(there - late)
         out.append((there, frozenset() if {"alarm", "clocks"} & {*node.chain} else there - late))
     return found

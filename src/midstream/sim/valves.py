@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from unittest.mock import patch
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.graph.origins import Origin
 from midstream.sim.world import World
 from midstream.worker import inputs
 from midstream.worker.valve import WatermarkValve
 
 
 class CheckedValve(WatermarkValve):
-    """Event time is that of the channel furthest behind, of those that have not ended and are not idle.
+    """Event time is that of the channel furthest behind, of those that have not ended and are waited for.
 
-    When all of these are idle it is that of the furthest. It never goes back, and begins where a restore puts it.
+    These are the active ones, and the idle ones that will hear of what an active one has heard of. When all are idle it
+    is that of the furthest, the ended ones among them, but for those that would pass one which hears what they hear.
+    It never goes back, and begins where a restore puts it.
     """
 
-    def __init__(self, world: World, channels: int) -> None:
-        super().__init__(channels)
+    def __init__(self, world: World, origins: Sequence[Origin]) -> None:
+        super().__init__(origins)
         self._world = world
-        self._said_us = [MIN_WATERMARK_US] * channels
-        self._said_idle = [False] * channels
+        self._origins = origins
+        self._said_us = [MIN_WATERMARK_US] * len(origins)
+        self._said_before_the_end_us = [MIN_WATERMARK_US] * len(origins)
+        self._said_idle = [False] * len(origins)
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         self._said_us[channel] = max(self._said_us[channel], watermark_us)
+        if watermark_us != MAX_WATERMARK_US:
+            self._said_before_the_end_us[channel] = self._said_us[channel]
         before_us = self.watermark_us
         return self._compared(before_us, super().advance(channel, watermark_us))
 
@@ -35,15 +42,21 @@ class CheckedValve(WatermarkValve):
         before_us = self.watermark_us
         return self._compared(before_us, super().set_idle(channel, idle))
 
+    def _due_us(self) -> int:
+        origins, said_us = self._origins, self._said_us
+        open_ = [channel for channel, mark_us in enumerate(said_us) if mark_us != MAX_WATERMARK_US]
+        active = {origins[channel] for channel in open_ if not self._said_idle[channel]}
+        if active:
+            return min(said_us[c] for c in open_ if any(origin.is_within(origins[c]) for origin in active))
+        if not open_:
+            return MAX_WATERMARK_US
+        return max(
+            min([said_us[c] for c in open_ if origin.is_within(origins[c])] + [before_the_end_us])
+            for origin, before_the_end_us in zip(origins, self._said_before_the_end_us, strict=True)
+        )
+
     def _compared(self, before_us: int, said_us: int | None) -> int | None:
-        marks_us = zip(self._said_us, self._said_idle, strict=True)
-        open_us = [(mark_us, idle) for mark_us, idle in marks_us if mark_us != MAX_WATERMARK_US]
-        waited_for_us = [mark_us for mark_us, idle in open_us if not idle]
-        if waited_for_us:
-            due_us = min(waited_for_us)
-        else:
-            due_us = max((mark_us for mark_us, _ in open_us), default=MAX_WATERMARK_US)
-        due_us = max(before_us, due_us)
+        due_us = max(before_us, self._due_us())
         if self.watermark_us != due_us or said_us != (due_us if due_us > before_us else None):
             self._world.bug(
                 f"event time of a task is {self.watermark_us}, was {before_us}, and should be {due_us}: its channels have "

@@ -10,11 +10,12 @@ import msgspec
 from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfData, EndOfPartition
 from midstream.exchange.partition import Subpartition
 from midstream.exchange.queue import InFlight
+from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.state_mutations import plain
-from midstream.worker import chain, snapshots, task
+from midstream.worker import chain, snapshots, task, valve
 from midstream.worker.source import SourceDriver
 from midstream.worker.valve import WatermarkValve
 
@@ -196,6 +197,29 @@ def idle_channel_does_not_come_back() -> Replacements:
     return [(WatermarkValve, "set_idle", set_idle)]
 
 
+def idle_subtask_is_passed() -> Replacements:
+    """A subtask that says it is idle is not waited for, though another one that reads the same is active."""
+    original = WatermarkValve.__init__
+
+    def init(self: Any, origins: Any) -> None:
+        original(self, [Origin(one=frozenset((0,)), subtask=channel) for channel in range(len(origins))])
+
+    return [(WatermarkValve, "__init__", init)]
+
+
+def idle_way_is_passed() -> Replacements:
+    """Nor is an idle operator, though its source has come back, and is read beside it."""
+    original = valve._families
+
+    def families(origins: Any) -> Any:
+        found = original(origins)
+        for number, family in enumerate(found):
+            family.within_all = [other for other in family.within_all if other == number]
+        return found
+
+    return [(valve, "_families", families)]
+
+
 def event_time_begins_again() -> Replacements:
     """After a restore event time is where it was at the beginning."""
     return [(chain.Chain, "restore", lambda self, marks: None)]
@@ -297,6 +321,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "idle_channel_holds": Mutation("an idle channel is waited for", idle_channel_holds),
     "idle_channel_does_not_come_back": Mutation(
         "a channel that was idle is never waited for again", idle_channel_does_not_come_back
+    ),
+    "idle_subtask_is_passed": Mutation(
+        "an idle subtask is not waited for while another one that reads the same is active",
+        idle_subtask_is_passed,
+        scenarios.quiet("quiet"),
+    ),
+    "idle_way_is_passed": Mutation(
+        "an idle operator is not waited for while its source is active beside it",
+        idle_way_is_passed,
+        scenarios.quiet("quiet_twice"),
     ),
     "event_time_begins_again": Mutation(
         "event time begins again after a restore", event_time_begins_again, scenarios.timely

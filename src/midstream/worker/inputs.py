@@ -26,6 +26,7 @@ from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import TaskId
 from midstream.core.seams import Clock
 from midstream.exchange.gate import RECOVERED, InputGate, first_channels
+from midstream.graph.origins import Origin
 from midstream.worker.chain import Chain
 from midstream.worker.checkpoints import Rest
 from midstream.worker.pace import Pace
@@ -57,16 +58,16 @@ class _Reader:
 
 
 class TaskInput:
-    """`handle` is told of barriers as they are read."""
+    """`handle` is told of barriers as they are read; `origins`: of each channel, see `WatermarkValve`."""
 
     def __init__(
         self,
         ref: TaskId,
         gates: Sequence[InputGate],
+        origins: Sequence[Origin],
         chain: Chain,
         clock: Clock,
         handle: Callable[[BarrierEvent], None],
-        *,
         rows_max: int,
     ) -> None:
         self._ref = ref
@@ -76,7 +77,8 @@ class TaskInput:
         self._rows_max = rows_max
         self._first_channel = first_channels(gates)
         channels = self._first_channel[-1]
-        self._valve = WatermarkValve(channels)
+        assert len(origins) == channels, (ref, origins)
+        self._valve = WatermarkValve(origins)
         self._was_idle = False
         self._ended_data = [False] * channels
         self._port_open = {

@@ -373,7 +373,7 @@ class SlotMachine:
             if ref in deploy.finished:
                 self._finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, self._send)
             else:
-                self.tasks[ref] = Task(ref, graph.vertices[ref.vertex], config, seams, gates, outputs)
+                self.tasks[ref] = Task(ref, graph, config, seams, gates, outputs)
         pool.check_capacity()
 
     def _window(self, deploy: m.Deploy, graphs: Mapping[TaskId, JobGraph], pool: BufferPool) -> int:

@@ -45,7 +45,8 @@ from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Storage, Timer
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
-from midstream.graph.job_graph import Vertex
+from midstream.graph.job_graph import JobGraph
+from midstream.graph.origins import channel_origins
 from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
@@ -72,8 +73,7 @@ class TaskState(Enum):
     CLOSED = "closed"
 
 
-_RUNNING, _FINISHING = TaskState.RUNNING, TaskState.FINISHING
-"""For each step: looking a member up in its class takes ten times as long as a global."""
+_RUNNING, _FINISHING = TaskState.RUNNING, TaskState.FINISHING  # a member takes ten times as long as a global to look up
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class Task:
     def __init__(
         self,
         ref: TaskId,
-        vertex: Vertex,
+        graph: JobGraph,
         config: JobConfig,
         seams: TaskSeams,
         gates: list[InputGate],
         partitions: list[ResultPartition],
     ) -> None:
         self.ref = ref
-        self.vertex = vertex
+        self.vertex = vertex = graph.vertices[ref.vertex]
         self.state = TaskState.CREATED
         self.gates = gates
         self.partitions = partitions
@@ -146,10 +146,10 @@ class Task:
         self._due_was_last = False
         """They take turns with rows, or an operator that is always due would keep the rows from getting on."""
         self._timers: set[Timer] = set()
-
         self._edges = _TaskEdges(partitions)
         self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
-        self._input = TaskInput(ref, gates, self._chain, seams.clock, self._on_barrier, rows_max=config.batch_rows)
+        heard = channel_origins(graph, ref)
+        self._input = TaskInput(ref, gates, heard, self._chain, seams.clock, self._on_barrier, config.batch_rows)
         self._snapshots = TaskSnapshots(
             seams.attempt, self.ref, seams.executor, self._answer, self.fail, self.wake, seams.inline_bytes_max
         )
