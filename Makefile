@@ -12,13 +12,16 @@ SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 PROCESSES ?= 2
 
-.PHONY: help setup setup-python demo test simulate check format bench peers minimums nightly clean
+.PHONY: help setup lock setup-python demo test simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup:  ## .venv with everything installed; says what else is missing
 	@tools/setup.sh
+
+lock:  ## tools/locked.txt anew: the versions that make setup installs, as pip finds them today
+	@tools/lock.sh
 
 setup-python:
 	@tools/setup.sh --without-java

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ def setup(tmp_path: Path):
     tree = tmp_path / "a clone with blanks"
     (tree / "tools").mkdir(parents=True)
     shutil.copy(ROOT / "tools" / "setup.sh", tree / "tools")
+    shutil.copy(ROOT / "tools" / "locked.txt", tree / "tools")
     shutil.copy(ROOT / "pyproject.toml", tree)
 
     def run(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -54,7 +56,7 @@ def test_a_python_that_is_none_is_not_replaced_by_another(setup):
 def test_without_any_python_that_is_new_enough_the_advice_does_not_lead_back_here(setup, tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("bash", "dirname", "cksum", "sed"):
+    for name in ("bash", "dirname", "cat", "cksum", "sed"):
         (tools / name).symlink_to(shutil.which(name) or name)
     status, said = setup("--without-java", PATH=str(tools))
     assert status == 1
@@ -66,12 +68,24 @@ def test_another_python_than_that_of_the_venv_is_said_to_be_ignored(setup):
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").symlink_to(sys.executable)
     (venv / "bin" / "midstream").symlink_to(sys.executable)
-    crc = subprocess.run(
-        ["cksum"], stdin=(setup.tree / "pyproject.toml").open("rb"), capture_output=True, text=True, check=True
-    ).stdout.strip()
+    both = (setup.tree / "pyproject.toml").read_bytes() + (setup.tree / "tools" / "locked.txt").read_bytes()
+    crc = subprocess.run(["cksum"], input=both, capture_output=True, check=True).stdout.decode().strip()
     (venv / ".installed").write_text(f"{setup.tree} {crc}\n")
     assert setup("--without-java") == (0, "")
     assert setup("--without-java", PYTHON=sys.executable) == (0, "")
     status, said = setup("--without-java", PYTHON="/nope")
     assert status == 0
     assert said.startswith("PYTHON=/nope is not used: .venv is there, with Python 3.") and "rm -rf .venv" in said
+
+
+def test_the_versions_of_everything_that_pyproject_names_are_known():
+    """Else `make setup` installs another version tomorrow."""
+    lines = [line for line in (ROOT / "tools" / "locked.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(
+        re.fullmatch(r'[\w.-]+==[\w.+!]+ ; python_version == "3\.\d+" and sys_platform == "\w+"', line)
+        for line in lines
+    )
+    locked = {re.sub(r"[._-]+", "-", line.partition("==")[0]).lower() for line in lines}
+    named = set(re.findall(r'^  "([\w-]+)[^"]*[<>=]=', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    assert len(named) > 15
+    assert {name.lower() for name in named} <= locked, "run make lock"

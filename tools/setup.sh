@@ -48,7 +48,8 @@ install_project() {
         "$python" -m venv .venv
     fi
     echo "installing midstream and what it needs into .venv (a few minutes the first time: Spark is large)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '.[dev]' ||
+    # The versions that are tested together, where they are known for this Python (tools/lock.sh); else what pip finds.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517 --constraint tools/locked.txt --editable '.[dev]' ||
         fail "the installation failed; what pip said is above" "try again with:  make setup"
     echo "$wanted" > "$stamp"
 }
@@ -73,7 +74,7 @@ check_java() {
 }
 
 stamp=.venv/.installed
-wanted="$PWD $(cksum < pyproject.toml)"
+wanted="$PWD $(cat pyproject.toml tools/locked.txt | cksum)"
 up_to_date() { [[ -f $stamp && $(< "$stamp") == "$wanted" && -x .venv/bin/midstream ]] && .venv/bin/python -c '' 2>/dev/null; }
 if [[ ${1:-} != --without-java ]]; then check_java; fi  # before minutes of installing
 if [[ -n ${PYTHON:-} ]]; then say_if_another_python_is_wanted; fi

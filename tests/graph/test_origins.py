@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
