@@ -12,10 +12,10 @@ SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 PROCESSES ?= 2
 
-.PHONY: help setup lock setup-python demo test simulate check format bench peers minimums nightly clean
+.PHONY: help setup lock setup-python demo kafka-demo test simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup:  ## .venv with everything installed; says what else is missing
 	@tools/setup.sh
@@ -31,7 +31,13 @@ demo: setup  ## 336,776 real flights through a stateful job on embedded Spark, e
 	$(BIN)/midstream run examples/flights.py
 	@$(BIN)/python tools/show_demo.py
 
-test: setup  ## all tests, those on real Spark slots included, in PROCESSES=2 processes
+kafka-demo: setup  ## the same flights from Kafka to Kafka, with a broker of its own and a slot that is killed; needs mvn
+	@$(BIN)/python tools/kafka_server.py $(BIN)/python examples/kafka.py
+
+.venv/spark.jsa: tools/spark_archive.py | setup
+	@$(BIN)/python tools/spark_archive.py
+
+test: setup .venv/spark.jsa  ## all tests, those on real Spark slots included, in PROCESSES=2 processes
 	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile
 
 simulate: setup-python  ## fresh seeds in the simulator for SIM_SECONDS=120; the commit decides which (SIM_BASE=N: others)
@@ -40,8 +46,8 @@ simulate: setup-python  ## fresh seeds in the simulator for SIM_SECONDS=120; the
 	$(BIN)/midstream simulate --seeds $$base:$$((base + 1000000)) --seconds $(SIM_SECONDS)
 
 check: setup-python  ## lint, formatting, types: strict in src, nearly so in tests
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+	$(BIN)/ruff check --no-cache
+	$(BIN)/ruff format --check --no-cache
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 
@@ -67,6 +73,7 @@ nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked 
 	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py
 	@SIMULATED_SEEDS=$(SIMULATED_SEEDS) $(BIN)/pytest -q tests/testing/test_simulated_correct_jobs.py
 	@KAFKA_RUNS=$(REPEAT) KAFKA_RECORDS=500000 $(BIN)/pytest -q -s tests/connectors/test_kafka_acceptance.py
+	@KAFKA_KILLS=9 $(BIN)/pytest -q -s tests/connectors/test_kafka_failover.py
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
 
 clean:  ## what builds and runs leave behind; .venv stays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
+# JVMs that live for seconds: no second compiler, and Spark's classes from the archive that tools/spark_archive.py has made.
+_QUICK_JVM = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:SharedArchiveFile={sys.prefix}/spark.jsa"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", f'{_QUICK_JVM} "-Dspark.executor.defaultJavaOptions={_QUICK_JVM}"')
+for _name in ("SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+    os.environ.setdefault(_name, _QUICK_JVM)
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +70,6 @@ def no_job_ends_badly(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def only_own_modules_travel() -> Iterator[None]:
     """A program has cloudpickle take its modules along for as long as it runs; a test is not one program."""
-    import sys
     import types
 
     import cloudpickle.cloudpickle as registry

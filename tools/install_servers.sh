@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# For CI: installs the servers that connector tests run against, where that can be done without asking.
+# For CI: installs the servers that connector tests run against and the browser for tests of the page, where that can be done without asking.
 # Elsewhere it says what to install; the tests that need them are skipped, and say so too.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -34,5 +34,15 @@ kafka() {
     ./kafka_jars.sh > /dev/null || echo "no Kafka broker here: its tests will be skipped"
 }
 
+browser() {
+    if command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null; then return; fi
+    if ! can_install; then
+        echo "no Chromium here: tests of the page in a browser will be skipped.   Debian, Ubuntu:  sudo apt install chromium"
+        return
+    fi
+    install chromium || echo "no Chromium could be installed: tests of the page in a browser will be skipped"
+}
+
 postgres
 kafka
+browser

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what the Flink benchmarks need in .peers/flink: a venv with apache-flink, which ships Flink's jars, and the
-# compiled programs of benchmarks/peers/flink in benchmarks.jar. Does nothing, quickly, when it is up to date.
+# Sets up what the Flink benchmarks need in .peers/flink: a venv with apache-flink, which ships Flink's jars, its Kafka
+# connector, which Maven brings, and the compiled programs of benchmarks/peers/flink in benchmarks.jar. Does nothing, quickly, when it is up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,6 +35,16 @@ install_flink() {
     echo "$version" > "$home/.installed"
 }
 
+bring_connector() {
+    command -v mvn > /dev/null || fail "Maven brings Flink's Kafka connector; mvn was not found" \
+        "Debian, Ubuntu:  sudo apt install maven"
+    echo "bringing what $sources/pom.xml names (24 MB the first time)"
+    rm -rf "$home/connector"
+    mvn --quiet --batch-mode --file "$sources/pom.xml" dependency:copy-dependencies -DincludeScope=runtime \
+        -DoutputDirectory="$PWD/$home/connector" || fail "Maven failed; what it said is above"
+    cksum < "$sources/pom.xml" > "$home/.connector"
+}
+
 compile() {
     local javac=javac jar=jar found lib
     if [[ -n ${JAVA_HOME:-} ]]; then javac=$JAVA_HOME/bin/javac jar=$JAVA_HOME/bin/jar; fi
@@ -45,7 +55,7 @@ compile() {
     lib=$("$home/bin/python" -c 'import os, pyflink; print(os.path.dirname(pyflink.__file__))')/lib
     echo "compiling $sources with javac $found"
     rm -rf "$home/classes"
-    "$javac" --release 17 -Xlint:-options -cp "$lib/*" -d "$home/classes" "$sources"/*.java ||
+    "$javac" --release 17 -Xlint:-options -cp "$lib/*:$home/connector/*" -d "$home/classes" "$sources"/*.java ||
         fail "the programs do not compile; what javac said is above"
     "$jar" --create --file "$home/benchmarks.jar.new" -C "$home/classes" .
     mv "$home/benchmarks.jar.new" "$home/benchmarks.jar"  # a JVM that runs keeps the old one
@@ -55,7 +65,10 @@ compile() {
 if [[ ! -f $home/.installed || $(< "$home/.installed") != "$version" ]] || ! "$home/bin/python" -c '' 2>/dev/null; then
     install_flink
 fi
-wanted=$(cat "$sources"/*.java | cksum)
+if [[ ! -f $home/.connector || $(< "$home/.connector") != "$(cksum < "$sources/pom.xml")" ]]; then
+    bring_connector
+fi
+wanted=$(cat "$sources"/*.java "$home/.connector" | cksum)
 if [[ ! -f $home/.compiled || $(< "$home/.compiled") != "$wanted" || ! -f $home/benchmarks.jar ]]; then
     compile "$wanted"
 fi

@@ -22,7 +22,7 @@ with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
 extras = project["optional-dependencies"]
 # Of the tools that look at the code or drive the tests any version will do.
-for line in [*project["dependencies"], *extras["postgres"], *extras["delta"], *extras["kafka"], *extras["kafka-avro"]]:
+for line in [*project["dependencies"], *extras["postgres"], *extras["delta"], *extras["kafka"], *extras["kafka-avro"], *extras["otel"]]:
     match = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", line)
     if match is None:
         sys.exit(f"pyproject.toml: {line!r} has no lowest version; write name>=version")
