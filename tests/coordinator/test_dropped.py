@@ -9,12 +9,13 @@ from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
+from midstream.protocol.task_metrics import TaskMetrics
 
 WRITE0, WRITE1 = TaskId(1, 0), TaskId(1, 1)
 
 
 def heard(bench: Bench, ref: TaskId, late: int) -> None:
-    metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, late=(("write", late),) if late else ())
+    metrics = TaskMetrics(ref, 0, 0, 0, 0, 0, late=(("write", late),) if late else ())
     bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
 
 
@@ -44,7 +45,7 @@ def test_late_rows_add_up_over_subtasks_and_attempts_and_are_warned_of_once(capl
 def test_timers_that_were_dropped_at_the_end_are_warned_of_by_operator() -> None:
     bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
     for ref, dropped in ((WRITE0, 1), (WRITE0, 3), (WRITE1, 2)):
-        metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, timers_dropped=(("write", dropped),))
+        metrics = TaskMetrics(ref, 0, 0, 0, 0, 0, timers_dropped=(("write", dropped),))
         bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
     (warning,) = bench.status.warnings
     assert "operator 'write' has dropped 5 processing-time timers" in warning
@@ -54,7 +55,7 @@ def test_timers_that_were_dropped_at_the_end_are_warned_of_by_operator() -> None
 def test_bad_records_add_up_over_subtasks_and_attempts_and_are_warned_of_by_source() -> None:
     bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
     for ref, bad in ((TaskId(0, 0), 1), (TaskId(0, 0), 3), (TaskId(0, 1), 2)):
-        metrics = m.TaskMetrics(ref, 0, 0, 0, 0, 0, 0, operators=(("read", 0, 5),), bad_records=bad)
+        metrics = TaskMetrics(ref, 0, 0, 0, 0, 0, operators=(("read", 0, 5),), bad_records=bad)
         bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
     bench.fail(WRITE0)
     bench.wait(1)

@@ -42,6 +42,40 @@ def test_the_sources_are_triggered_at_the_interval_and_all_tasks_must_acknowledg
     assert bench.status.last_checkpoint is not None and bench.status.last_checkpoint.state_bytes == 40
 
 
+def test_the_status_has_the_state_of_each_operator_and_how_it_has_grown() -> None:
+    bench = Bench(checkpoint_interval_s=10.0).run()
+    assert bench.status.state_growth == ()
+    for number, names in enumerate(("", "a", "ab"), 1):
+        parts = tuple(chunk(name) for name in names)
+        bench.wait(10.1)
+        bench.ack(number, READ0, READ1, WRITE0)
+        bench.ack(number, WRITE1, parts=dict.fromkeys(ALL, parts).__getitem__, files=lambda ref: ("a", "b"))
+        read, write = (vertex.operators[0] for vertex in bench.status.vertices)
+        assert (read.state_rows, read.state_bytes) == (0, 0)
+        assert (write.state_rows, write.state_bytes) == (len(names), 5 * len(names))
+    assert [point.bytes for point in bench.status.state_growth] == [0, 5, 10]
+    times = [point.at_ms for point in bench.status.state_growth]
+    assert times == sorted(set(times))
+
+
+def test_the_status_says_who_is_missing_who_was_last_and_how_long_each_phase_took() -> None:
+    bench = Bench(checkpoint_interval_s=None, held=("publish",)).run()
+    bench.ask(m.DoSavepoint("/savepoints/a"))
+    bench.wait(3)
+    bench.ack(1, READ0, WRITE1)
+    running = bench.status.checkpoints[0]
+    assert (running.state, running.tasks, running.tasks_done, running.is_savepoint) == ("in_progress", 4, 2, True)
+    assert running.last == "read (subtask 1), write (subtask 0)" and running.metadata_ms == 0
+    bench.ack(1, WRITE0)
+    bench.ack(1, READ1)
+    assert bench.status.checkpoints[0].last == "read (subtask 1)"
+    bench.wait(2)
+    bench.release("publish")
+    done = bench.status.checkpoints[0]
+    assert (done.state, done.tasks, done.tasks_done, done.is_savepoint) == ("completed", 4, 4, True)
+    assert (done.duration_ms, done.metadata_ms, done.last) == (3_000, 2_000, "read (subtask 1)")
+
+
 def test_nothing_is_told_before_the_metadata_is_durable() -> None:
     bench = Bench(held=("publish",)).run()
     bench.checkpoint()
@@ -133,7 +167,8 @@ def test_a_decline_aborts_and_deletes_what_was_written() -> None:
     assert [x.checkpoint_id for x in bench.messages(m.CheckpointAborted)] == [1, 1]
     assert "the disk is full" in bench.replies[client].error
     assert bench.status.checkpoints_failed == 1
-    assert bench.status.checkpoints[0].reason == "the disk is full"
+    failed = bench.status.checkpoints[0]
+    assert failed.reason == "the disk is full" and (failed.state_bytes, failed.in_flight_bytes) == (0, 0)
     assert bench.state == "running"
 
 

@@ -11,7 +11,8 @@ from midstream.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
 from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
-from midstream.protocol.job_status import OperatorStatus, RecoveryStatus
+from midstream.protocol.job_status import FlowStatus, OperatorStatus, RecoveryStatus
+from midstream.protocol.task_metrics import EdgeMetrics, TaskMetrics
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 
@@ -417,12 +418,19 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     def beat(slot: int, rows: int, busy_ms: int) -> None:
         refs = bench.tasks_on(slot)
         tasks = tuple(
-            m.TaskMetrics(
-                ref, rows, rows, 0, busy_ms, 0, 5_000 + slot, (("read" if ref.vertex == 0 else "write", rows, rows),)
+            TaskMetrics(
+                ref,
+                rows,
+                rows,
+                busy_ms,
+                0,
+                5_000 + slot,
+                (("read" if ref.vertex == 0 else "write", rows, rows),),
+                edges=(EdgeMetrics(0, rows, 80 * rows, rows // 10),) if ref.vertex == 0 else (),
             )
             for ref in refs
         )
-        bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks, 1000 + slot)))
+        bench.feed(SlotMessage(slot, m.SlotStatus(0, tasks, 1000 + slot, 5000)))
 
     for rows, busy_ms in ((10, 0), (30, 500)):
         beat(0, rows, busy_ms)
@@ -433,15 +441,21 @@ def test_status_shows_rows_rates_and_watermark() -> None:
     assert read.busy == pytest.approx(0.25)
     assert read.watermark_us == 5_000
     assert bench.status.slot_memory_bytes == (1000, 1001)
+    assert bench.status.slot_memory_limit_bytes == (5000, 5000)
+    assert read.operators[0].work is None, "nothing was seen at work"
     assert bench.status.edges == ((0, 1, "keyed"),)
+    assert bench.status.flows == (FlowStatus(60, 4_800, 6),)
     bench.fail(READ1)
     bench.wait(1)
     assert bench.attempt == 1
     assert bench.status.vertices[0].operators[0].rows_out == 60, "totals are those of the job"
     ref = bench.tasks_on(0)[0]
-    tasks = (m.TaskMetrics(ref, 5, 5, 0, 0, 0, 5_000, (("read", 5, 5),)),)
+    assert bench.status.flows == (FlowStatus(60, 4_800, 6),), "likewise"
+    edges = (EdgeMetrics(0, 5, 400, 1),)
+    tasks = (TaskMetrics(ref, 5, 5, 0, 0, 5_000, (("read", 5, 5),), edges=edges),)
     bench.feed(SlotMessage(0, m.SlotStatus(1, tasks)))
     assert bench.status.vertices[0].operators[0].rows_out == 65
+    assert bench.status.flows == (FlowStatus(65, 5_200, 7),)
 
 
 def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None:
@@ -450,8 +464,8 @@ def test_status_says_how_far_each_subtask_has_recovered_until_all_have() -> None
     def beat(first: int, second: int) -> tuple[RecoveryStatus, ...]:
         for slot, recovered in enumerate((first, second)):
             tasks = tuple(
-                m.TaskMetrics(
-                    ref, 0, 0, 0, 0, 0, 0, to_recover_bytes=300 * ref.vertex, recovered_bytes=recovered * ref.vertex
+                TaskMetrics(
+                    ref, 0, 0, 0, 0, 0, to_recover_bytes=300 * ref.vertex, recovered_bytes=recovered * ref.vertex
                 )
                 for ref in bench.tasks_on(slot)
             )
@@ -586,3 +600,19 @@ def test_slots_that_crash_the_same_way_count_and_outages_do_not() -> None:
     assert bench.ended is not None and bench.ended.state == "failed"
     assert "the same failure 10 times in a row" in bench.error
     assert "Its last lines:\nabout to divide" in bench.error
+
+
+def test_the_parts_of_the_work_are_those_since_the_heartbeat_before() -> None:
+    bench = Bench(parallelism=1).run()
+
+    def beat(*worked_us: int) -> list[float | None]:
+        operators = tuple((uid, 0, 0) for uid in ("read", "write"))
+        metrics = TaskMetrics(READ0, 0, 0, 0, 0, 0, operators, worked_us=worked_us)
+        bench.feed(SlotMessage(0, m.SlotStatus(0, (metrics,))))
+        bench.wait(1)
+        return [operator.work for operator in bench.status.vertices[0].operators]
+
+    assert beat(0, 0) == [None]
+    assert beat(300_000, 100_000) == [0.75]
+    assert beat(300_000, 109_999) == [None], "too little to tell"
+    assert beat(400_000, 1_009_999) == [0.1]

@@ -204,6 +204,18 @@ def test_a_slot_in_a_long_call_says_so_until_it_beats_by_itself_again() -> None:
     assert sentences(bench) == []
 
 
+def test_what_slots_wait_for_outside_is_said_once_for_all_of_them() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    bench.feed_from(0, m.SlotStatus(0, (), waits=(m.SlotWait("brokers b:9092 of topic 'in'", 6_000),)))
+    both = (m.SlotWait("brokers b:9092 of topic 'in'", 7_200), m.SlotWait("the schema registry of topic 'x'", 4_000))
+    bench.feed_from(1, m.SlotStatus(0, (), waits=both))
+    assert sentences(bench) == ["waiting for brokers b:9092 of topic 'in', 7 s so far"]
+    bench.feed_from(1, m.SlotStatus(0, ()))
+    assert sentences(bench) == ["waiting for brokers b:9092 of topic 'in', 6 s so far"]
+    bench.feed_from(0, m.SlotStatus(0, ()))
+    assert sentences(bench) == []
+
+
 def test_a_slot_that_is_given_up_in_a_long_call_is_so_with_that_reason() -> None:
     bench = Bench(checkpoint_interval_s=None).run()
     bench.answers[m.Cancel] = False

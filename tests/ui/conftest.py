@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from sample_status import sample
 
 from midstream.protocol.job_status import JobStatus
+from sample_status import sample
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_what_is_written_passes_its_own_tests_and_can_be_looked_at(tmp_path, mon
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
     assert main(["run", "my_shop/my_shop.py", "--preview", "2", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(capsys.readouterr().out)["streams"]
     assert [len(each["rows"]) for each in shown] == [2, 2]
     assert not (tmp_path / "my_shop" / "spent").exists()
 
@@ -46,12 +46,47 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "shop").iterdir()] == ["shop.py"]
 
 
-@pytest.mark.parametrize("name", ["my-shop", "../shop", "", "2shop", "class", "json", "midstream", "a b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my-shop",
+        "../shop",
+        "",
+        "2shop",
+        "_",
+        "__init__",
+        "__main__",
+        "käse",
+        "class",
+        "match",
+        "True",
+        "json",
+        "JSON",
+        "midstream",
+        "pytest",
+        "PyTest",
+        "_pytest",
+        "polars",
+        "pyarrow",
+        "conftest",
+        "test_shop",
+        "con",
+        "a b",
+        "shop\n",
+    ],
+)
 def test_a_name_that_is_no_modules_is_refused(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     assert main(["new", name]) == 2
     assert "cannot be the name of a job's file" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_of_which_only_the_current_directory_has_a_module_is_free(tmp_path, monkeypatch, capsys):
+    (tmp_path / "shop.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["new", "shop"]) == 0
 
 
 JOB = """

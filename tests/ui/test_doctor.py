@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark import SparkConf
 
+from midstream.runtime.processes import ProcessSlots
 from midstream.spark.survey import PACKAGES, Found, Slot, Survey, Tried
 from midstream.ui import doctor
 from midstream.ui.cli import main
@@ -34,10 +35,14 @@ def slot(name: str, number: int, tried: Tried | None = NO_TROUBLE, **other: Any)
     return Slot(Found(f"192.0.2.{number}", 4000 + number, name, 100 + number, **values), 1000.0, 1000.1, tried)
 
 
+class Elsewhere(ProcessSlots):
+    driver_host = "192.0.2.99"
+
+
 def judged(*slots: Slot, needed: int | None = None, failure: str = "", storage: str = "/data") -> list[Check]:
     checks = _Checks([])
     needed = len(slots) if needed is None else needed
-    doctor._judge(checks, Survey(slots, failure), needed, 60.0, "192.0.2.99", storage)
+    doctor._judge(checks, Survey(slots, failure), needed, 60.0, Elsewhere(), storage)
     return checks.made
 
 
@@ -59,6 +64,9 @@ def test_a_pair_that_cannot_connect_is_named() -> None:
     check = bad["connections between slots"]
     assert check.verdict is Verdict.ERROR
     assert check.found == "a (192.0.2.1, process 101) cannot connect to b (192.0.2.2, process 102): timed out"
+    assert check.change.endswith(
+        "between the machines of the cluster, or set spark.blockManager.port to have fixed ones"
+    )
 
 
 def test_many_pairs_are_counted() -> None:

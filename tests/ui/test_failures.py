@@ -12,11 +12,19 @@ import pytest
 from rich.console import Console
 
 from midstream import Environment
-from midstream.core.errors import InvariantError, JobError, SchemaError, StorageError
+from midstream.checkpoint.store import FencedError
+from midstream.core.errors import (
+    ClusterError,
+    InvariantError,
+    JobError,
+    SchemaError,
+    StorageError,
+    UnavailableError,
+)
 from midstream.core.tracebacks import users_part
 from midstream.operators.stateless import MapOperator
 from midstream.protocol.job_status import FailureStatus
-from midstream.ui.failures import print_job_failure, print_midstream_error
+from midstream.ui.failures import exit_after, print_job_failure, print_midstream_error
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -89,7 +97,18 @@ def test_a_terminal_gets_a_panel():
 def test_the_exit_status_tells_bugs_from_bad_input():
     console = Console(file=io.StringIO())
     assert print_midstream_error(console, JobError("x")) == 2
-    assert print_midstream_error(console, InvariantError("x")) == 1
+    assert print_midstream_error(console, InvariantError("x")) == 70
+    assert print_midstream_error(console, UnavailableError("x")) == 75
+    assert print_midstream_error(console, ClusterError("x")) == 2
+    assert print_midstream_error(console, FencedError("another coordinator has taken over")) == 1
+
+
+def test_the_exit_status_of_a_failed_job_says_whether_it_was_the_jobs_own_fault():
+    assert exit_after(JobError("a function raised")) == 1
+    assert exit_after(ClusterError("a slot was lost, and restart=no_restart()")) == 1
+    assert exit_after(FencedError("another coordinator has taken over")) == 1
+    assert exit_after(UnavailableError("Spark's JVM was killed")) == 75
+    assert exit_after(InvariantError("x")) == 70
 
 
 def test_what_the_users_code_raised_while_it_was_loaded_comes_first():

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from rich.console import Console
-from sample_status import later
 
 from midstream.core.errors import ClusterError
 from midstream.protocol.job_status import FailureStatus, JobStatus
 from midstream.ui import follow as following
 from midstream.ui.follow import Interrupted, Interrupts, display, ending_at_a_signal, follow
+from sample_status import later
 
 
 class ScriptedJob:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-from sample_status import sample
 
 from in_memory import NoRows
 from midstream.coordinator.events import (
@@ -27,7 +27,10 @@ from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, Do
 from midstream.runtime.client import Client
 from midstream.runtime.driver import Driver
 from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.registry import find
 from midstream.ui.cli import main
+from sample_status import sample
+from waiting import until
 
 
 class Answering:
@@ -135,7 +138,7 @@ def test_all_jobs_of_this_machine_are_listed(start, capsys):
         ["aaaa1111", "flights", "running"],
         ["bbbb2222", "clicks", "running"],
     ]
-    listed = json.loads(said(["list", "--json"], capsys))
+    listed = json.loads(said(["list", "--json"], capsys))["jobs"]
     assert [job["job_id"] for job in listed] == ["aaaa1111", "bbbb2222"]
 
 
@@ -197,7 +200,7 @@ def test_a_savepoint_answers_with_its_path_wherever_the_command_was_given(start,
     assert said(["savepoint", "flights"], capsys) == "/data/savepoints/1"
     assert main(["savepoint", "flights", "saved", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"job_id": "aaaa1111", "savepoint": f"{tmp_path}/saved"}
+    assert told == {"format_version": 1, "job_id": "aaaa1111", "savepoint": f"{tmp_path}/saved"}
     main(["savepoint", "flights", "s3://bucket/saved"])
     assert coordinator.asked == [
         DoSavepoint(None),
@@ -209,7 +212,7 @@ def test_a_savepoint_answers_with_its_path_wherever_the_command_was_given(start,
 def test_a_job_stops_with_a_savepoint(start, capsys):
     coordinator = start("aaaa1111", "flights")
     told = json.loads(said(["stop", "flights", "--savepoint", "/data/saved", "--json"], capsys))
-    assert told == {"job_id": "aaaa1111", "drained": False, "savepoint": "/data/saved"}
+    assert told == {"format_version": 1, "job_id": "aaaa1111", "drained": False, "savepoint": "/data/saved"}
     assert coordinator.asked == [DoStop(False, "/data/saved")]
 
 
@@ -240,7 +243,7 @@ def test_a_job_is_rescaled_from_a_checkpoint_made_for_it(start, capsys):
     out = said(["rescale", "flights", "--parallelism", "3"], capsys)
     assert out == "flights runs at parallelism 3 from: /data/chk-6"
     told = json.loads(said(["rescale", "--parallelism", "3", "--json"], capsys))
-    assert told == {"job_id": "aaaa1111", "parallelism": 3, "checkpoint": "/data/chk-6"}
+    assert told == {"format_version": 1, "job_id": "aaaa1111", "parallelism": 3, "checkpoint": "/data/chk-6"}
     assert coordinator.asked == [DoRescale(3)] * 2
     assert "runs at parallelism 2, as it did before" in said(["rescale", "--parallelism", "2"], capsys)
 
@@ -301,3 +304,42 @@ def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):
     monkeypatch.setattr("midstream.ui.remote.time.sleep", wait)
     assert main(["logs", "--follow"]) == 0
     assert [line.rsplit(": ")[-1] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+
+
+def test_a_job_is_watched_until_it_ends(start, capsys):
+    answering = start("aaaa1111", "flights")
+
+    def stop_later() -> None:
+        until("the job to be watched", lambda: GetStatus() in answering.asked)
+        assert answering.driver.ask(DoStop()).result(20).checkpoint == "/data/chk-5"
+
+    stopping = threading.Thread(target=stop_later)
+    stopping.start()
+    out = said(["top", "flights"], capsys)
+    stopping.join(20)
+    assert "flights running" in out and out.endswith("flights stopped; midstream history aaaa1111 has all of it")
+
+
+def test_watching_ends_with_ctrl_c_and_the_job_runs_on(start, capsys, monkeypatch):
+    answering = start("aaaa1111", "flights")
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("midstream.ui.remote.time.sleep", interrupt)
+    assert said(["top"], capsys).endswith("flights runs on")
+    assert not answering.driver.ended.is_set()
+
+
+def test_machines_get_a_status_on_each_line(start, capsys):
+    start("aaaa1111", "flights").is_slow = False
+
+    def stop_later() -> None:
+        Client(find("aaaa1111")).ask(DoStop(), 20)
+
+    stopping = threading.Timer(0.5, stop_later)
+    stopping.start()
+    assert main(["top", "aaaa", "--json"]) == 0
+    stopping.join(20)
+    states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
+    assert states[0] == "running" and states[-1] == "stopped"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,16 @@ def test_the_quickstart_needs_no_java(monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert out.count("'page': '/page/1', ") == 6 and "quickstart finished: 12,000 rows read" in out
     assert "Spark" not in err
+
+
+def test_the_link_to_the_page_is_printed_unless_there_is_none(job, capsys):
+    assert main(["run", job(), "--slots", "process", "--page", "70000"]) == 2
+    assert "--page: '70000' is none of PORT, HOST:PORT and off" in capsys.readouterr().err
+    assert main(["run", job(), "--slots", "process"]) == 0
+    assert re.search(r"^page: http://127\.0\.0\.1:\d+/#token=[\w-]{32}$", capsys.readouterr().err, re.M)
+    shutil.rmtree("out")
+    assert main(["run", job(), "--slots", "process", "--page", "off", "--checkpoint-dir", "other"]) == 0
+    assert "page: " not in capsys.readouterr().err
 
 
 def test_what_can_be_seen_without_spark_is_said_before_spark_is_started(job, tmp_path, monkeypatch, capsys):

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 
 import msgspec
 import pytest
-from sample_status import later
 
 from midstream.api import loading
 from midstream.core.errors import ConfigError, JobError
 from midstream.ui import follow as following
 from midstream.ui.cli import main
+from sample_status import later
 
 
 class Job:
@@ -24,6 +24,7 @@ class Job:
         self._error = error
         self.cancelled = ""
         self.checkpoint_dir = "/data/flights"
+        self.page = None
 
     def status(self):
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
@@ -38,10 +39,40 @@ class Job:
     def wait(self, timeout_s=None):
         if self._error is not None:
             raise self._error
+        if self._statuses[-1].state == "failed":
+            raise JobError(self._statuses[-1].failures[0].summary)
         return self._statuses[-1]
 
     def cancel(self, reason):
         self.cancelled = reason
+
+
+class Running:
+    """Runs the command line on a job, and keeps what the job was started with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+        self.overrides: dict[str, object] = {}
+        self.page: str | None = None
+
+    def __call__(self, job, *arguments, on_start=lambda: None):
+        running = self
+
+        class Environment:
+            def submission(self, **overrides):
+                running.overrides = overrides
+                return self
+
+            def start(self, page):
+                running.page = page
+                on_start()
+                return job
+
+        self._monkeypatch.setattr(loading, "load_job", lambda path, modules: Environment())
+        status = main(["run", "job.py", *arguments])
+        out, err = self._capsys.readouterr()
+        return status, " ".join(out.split()), " ".join(err.split())
 
 
 @pytest.fixture
@@ -50,22 +81,7 @@ def run(monkeypatch, capsys):
     monkeypatch.setattr(following, "REFRESH_S", 0.0)
     monkeypatch.setattr(following, "POLL_S", 0.001)
 
-    def go(job, *arguments, on_start=lambda: None):
-        class Environment:
-            def submission(self, **overrides):
-                go.overrides = overrides  # type: ignore[attr-defined]  # functions take attributes
-                return self
-
-            def start(self):
-                on_start()
-                return job
-
-        monkeypatch.setattr(loading, "load_job", lambda path, modules: Environment())
-        status = main(["run", "job.py", *arguments])
-        out, err = capsys.readouterr()
-        return status, " ".join(out.split()), " ".join(err.split())
-
-    return go
+    return Running(monkeypatch, capsys)
 
 
 def ended(status, state, **changes):
@@ -111,7 +127,10 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "--allow-dropped-state",
         "--newer-output",
         "take-back",
+        "--page",
+        "127.0.0.1:8080",
     )
+    assert run.page == "127.0.0.1:8080"
     assert run.overrides == {
         "parallelism": 3,
         "master": "local[3]",
@@ -119,6 +138,7 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "allow_dropped_state": True,
         "newer_output": "take-back",
         "fresh": False,
+        "resume": False,
         "checkpoint_dir": None,
         "aligned_timeout": "1 s",
         "slots": None,

@@ -8,11 +8,13 @@ import re
 import msgspec
 import pytest
 from rich.console import Console, RenderableType
-from sample_status import NOW_MS, later
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.protocol.bottleneck import uneven
 from midstream.protocol.job_status import (
     CheckpointStatus,
+    FlowStatus,
+    HeldBackStatus,
     JobStatus,
     OperatorStatus,
     RecoveryStatus,
@@ -31,8 +33,8 @@ from midstream.ui.tables import (
     jobs_table,
     progress_line,
     recovered_share,
-    uneven,
 )
+from sample_status import NOW_MS, later
 
 
 def render(view: RenderableType, width: int = 160, height: int = 50) -> str:
@@ -54,6 +56,39 @@ def test_a_job_shows_its_operators_checkpoints_and_failures(status):
     assert "slot memory 200.0 MiB, 210.0 MiB" in shown
     with_pids = render(job_view(msgspec.structs.replace(status, slot_pids=(11, 12))))
     assert "slot memory 200.0 MiB (process 11), 210.0 MiB (process 12)" in with_pids
+
+
+def test_a_job_shows_what_has_passed_each_edge_and_how_large_batches_were(status):
+    for width in (80, 160):
+        (line,) = [line for line in render(job_view(status), width=width).splitlines() if "keyed" in line]
+        assert re.sub(" +", " ", line).strip() == "parse [bold]x[/] → write keyed 1,200,000 96.0 MiB 800 –"
+    unused = msgspec.structs.replace(status, flows=(FlowStatus(0, 0, 0),))
+    (line,) = [line for line in render(job_view(unused)).splitlines() if "keyed" in line]
+    assert line.split()[-4:] == ["0", "0", "B", "–"]
+    of_an_older_version = msgspec.structs.replace(status, flows=())
+    assert "keyed" not in render(job_view(of_an_older_version))
+
+
+def test_what_holds_event_time_back_is_named_once_and_only_when_it_is_far_behind(status):
+    def shown(first: HeldBackStatus | None, second: HeldBackStatus | None, **changes: object) -> list[str]:
+        read, write = status.vertices
+        read, write = (msgspec.structs.replace(v, held_back=h) for v, h in ((read, first), (write, second)))
+        view = render(job_view(msgspec.structs.replace(status, vertices=(read, write), **changes)))
+        return [line.strip() for line in view.splitlines() if "held back" in line]
+
+    slow = HeldBackStatus(0, "read", 1, "read-\x1b[2J3", 1_000_000, 840_000_000)
+    (line,) = shown(slow, slow)
+    assert line.startswith("event time of write is held back by read, subtask 1, split read-")
+    assert line.endswith("3: 14 min behind the furthest") and "\x1b" not in line
+    (line,) = shown(slow, None)
+    assert line.startswith("event time of read → parse is held back by read, subtask 1")
+    near = msgspec.structs.replace(slow, behind_us=299_000_000)
+    assert shown(near, near) == [] and shown(slow, slow, state="restarting") == []
+    silent = HeldBackStatus(0, "read", 1, "", None, None)
+    assert shown(None, silent) == ["event time of write is held back by read, subtask 1: no watermark of it has come"]
+    assert shown(None, silent, started_ms=NOW_MS - 5_000) == []
+    one = HeldBackStatus(1, "write", 0, "f", None, None)
+    assert shown(None, one) == ["event time of write is held back by write, split f: no row of it has come"]
 
 
 def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(status):

@@ -7,6 +7,7 @@ import pytest
 
 from midstream.operators.base import Operator
 from midstream.worker.chain import Chain
+from standing_clock import StandingClock
 
 
 class Fires(Operator):
@@ -44,7 +45,7 @@ class Edges:
 
 def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Edges]:
     edges = Edges()
-    chain = Chain(list(operators), edges)
+    chain = Chain(list(operators), edges, StandingClock())
     chain.restore(marks)
     while chain.is_firing:
         chain.pump()
@@ -97,7 +98,7 @@ IDLE, ACTIVE = -1, -2
 
 def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
     edges = Edges()
-    chain = Chain([FiresInSlices(3)], edges)
+    chain = Chain([FiresInSlices(3)], edges, StandingClock())
     chain.offer(0, 100)
     chain.idle(0, True)
     assert edges.watermarks == []
@@ -108,7 +109,7 @@ def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
 
 def test_a_chain_that_was_idle_for_a_moment_only_says_nothing_of_it() -> None:
     edges = Edges()
-    chain = Chain([FiresInSlices(3)], edges)
+    chain = Chain([FiresInSlices(3)], edges, StandingClock())
     chain.offer(0, 100)
     chain.idle(0, True)
     chain.idle(0, False)

@@ -29,6 +29,9 @@ class Clock:
     def monotonic_s(self) -> float:
         return 0.0
 
+    own_core_s = stopwatch_s = monotonic_s
+    core_share = 1.0
+
 
 class Silent(Source):
     """No split ever comes."""

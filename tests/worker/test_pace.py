@@ -106,6 +106,21 @@ def test_a_price_of_calls_that_was_none_is_found_out_although_all_calls_are_alik
     assert pace.rows(1) <= 2
 
 
+def test_who_waits_for_a_short_slice_waits_no_longer_where_others_keep_the_slot_off_its_core() -> None:
+    pace = Pace(0.01, SHORT_S)
+    for rows in (80, 20, 80, 20):
+        pace.took(rows, rows * 5e-5)
+    assert pace.rows(1) == pytest.approx(40, abs=1)
+    assert pace.rows(1, core_share=0.5) == pytest.approx(20, abs=1)  # 1 ms on a core of its own
+
+
+def test_rows_that_are_fast_have_the_whole_budget_of_a_core_of_their_own() -> None:
+    pace = Pace(0.01, SHORT_S)
+    for rows in (800, 200, 800, 200):
+        pace.took(rows, rows * 2e-5)
+    assert pace.rows(1, core_share=0.1) == pace.rows(1) == pytest.approx(500, abs=1)
+
+
 @pytest.mark.parametrize("call_s", [0.0, 1e-3])
 def test_rows_that_are_fast_have_the_whole_budget(call_s: float) -> None:
     found = run(call_s, 1e-5, enough_s=SHORT_S)[20:]

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from midstream.connectors.bad_records import BadRecord, reported
+from midstream.connectors.collection import from_rows
+from midstream.connectors.generator import GeneratorSource
 from midstream.core.arrow_types import to_list
 from midstream.core.errors import SchemaError, StorageError
 from midstream.core.seams import Done, Failed, Mail
@@ -18,6 +20,7 @@ from midstream.operators.bad_records import TALLY, BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.state.parts import StatePart
 from midstream.worker.source import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
+from scarce_cores import Machine
 
 
 @dataclass
@@ -33,6 +36,9 @@ class World:
 
     def monotonic_s(self) -> float:
         return self.time_s
+
+    own_core_s = stopwatch_s = monotonic_s
+    core_share = 1.0
 
     def post(self, mail: Mail) -> None:
         mail()
@@ -103,7 +109,11 @@ class NumbersReader(SplitReader):
 class Reader:
     """A driver with everything that it calls."""
 
-    def __init__(self, source: Source, world: World) -> None:
+    def __init__(
+        self, source: Source, world: World, rows_max: int = 100, own_core_s: Callable[[], float] | None = None
+    ) -> None:
+        if own_core_s is not None:
+            world.own_core_s = own_core_s  # type: ignore[method-assign]
         self.rows: list[int] = []
         self.bad: list[int] = []
         self.requests = 0
@@ -112,7 +122,7 @@ class Reader:
         self.driver = SourceDriver(
             source,
             parallelism=1,
-            rows_max=100,
+            rows_max=rows_max,
             clock=world,
             executor=world,
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
@@ -407,6 +417,76 @@ def test_a_source_with_a_rate_makes_up_for_a_stall_and_then_takes_small_steps_ag
     made_up = len(sizes) - sizes[::-1].index(max(sizes))
     assert max(sizes) == 100 and max(sizes[made_up:]) <= 10, "as soon as nothing is late"
     assert abs(len(reader.rows) - 10_000 * world.time_s) < 50
+
+
+def test_batches_do_not_shrink_where_the_slots_get_no_core_for_most_of_the_time() -> None:
+    """A row takes 0.1 ms on a core of its own; a batch of a tenth of a second is the largest that there is."""
+
+    def sizes(share: float, judged_by_its_share: bool) -> list[int]:
+        machine, world = Machine(share), World()
+        clock = machine.clock()
+        source = Numbers(blocking=False)
+        source.batch_rows = 800
+        reader = Reader(source, world, rows_max=800, own_core_s=clock.own_core_s if judged_by_its_share else None)
+        reader.give("0:1000000")
+        found = []
+        for _ in range(200):
+            before = len(reader.rows)
+            assert reader.driver.step() is not Progress.ENDED
+            found.append(len(reader.rows) - before)
+            for _ in range(10):
+                machine.work(found[-1] / 10 * 1e-4)
+                clock.own_core_s()
+            world.time_s = machine.now_s
+        return found[100:]
+
+    assert min(sizes(1.0, True)) == 800
+    assert min(sizes(0.1, True)) >= 400
+    assert max(sizes(0.1, False)) <= 200, "by the wall clock they do"
+
+
+def test_a_rate_is_made_up_for_up_to_a_second_and_not_before_the_first_rows() -> None:
+    world = World(time_s=1000.0)
+    source = Numbers(blocking=False)
+    source.rows_per_s, source.batch_rows = 1000.0, 100
+    reader = Reader(source, world)
+    reader.give("0:100000")
+
+    def run_until(end_s: float) -> int:
+        before = len(reader.rows)
+        while world.time_s < end_s:
+            if reader.driver.step() is Progress.WAITING:
+                due_s, mail = world.timers.pop(0)
+                world.time_s = max(world.time_s, due_s) + 1e-9
+                mail()
+        return len(reader.rows) - before
+
+    assert run_until(1001.0) <= 1020, "nothing was late"
+    world.time_s += 0.8
+    assert run_until(1002.0) == pytest.approx(1000, abs=20), "0.8 s of it are made up for"
+    world.time_s += 100.0
+    assert run_until(1103.0) == pytest.approx(2000, abs=20), "a second of it"
+
+
+@pytest.mark.parametrize(
+    ("source", "parallelism", "readers"),
+    [
+        (GeneratorSource(lambda i: {"n": i}), 20, 16),
+        (GeneratorSource(lambda i: {"n": i}), 16, 16),
+        (GeneratorSource(lambda i: {"n": i}), 3, 3),
+        (GeneratorSource(lambda i: {"n": i}, splits=2), 3, 2),
+        (GeneratorSource(lambda i: {"n": i}, count=1000), 20, 20),
+        (GeneratorSource(lambda i: {"n": i}, count=2), 20, 2),
+        (GeneratorSource(lambda i: {"n": i}, count=0), 20, 1),
+        (from_rows([{"n": 1}] * 5), 20, 5),
+        (from_rows([{"n": 1}] * 5, splits=1), 20, 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Source) else str(value),
+)
+def test_those_that_have_a_split_share_the_rate_of_all(source: Source, parallelism: int, readers: int) -> None:
+    context = DiscoveryContext("numbers", parallelism, None)
+    assert source.readers_max(parallelism) == readers
+    assert min(parallelism, max(1, len(source.discover(None, context).splits))) == readers
 
 
 class Odd(Numbers):

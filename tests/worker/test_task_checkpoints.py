@@ -32,6 +32,9 @@ class FakeClock:
     def monotonic_s(self) -> float:
         return 0.0
 
+    own_core_s = stopwatch_s = monotonic_s
+    core_share = 1.0
+
 
 class FakeSnapshots:
     def __init__(self) -> None:

@@ -45,6 +45,23 @@ def test_an_idle_channel_is_not_waited_for() -> None:
     assert valve.advance(0, 50) == 40
 
 
+def test_those_that_may_hold_it_back_are_neither_idle_nor_at_their_end() -> None:
+    valve = WatermarkValve(apart(4))
+    assert valve.waited_for() == [0, 1, 2, 3]
+    valve.advance(0, 10)
+    valve.advance(3, MAX_WATERMARK_US)
+    valve.set_idle(1, True)
+    assert valve.waited_for() == [0, 2] and valve.watermark_of(0) == 10
+    valve.set_idle(2, True)
+    valve.set_idle(0, True)
+    assert valve.is_idle and valve.waited_for() == []
+    valve.set_idle(1, False)
+    assert valve.waited_for() == [1]
+    alike = WatermarkValve(together(0, 2))
+    alike.set_idle(1, True)
+    assert alike.waited_for() == [0, 1], "the idle one is about to come back: its origins are active"
+
+
 def test_when_nobody_is_left_to_wait_for_time_is_that_of_the_furthest() -> None:
     valve = WatermarkValve(apart(3))
     assert [valve.advance(channel, mark) for channel, mark in enumerate((10, 30, 20))] == [None, None, 10]

@@ -16,7 +16,7 @@ finds it there later has a checkpoint like any other, or, under a newer epoch, o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -46,6 +46,7 @@ from midstream.coordinator.completing import (
 )
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.state_sizes import StateSizes
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
@@ -137,6 +138,7 @@ class Checkpoints:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: Pending | None = None
+        self.state_sizes = StateSizes()
         self.newest: CheckpointMetadata | None = None
         """To restore: the newest completed one, or the one that the job began from."""
         self.retained: tuple[Retained, ...] = ()
@@ -176,6 +178,8 @@ class Checkpoints:
         self.storage = storage
         self.epoch = opened.epoch
         self.newest = opened.restore
+        if opened.restore is not None:
+            self.state_sizes.restored(opened.restore, self._effects.now_ms)
         self.retained = opened.retained
         self._next_id = opened.next_checkpoint_id
         self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
@@ -389,15 +393,26 @@ class Checkpoints:
         pending = self.pending
         if pending is None:
             return None
-        size = sum(ack.state_bytes for ack in pending.acks.values())
+        return self._status_of(pending, "in_progress", now_ms - pending.created_ms)
+
+    def _status_of(
+        self, pending: Pending, state: str, duration_ms: int, *, reason: str = "", metadata_ms: int = 0
+    ) -> CheckpointStatus:
+        last = self.unanswered(pending) if pending.missing else self._task_names([next(reversed(pending.acks))])
         return CheckpointStatus(
             pending.checkpoint_id,
-            "in_progress",
+            state,
             pending.created_ms,
-            now_ms - pending.created_ms,
-            size,
-            in_flight_bytes=pending.in_flight.bytes,
+            duration_ms,
+            0 if state == "failed" else sum(ack.state_bytes for ack in pending.acks.values()),
+            reason,
+            in_flight_bytes=0 if state == "failed" else pending.in_flight.bytes,
             alignment_ms=pending.alignment_ms,
+            metadata_ms=metadata_ms,
+            tasks=len(pending.plan.expected),
+            tasks_done=len(pending.acks),
+            last=last,
+            is_savepoint=pending.is_savepoint,
         )
 
     # ---- its end ----
@@ -422,9 +437,11 @@ class Checkpoints:
     def unanswered(self, pending: Pending) -> str:
         """The tasks that are still to acknowledge it, by name."""
         tasks = sorted(pending.missing)
-        names = [f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks[:5]]
         more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
-        return f"{', '.join(names)}{more}"
+        return f"{self._task_names(tasks[:5])}{more}"
+
+    def _task_names(self, tasks: Iterable[TaskId]) -> str:
+        return ", ".join(f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks)
 
     def _is_uncertain(self, pending: Pending) -> None:
         self._uncertain_id = pending.checkpoint_id
@@ -495,6 +512,7 @@ class Checkpoints:
         self._effects.cancel_timer(pending.timer)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
+        self.state_sizes.completed(metadata)
         self._newest_id = metadata.checkpoint_id
         self._completed_ids.add(metadata.checkpoint_id)
         for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
@@ -503,15 +521,11 @@ class Checkpoints:
         self.completed_count += 1
         self._consecutive_failures = 0
         self._ended(self._effects.now_ms)  # the writing of the metadata is part of it
-        state_bytes = sum(ack.state_bytes for ack in pending.acks.values())
-        self.last_completed = CheckpointStatus(
-            pending.checkpoint_id,
+        self.last_completed = self._status_of(
+            pending,
             "completed",
-            pending.created_ms,
             metadata.completed_ms - pending.created_ms,
-            state_bytes,
-            in_flight_bytes=pending.in_flight.bytes,
-            alignment_ms=pending.alignment_ms,
+            metadata_ms=max(0, self._effects.now_ms - metadata.completed_ms),
         )
         self.history.appendleft(self.last_completed)
         self._listener.completed(Completed(pending, metadata, committables))
@@ -528,17 +542,7 @@ class Checkpoints:
         if not retry:
             self.failed_count += not pending.is_savepoint
             took_ms = now_ms - pending.created_ms
-            self.history.appendleft(
-                CheckpointStatus(
-                    pending.checkpoint_id,
-                    "failed",
-                    pending.created_ms,
-                    took_ms,
-                    0,
-                    reason,
-                    alignment_ms=pending.alignment_ms,
-                )
-            )
+            self.history.appendleft(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
             self._listener.aborted(Aborted(pending, reason, retry=False))
             return

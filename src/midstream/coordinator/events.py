@@ -40,6 +40,8 @@ class JobPlan:
     """What becomes of output that is newer than the checkpoint to restore. None: there must be none."""
     fresh: bool = False
     """From the beginning although there are completed checkpoints."""
+    resume: bool = False
+    """With `restore` "latest": a start over (`fresh`) that has completed no checkpoint yet is begun again, not refused."""
     modules: JobModules = field(default=JobModules(), repr=False)
     """Imported by slots; those of the program's start, for as long as the job runs."""
     rescaled: Callable[[int], JobPlan] | None = field(default=None, compare=False, repr=False)

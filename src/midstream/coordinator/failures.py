@@ -7,8 +7,17 @@ from dataclasses import dataclass
 
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.core.config import RestartStrategy
-from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError, MidstreamError, SchemaError
+from midstream.core.errors import (
+    ClusterError,
+    ConfigError,
+    InvariantError,
+    JobError,
+    MidstreamError,
+    SchemaError,
+    UnavailableError,
+)
 from midstream.core.tracebacks import kind_and_line, users_part
+from midstream.protocol.job_status import FailureStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,10 @@ class Failure:
     fatal: bool = False
     same: str = ""
     """Equal whenever the same code fails the same way; empty when the next time may be otherwise."""
+
+    def status(self, at_ms: int, attempt: int) -> FailureStatus:
+        """As people see it."""
+        return FailureStatus(at_ms, attempt, self.summary, self.details, users_part(self.details))
 
 
 def failure_of_user_code(summary: str, details: str, fatal: bool, same: str) -> Failure:
@@ -52,7 +65,7 @@ def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
     """What the slots ran on has ended: the job can only be started again."""
     last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to go on from"
-    error = ClusterError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
+    error = UnavailableError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
     return Failure(str(error), "", error, fatal=True)
 
 

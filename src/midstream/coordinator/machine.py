@@ -546,7 +546,7 @@ class Coordinator:
     def _fail_attempt(self, failure: Failure) -> None:
         """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
         number = self.attempt.number if self.attempt else 0
-        self.failures.appendleft(FailureStatus(self._effects.now_ms, number, failure.summary, failure.details))
+        self.failures.appendleft(failure.status(self._effects.now_ms, number))
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         before = self.rescaling.give_up(failure.summary)

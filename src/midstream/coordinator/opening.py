@@ -82,6 +82,8 @@ class Start:
     warnings: tuple[str, ...] = ()
     held: Held = field(default_factory=dict)
     """What the checkpoints that are newer than `metadata` hold for sinks."""
+    starts_over: bool = False
+    """At the beginning, although there may be completed checkpoints."""
 
 
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
@@ -105,7 +107,7 @@ def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
 
 def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
     """See that the job can begin there, as far as output is concerned that its sinks have; warnings. Changes nothing."""
-    if plan.restore is None:
+    if plan.restore is None or start.starts_over:
         return start.warnings
     if start.metadata is not None:
         _check_committables(start.metadata, plan.graph)
@@ -137,7 +139,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         # whoever was the head before commits nothing more that is newer than what is listed now
         start = _find(plan, root, storage, taken.listed, open_storage)
         decision = Decision(0)
-        if plan.restore is not None:
+        if plan.restore is not None and not start.starts_over:
             committed = ask_sinks(plan.graph, start.jobs, start.held)
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
@@ -159,7 +161,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         storage,
         taken,
         giving_up_after=decision.after if decision.takes_back else None,
-        fresh=plan.fresh,
+        fresh=start.starts_over,
         newest_seen=decision.newest_seen,
     )
     if start.metadata is not None:
@@ -245,7 +247,7 @@ def _find(
                 '(start(restore_from="latest")), or start over with --fresh (start(fresh=True)), which deletes none of them before '
                 "the new job has one of its own"
             )
-        return Start(None, None, newest_known, jobs)
+        return Start(None, None, newest_known, jobs, starts_over=plan.fresh)
     elsewhere, which = split_restore(plan.restore, root)
     if elsewhere is not None:
         return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, listed, jobs)
@@ -254,6 +256,12 @@ def _find(
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return Start(None, None, newest_known, jobs, (text,))
     if which == "latest" and fresh_since(storage, metadata):
+        if plan.resume:  # nothing of that start was ever committed, so that it is begun again as it was asked for
+            text = (
+                f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
+                "the beginning"
+            )
+            return Start(None, None, newest_known, jobs, (text,), starts_over=True)
         raise ConfigError(
             f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
             f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"

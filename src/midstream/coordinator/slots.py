@@ -10,10 +10,11 @@ from typing import Final
 from midstream.coordinator.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.failures import Failure
-from midstream.core.errors import ClusterError
+from midstream.core.errors import ClusterError, UnavailableError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph
-from midstream.protocol.messages import InCall, Peer, Register, SlotStatus, TaskMetrics
+from midstream.protocol.messages import InCall, Peer, Register, SlotStatus
+from midstream.protocol.task_metrics import TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
@@ -30,6 +31,8 @@ class Rate:
     busy: float = 0.0
     backpressured: float = 0.0
     """Shares of the time between the last two heartbeats, 0 to 1."""
+    worked_us: tuple[int, ...] = ()
+    """How long each of its operators was at work in that time."""
 
 
 @dataclass(slots=True)
@@ -60,7 +63,8 @@ class Slots:
         self.rates: dict[TaskId, Rate] = {}
         """Of the tasks of the current attempt."""
         self._rows_before: dict[str, tuple[int, int]] = {}
-        """What `rows` was when the current attempt began."""
+        self._passed_before: dict[int, tuple[int, int, int]] = {}
+        """What `rows` and `passed` were when the current attempt began."""
         self.late = Dropped(graph, late_rows)
         self.timers = Dropped(graph, late_timers)
         self.bad = Dropped(graph, bad_records)
@@ -132,8 +136,11 @@ class Slots:
                 f"no core is free ({cure}), or executors start and end again because they cannot reach this program: "
                 "their stderr says so, and spark.driver.host is where they look for it"
             )
-        error = ClusterError(f"the job needs {self.needed} slots, and {came}: {why}")
-        self._fail(Failure(str(error), "", error, fatal=not self.job_has_run))
+        text = f"the job needs {self.needed} slots, and {came}: {why}"
+        if self.job_has_run:
+            self._fail(Failure(text, "", ClusterError(text)))
+        else:
+            self._fail(Failure(text, "", UnavailableError(text), fatal=True))
 
     def request_failed(self, request: str, reason: str) -> None:
         """It will not lead to a slot. Once the job has run, only the time counts."""
@@ -143,8 +150,7 @@ class Slots:
         self._requests_failed += 1
         text = f"a slot could not be started ({len(self.live)} of {self.needed} are there): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
-            error = ClusterError(f"{text}. If Spark has too few cores, lower the parallelism or give it more")
-            self._fail(Failure(str(error), "", error, fatal=True))
+            self._fail(Failure(text, "", UnavailableError(text), fatal=True))
             return
         self._warn(text)
         self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._ask_again)
@@ -161,6 +167,7 @@ class Slots:
         self.timers.attempt_over()
         self.bad.attempt_over()
         self._rows_before = self.rows()
+        self._passed_before = self.passed()
         self.rates.clear()
 
     def rows(self) -> dict[str, tuple[int, int]]:
@@ -171,6 +178,15 @@ class Slots:
                 before = rows.get(uid, (0, 0))
                 rows[uid] = before[0] + rows_in, before[1] + rows_out
         return rows
+
+    def passed(self) -> dict[int, tuple[int, int, int]]:
+        """By edge: rows, bytes and batches, likewise."""
+        passed = dict(self._passed_before)
+        for rate in self.rates.values():
+            for edge in rate.metrics.edges:
+                rows, size, batches = passed.get(edge.edge, (0, 0, 0))
+                passed[edge.edge] = rows + edge.rows, size + edge.bytes, batches + edge.batches
+        return passed
 
     def connected(self, slot: int, register: Register) -> bool:
         """False: it was not asked for (any more)."""
@@ -218,8 +234,13 @@ class Slots:
             if shares and span_ms > 0:
                 rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
                 rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
+                if metrics.worked_us:  # a task that has finished reports none
+                    rate.worked_us = tuple(
+                        now - then for now, then in zip(metrics.worked_us, before.metrics.worked_us, strict=True)
+                    )
             else:
                 rate.busy, rate.backpressured = before.busy, before.backpressured
+                rate.worked_us = before.worked_us
         self.rates[metrics.task] = rate
 
     def check(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from midstream.coordinator.event_time import edge_watermark_us, held_back
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.rescaling import Stage
 from midstream.coordinator.slots import Rate
@@ -13,10 +14,22 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import assert_never
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Vertex
-from midstream.protocol.job_status import JobStatus, OperatorStatus, RecoveryStatus, SubtaskStatus, VertexStatus
+from midstream.protocol.bottleneck import bottleneck_status
+from midstream.protocol.job_status import (
+    FlowStatus,
+    JobStatus,
+    OperatorStatus,
+    RecoveryStatus,
+    SubtaskStatus,
+    VertexStatus,
+)
+from midstream.protocol.task_metrics import TaskMetrics
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
+
+WORKED_US_MIN: Final = 10_000
+"""Of all subtasks together. Below this, no operator's part of the work is reported: it would be noise."""
 
 
 def job_status(job: Coordinator, now_ms: int) -> JobStatus:
@@ -24,6 +37,10 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
     graph, config, checkpoints = job.plan.graph, job.plan.config, job.checkpoints
     in_progress = checkpoints.in_progress(now_ms)
     slots = [job.slots.live[slot] for slot in job.slots.ids()]
+    passed = job.slots.passed()
+    metrics = {ref: rate.metrics for ref, rate in job.slots.rates.items()}
+    vertices = tuple(_vertex_status(job, vertex, metrics) for vertex in graph.vertices)
+    edges = tuple((edge.source, edge.target, edge.partitioning.value) for edge in graph.edges)
     return JobStatus(
         job_id=job.plan.job_id,
         name=config.name,
@@ -33,8 +50,8 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         now_ms=now_ms,
         slots=len(slots),
         slots_needed=job.slots.needed,
-        vertices=tuple(_vertex_status(job, vertex) for vertex in graph.vertices),
-        edges=tuple((edge.source, edge.target, edge.partitioning.value) for edge in graph.edges),
+        vertices=vertices,
+        edges=edges,
         checkpoints_completed=checkpoints.completed_count,
         checkpoints_failed=checkpoints.failed_count,
         last_checkpoint=checkpoints.last_completed,
@@ -45,6 +62,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         had_finished=job.had_finished,
         checkpoint_dir=config.checkpoint_dir,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
+        slot_memory_limit_bytes=tuple(slot.status.memory_limit_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
         waiting=job.waiting.waits(job),
         warnings=(
@@ -52,6 +70,12 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
             *job.slots.late.warnings(),
             *job.slots.timers.warnings(),
             *job.slots.bad.warnings(),
+        ),
+        bottleneck=bottleneck_status(vertices, edges),
+        state_growth=tuple(checkpoints.state_sizes.growth),
+        flows=tuple(
+            FlowStatus(*passed.get(edge.id, (0, 0, 0)), watermark_us=edge_watermark_us(graph, edge, metrics))
+            for edge in graph.edges
         ),
     )
 
@@ -80,13 +104,14 @@ def state_of(job: Coordinator) -> str:
             assert_never(job.phase)
 
 
-def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
+def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, TaskMetrics]) -> VertexStatus:
     refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
     phases = job.attempt.phases if job.attempt else {}
     without = "finished" if job.had_finished else "waiting"
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows = job.slots.rows()
     late, bad = job.slots.late.counts(), job.slots.bad.counts()
+    work = _work(rates)
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
@@ -95,7 +120,14 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         states=dict(Counter(phases[ref].value if ref in phases else without for ref in refs)),
         operators=tuple(
             OperatorStatus(
-                spec.uid, spec.name, vertex.parallelism, *rows.get(spec.uid, (0, 0)), late[spec.uid], bad[spec.uid]
+                spec.uid,
+                spec.name,
+                vertex.parallelism,
+                *rows.get(spec.uid, (0, 0)),
+                late[spec.uid],
+                bad[spec.uid],
+                *job.checkpoints.state_sizes.of.get(spec.uid, (0, 0)),
+                work=work.get(spec.uid),
             )
             for spec in vertex.specs
         ),
@@ -104,7 +136,18 @@ def _vertex_status(job: Coordinator, vertex: Vertex) -> VertexStatus:
         backpressured=sum(rate.backpressured for rate in rates) / len(refs),
         recovering=_recovering(rates),
         subtasks=tuple(map(_subtask_status, rates)),
+        held_back=held_back(job.plan.graph, vertex, metrics),
     )
+
+
+def _work(rates: Sequence[Rate]) -> dict[str, float]:
+    """By uid of an operator: its part of what all operators of the task worked since the heartbeat before the last one."""
+    worked_us: Counter[str] = Counter()
+    for rate in rates:
+        for (uid, _, _), each_us in zip(rate.metrics.operators, rate.worked_us, strict=False):
+            worked_us[uid] += each_us
+    whole_us = worked_us.total()
+    return {uid: each_us / whole_us for uid, each_us in worked_us.items()} if whole_us >= WORKED_US_MIN else {}
 
 
 def _subtask_status(rate: Rate) -> SubtaskStatus:

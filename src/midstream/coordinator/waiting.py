@@ -9,6 +9,7 @@
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
 | all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
 | savepoints that are copied, files that are deleted, the plan of a rescale | none: only who asked waits |
+| brokers and the like of which slots say that they do not answer | none: what reads from them or commits to them has its own |
 | a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
 
 A call of a committer or a source cannot be given up and made again: of each there is one at a time,
@@ -26,7 +27,7 @@ from midstream.coordinator.effects import Effects
 from midstream.coordinator.failures import Failure
 from midstream.coordinator.phase import Phase
 from midstream.core.config import JobConfig
-from midstream.core.errors import ClusterError, assert_never
+from midstream.core.errors import ClusterError, UnavailableError, assert_never
 from midstream.protocol.job_status import WaitStatus
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Waiting:
                     f"waited for {call.waits_for}: it has not come back within {most_s:g} s, and can neither be given "
                     "up nor called again by this program. End it, and start the job again with --from latest"
                 )
-                return Failure(text, "", ClusterError(text), fatal=True)
+                return Failure(text, "", UnavailableError(text), fatal=True)
         if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms(job) > most_s * 1000:
             what = ", ".join(wait.what for wait in self._of_phase(job))
             text = f"waited for {what}: not done within {most_s:g} s (if that is too short, raise checkpoint_timeout)"
@@ -146,10 +147,15 @@ class Waiting:
             if for_ms > SHOWN_S * 1000:  # else nobody is told, and there may be many tasks
                 what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
                 yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))
+        outside: dict[str, int] = {}
         for slot in job.slots.live.values():
+            for wait in slot.status.waits if slot.status is not None else ():
+                outside[wait.what] = max(wait.for_ms, outside.get(wait.what, 0))
             if slot.in_call is not None:
                 at = f" ({slot.in_call.where})" if slot.in_call.where else ""
                 yield WaitStatus(f"{slot.in_call.operator}{at}", slot.in_call.for_ms, is_call=True)
+        for what, for_ms in outside.items():
+            yield WaitStatus(what, for_ms)
 
 
 def _state(job: Coordinator) -> tuple[Phase, int]:

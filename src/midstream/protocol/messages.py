@@ -13,6 +13,8 @@ import msgspec
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.ids import TaskId
 from midstream.protocol.job_status import JobStatus
+from midstream.protocol.live_rows import LiveRows
+from midstream.protocol.task_metrics import TaskMetrics
 
 
 class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
@@ -305,29 +307,16 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     """Which of the driver's requests for a slot this answers."""
 
 
-class TaskMetrics(msgspec.Struct, frozen=True):
-    """Totals since the task was deployed."""
+SLOT_WAITS_MAX: Final = 20
+WAIT_CHARS_MAX: Final = 500
 
-    task: TaskId
-    rows_in: int
-    rows_out: int
-    bytes_out: int
-    busy_ms: int
-    backpressured_ms: int
-    watermark_us: int
-    """The lowest int64 while there is none."""
-    operators: tuple[tuple[str, int, int], ...] = ()
-    """Per operator of the chain, the source included: uid, rows in, rows out."""
-    to_recover_bytes: int = 0
-    """What the checkpoint held in flight for it, as it lies there: rows of other subtasks included."""
-    recovered_bytes: int = 0
-    """How much of that it has taken up."""
-    late: tuple[tuple[str, int], ...] = ()
-    """Per operator that has dropped rows as late: uid, rows."""
-    timers_dropped: tuple[tuple[str, int], ...] = ()
-    """Per operator whose last timers have set others: uid, how many."""
-    bad_records: int = 0
-    """How many its source has left out."""
+
+class SlotWait(msgspec.Struct, frozen=True):
+    """Something outside of the job, such as brokers that do not answer."""
+
+    what: Annotated[str, msgspec.Meta(max_length=WAIT_CHARS_MAX)]
+    """As behind "waiting for"."""
+    for_ms: int
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
@@ -337,6 +326,10 @@ class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
     tasks: tuple[TaskMetrics, ...]
     memory_bytes: int = 0
     """Resident memory of the slot's process; 0 where unknown."""
+    memory_limit_bytes: int = 0
+    """What the process can have at most, see `runtime.memory`; 0 where unknown."""
+    waits: Annotated[tuple[SlotWait, ...], msgspec.Meta(max_length=SLOT_WAITS_MAX)] = ()
+    """What the process waits for outside of the job, the longest first."""
 
 
 class InCall(msgspec.Struct, frozen=True, tag="in_call"):
@@ -572,3 +565,5 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """Path of the checkpoint or savepoint made, for DoCheckpoint, DoSavepoint, DoStop and DoRescale (None when it
     was at that parallelism)."""
     logs: tuple[LogEntry, ...] = ()
+    rows: LiveRows | None = None
+    """For GetRows."""

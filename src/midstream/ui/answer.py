@@ -1,4 +1,4 @@
-"""What a command has to say, and the one place where it is printed."""
+"""What a command has to say, and the one place where it is printed. What machines get: `ui.shapes`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TextIO
 
-import msgspec
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
@@ -27,16 +26,20 @@ FILE_COLUMNS: Final = 160
 
 
 class Exit(IntEnum):
-    """The exit status of the command line; 128 + n after signal n."""
+    """The exit status of the command line; 128 + n after signal n. Supervisors act on it: docs/deploy/supervision.md."""
 
     OK = 0
     JOB_FAILED = 1
     BAD_INPUT = 2
+    BROKEN = 70
+    """A bug in midstream, or an error of Python outside of the job's functions."""
+    UNAVAILABLE = 75
+    """What the job runs on has ended, or is not there now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`data` for machines (anything msgspec can write), `view` for people."""
+    """`data` for machines (a Struct or a dict), `view` for people."""
 
     data: object
     view: RenderableType
@@ -53,13 +56,20 @@ class Stream:
 def print_stream(stream: Stream, json: bool, out: TextIO) -> None:
     """A line for each piece; for machines one JSON object on each."""
     for data, line in stream.pieces:
-        out.write((msgspec.json.encode(data).decode() if json else line) + "\n")
+        out.write((written(data) if json else line) + "\n")
         out.flush()
+
+
+def written(data: object) -> str:
+    """What machines get of `data`: one JSON object, with `format_version`."""
+    from midstream.page.documents import document
+
+    return document(data).decode()
 
 
 def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
     if json:
-        stream.write(msgspec.json.encode(answer.data).decode() + "\n")
+        stream.write(written(answer.data) + "\n")
         stream.flush()
     else:
         # a line is one line, for whoever copies a command or reads it with another tool

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import keyword
+import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +14,14 @@ from rich.text import Text
 
 from midstream.core.errors import ConfigError, StorageError
 from midstream.ui.answer import Answer
+from midstream.ui.shapes import NewFiles
 from midstream.ui.text import printable
 
-_NAME: Final = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
+_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_TAKEN: Final = frozenset(
+    ("conftest", "setup", "tests", "sitecustomize", "usercustomize", "con", "prn", "aux", "nul")
+    + tuple(f"{device}{number}" for device in ("com", "lpt") for number in range(1, 10))
+)
 
 JOB: Final = '''\
 """What each user has spent so far, and a word when nothing has come of a user for an hour."""
@@ -128,6 +135,7 @@ README: Final = """\
 
 ```sh
 pytest                                            # the tests
+midstream simulate @NAME@.py                      # the whole job through failures, in seconds; nothing is written
 midstream run @NAME@.py --preview 20              # the first rows of what comes out; nothing is written
 midstream run @NAME@.py --slots process           # the whole job, on plain processes
 midstream run @NAME@.py                           # the whole job, on Spark
@@ -135,13 +143,31 @@ midstream run @NAME@.py                           # the whole job, on Spark
 """
 
 
+def _unfit(name: str) -> str:
+    """Why a file of that name could not be imported by its test; "" if it can."""
+    if not _NAME.fullmatch(name):
+        return "use letters from a to z, digits and underscores, and begin with a letter"
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        return "it is a word of Python's language"
+    if name.lower() in _TAKEN or name.lower().startswith("test_"):
+        return "pytest, Python or the operating system take a file of that name for something else"
+    if any(each in sys.stdlib_module_names or _is_installed(each) for each in {name, name.lower()}):
+        return "there is a module of that name already, which could not be imported any more beside it"
+    return ""
+
+
+def _is_installed(name: str) -> bool:
+    """Whether that module can be imported from anywhere but the current directory."""
+    here = os.getcwd()
+    paths = [path for path in sys.path if path and os.path.abspath(path) != here]
+    return PathFinder.find_spec(name, paths) is not None
+
+
 def begin_job(name: str) -> Answer:
-    """Raises ConfigError for a name that is no module's, and where there is something of that name already."""
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.lower() in sys.stdlib_module_names | {"midstream"}:
-        raise ConfigError(
-            f"{name!r} cannot be the name of a job's file, which is imported: use letters, digits and underscores, "
-            "and not the name of a module that Python has"
-        )
+    """Raises ConfigError for a name that is no module's or another one's, and where there is something of that name already."""
+    why = _unfit(name)
+    if why:
+        raise ConfigError(f"{name!r} cannot be the name of a job's file, which is imported: {why}")
     directory = Path(name)
     files = {f"{name}.py": JOB, f"test_{name}.py": TEST, "README.md": README, "orders/sample.jsonl": ORDERS}
     try:
@@ -156,4 +182,4 @@ def begin_job(name: str) -> Answer:
         raise StorageError(f"{directory}: cannot be written: {error.strerror}") from error
     paths = [str(directory / file) for file in files]
     lines = [f"wrote {path}" for path in paths]
-    return Answer({"files": paths}, Text(printable("\n".join([*lines, f"next: cd {name} && pytest"]))))
+    return Answer(NewFiles(tuple(paths)), Text(printable("\n".join([*lines, f"next: cd {name} && pytest"]))))

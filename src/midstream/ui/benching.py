@@ -42,6 +42,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "recovery": ("backlog",),
     "nexmark": ("events", "parallelism", "query"),
     "simulate": (),
+    "kafka": ("events", "parallelism", "rate"),
 }
 """Modules of `midstream.bench`, and the options that the `run` of each takes by name."""
 

@@ -1,6 +1,7 @@
 """The command line: parse, do one thing, print it for people or (`--json`) for machines.
 
-Exit status: 0 it went well, 1 the job or the request failed, 2 the input was bad, 128 + n after signal n.
+Exit status: 0 it went well, 1 the job or the request failed, 2 the input was bad, 70 a bug in midstream, 75 what the
+job runs on has ended or is not there, 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +25,7 @@ from midstream.ui.answer import Answer, Exit, Stream, print_answer, print_stream
 from midstream.ui.failures import print_error, print_midstream_error
 from midstream.ui.parameters import Json, whole_number
 from midstream.ui.simulate_command import simulate
+from midstream.ui.supervising import Supervised, supervise_driver
 
 app = App(
     name="midstream",
@@ -54,13 +57,16 @@ def run(
     allow_dropped_state: bool = False,
     newer_output: Literal["take-back", "keep"] | None = None,
     fresh: Annotated[bool, Parameter(negative=())] = False,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    supervise: Annotated[bool, Parameter(negative=())] = False,
     checkpoint_dir: str | None = None,
     aligned_timeout: str | None = None,
     py_files: str | None = None,
     slots: str | None = None,
+    page: str | None = None,
     preview: Annotated[int | None, Parameter(converter=whole_number)] = None,
     json: Json = False,
-) -> Answer:
+) -> Answer | Supervised:
     """Run the job in a Python file until it ends, and show it live.
 
     The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves at once.
@@ -84,6 +90,12 @@ def run(
     fresh
         Start over, although the checkpoint directory has completed checkpoints. They are deleted only
         when the new job has one of its own.
+    resume
+        Go on from the newest checkpoint, or begin if none has been completed yet. For what starts the job
+        again without being asked, such as systemd and Kubernetes.
+    supervise
+        Start the job as --resume does, and again when its process is killed or crashes, or what it runs on
+        ends; not when the job has finished, failed, or been stopped. At most 10 times within 10 minutes.
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
     aligned_timeout
@@ -94,11 +106,14 @@ def run(
         file, and for the slots besides what they are sent in any case.
     slots
         "spark": on Spark (the default); "process": on plain processes of this machine, without Spark and Java.
+    page
+        Where the job's page is served: a port of this machine (the default, 0, is any free one), HOST:PORT for one
+        that other machines reach, or "off". MIDSTREAM_PAGE sets another default.
     preview
         Show so many rows of each stream that the job ends with, within about a second, and start nothing:
         no Spark, no slots, no checkpoints, and nothing is written.
     """
-    from midstream.ui.running import Overrides, run_job
+    from midstream.ui.running import Overrides, check_resume, run_job
 
     overrides = Overrides(
         parallelism,
@@ -109,13 +124,18 @@ def run(
         aligned_timeout,
         newer_output=newer_output,
         fresh=fresh,
+        resume=resume or supervise,
         py_files=py_files,
         slots=slots,
+        page=page,
     )
     if preview is not None:
         from midstream.ui.previewing import preview_job
 
         return preview_job(job, preview, overrides)
+    if supervise:
+        check_resume(overrides)
+        return Supervised()
     return run_job(job, overrides, json)
 
 
@@ -134,11 +154,17 @@ def new(name: str, /, *, json: Json = False) -> Answer:
 
 
 @app.command(name="list")
-def list_(*, json: Json = False) -> Answer:
-    """List the jobs that run on this machine under this user."""
+def list_(*, all_: Annotated[bool, Parameter(name="--all", negative=())] = False, json: Json = False) -> Answer:
+    """List the jobs that run on this machine under this user.
+
+    Parameters
+    ----------
+    all_
+        Also those that have ended: the newest 100 that this user has started.
+    """
     from midstream.ui.remote import list_jobs
 
-    return list_jobs()
+    return list_jobs(all_)
 
 
 @app.command
@@ -153,6 +179,25 @@ def status(job: str | None = None, /, *, json: Json = False) -> Answer:
     from midstream.ui.remote import show_status
 
     return show_status(job)
+
+
+@app.command
+def top(
+    job: str | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(name="--json", negative=(), help="Print a status on each line.")] = False,
+) -> Answer | Stream:
+    """Watch one job until it ends or Ctrl-C: rates, the bottleneck, watermarks, checkpoints. The job runs on.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name; not needed when only one job runs.
+    """
+    from midstream.ui.remote import watch
+
+    return watch(job, json)
 
 
 @app.command
@@ -178,6 +223,57 @@ def logs(
     from midstream.ui.remote import show_logs
 
     return show_logs(job, follow, operator)
+
+
+@app.command
+def rows(
+    job: str, operator: str, /, *, count: Annotated[int, Parameter(name=["-n", "--rows"])] = 20, json: Json = False
+) -> Answer:
+    """Show the next rows that an operator of a running job gives out; of a sink, the rows that it takes in.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name.
+    operator
+        The operator's uid, or its name where only one has it.
+    count
+        How many rows at most, 1 to 100. They are of one batch: fewer come where that has fewer.
+    """
+    from midstream.ui.live_rows import show_rows
+
+    return show_rows(job, operator, count)
+
+
+@app.command
+def history(job: str, /, *, json: Json = False) -> Answer:
+    """Show the last that is known of a job: how it ended, its figures, checkpoints and failures.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name: then the newest of that name.
+    """
+    from midstream.ui.remote import show_history
+
+    return show_history(job)
+
+
+@app.command
+def page(job: str, /, *, at: Annotated[str | None, Parameter(name="--page")] = None, json: Json = False) -> Stream:
+    """Print the link to the page of a running job; serve the page of one that has ended, until Ctrl-C.
+
+    Parameters
+    ----------
+    job
+        Its id, the beginning of its id, or its name.
+    at
+        Where the page of a job that has ended is served: a port of this machine (the default, 0, is any free one), or
+        HOST:PORT for one that other machines reach.
+    """
+    from midstream.ui.remote import serve_page
+
+    return serve_page(job, at)
 
 
 @app.command
@@ -395,6 +491,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interruption:
         print_error(errors, "interrupted")
         return 128 + getattr(interruption, "number", signal.SIGINT)
+    except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would say that the job has failed
+        traceback.print_exc()
+        return Exit.BROKEN
 
 
 def log_to_stderr() -> None:
@@ -416,11 +515,15 @@ def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -
         exit_status = print_midstream_error(errors, error)
         _refused(str(error), json, stdout)
         return exit_status
+    if isinstance(answer, Supervised):
+        return supervise_driver(arguments, stdout if json else None)
     if isinstance(answer, Stream):
         try:
             print_stream(answer, json, stdout)
         except MidstreamError as error:
-            return print_midstream_error(errors, error)
+            exit_status = print_midstream_error(errors, error)
+            _refused(str(error), json, stdout)
+            return exit_status
         return Exit.OK
     if isinstance(answer, Answer):  # else it was --help or --version, already printed
         print_answer(answer, json, stdout)

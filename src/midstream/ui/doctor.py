@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.text import Text
 
-from midstream.core.errors import MidstreamError
+from midstream.core.errors import ClusterError, MidstreamError
 from midstream.runtime.storage import FileStorage, absolute
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit, busy_with
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
 
     from midstream.api.submit import Submission
+    from midstream.runtime.ports import Ports
+    from midstream.runtime.provider import SlotProvider
     from midstream.spark.survey import Slot, Survey
 
 CLOCKS_APART_S: Final = 1.0
@@ -54,6 +56,11 @@ class Check(msgspec.Struct, frozen=True):
     found: str
     change: str = ""
     """What to do about it; "" where nothing is to be done."""
+
+
+class Doctored(msgspec.Struct, frozen=True):
+    ok: bool
+    checks: tuple[Check, ...]
 
 
 @dataclass(slots=True)
@@ -90,7 +97,7 @@ def run_doctor(path: Path | None, overrides: Overrides, json: bool) -> Answer:
         with busy_with("starting Spark, and a process on each core that the job needs", silent=json):
             _look_at_spark(checks, submission, overrides, storage)
     failed = any(check.verdict is Verdict.ERROR for check in checks.made)
-    return Answer({"ok": not failed, "checks": checks.made}, _view(checks.made), Exit.JOB_FAILED if failed else Exit.OK)
+    return Answer(Doctored(not failed, tuple(checks.made)), _view(checks.made), Exit.JOB_FAILED if failed else Exit.OK)
 
 
 def _view(checks: Sequence[Check]) -> Text:
@@ -192,7 +199,7 @@ def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, 
 def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Overrides, storage: str | None) -> None:
     try:
         from midstream.spark.session import get_session
-        from midstream.spark.slots import SparkSlots
+        from midstream.spark.slots import BLOCK_MANAGER_PORT, SparkSlots
     except ModuleNotFoundError as error:
         checks.fail("PySpark", f"{sys.executable} has no module {error.name!r}", "pip install 'pyspark>=4.0'")
         _look_at_storage(checks, storage, lambda url, probe, token: None)
@@ -206,21 +213,23 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
         conf = context.getConf()
         _look_at_settings(checks, conf, context.master or "")
         provider = SparkSlots(session)
+        firewall = "" if provider.slot_ports.first else f" (for a firewall between them, set {BLOCK_MANAGER_PORT})"
+        checks.ok("ports", f"the driver takes {provider.driver_ports}, each slot {provider.slot_ports}{firewall}")
         with checks.of("cores"):
             provider.check(slots)
             from midstream.spark.survey import survey
 
             def use(url: str, probe: str, token: str) -> None:
                 try:
-                    found = survey(
-                        context, provider.bind_host, provider.driver_host, slots, timeout_s, url or None, probe, token
-                    )
-                except OSError as error:
+                    found = survey(context, provider, slots, timeout_s, url or None, probe, token)
+                except ClusterError as error:
                     checks.fail(
-                        "driver", f"cannot listen on {provider.bind_host}: {error}", "set spark.driver.bindAddress"
+                        "driver",
+                        str(error),
+                        f"its address is that of spark.driver.bindAddress, its port one that {BLOCK_MANAGER_PORT} sets",
                     )
                     return
-                _judge(checks, found, slots, timeout_s, f"{provider.driver_host}", url)
+                _judge(checks, found, slots, timeout_s, provider, url)
 
             _look_at_storage(checks, storage, use)
 
@@ -284,8 +293,8 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str) -> None:
 # ---- what was found on the executors ----
 
 
-def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, driver_host: str, storage: str) -> None:
-    came = found.slots
+def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provider: SlotProvider, storage: str) -> None:
+    came, driver_host = found.slots, provider.driver_host
     if len(came) < slots:
         why = f": {found.failure}" if found.failure else ""
         checks.fail(
@@ -293,7 +302,7 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, driver_
             f"the job needs {slots} slots at once, and {len(came)} came within {timeout_s:g} s{why}",
             "give Spark more free cores or the job less parallelism"
             if came
-            else f"see that executors start, and that they can reach this program at {driver_host}",
+            else f"see that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
         )
     if not came:
         return
@@ -304,7 +313,7 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, driver_
         checks.ok("cores", f"{slots} slots at once: {placed}{more}; each reaches the driver at {driver_host}")
     _judge_versions(checks, came)
     _judge_clocks(checks, came)
-    _judge_connections(checks, came)
+    _judge_connections(checks, came, provider.slot_ports)
     if storage:
         failed = [(slot, slot.tried.storage) for slot in came if slot.tried is not None and slot.tried.storage]
         if failed:
@@ -382,7 +391,7 @@ def _judge_clocks(checks: _Checks, came: Sequence[Slot]) -> None:
         checks.ok("clocks", f"within {CLOCKS_APART_S:g} s of the driver's")
 
 
-def _judge_connections(checks: _Checks, came: Sequence[Slot]) -> None:
+def _judge_connections(checks: _Checks, came: Sequence[Slot], ports: Ports) -> None:
     broken = [
         (slot, came[peer], why)
         for slot in came
@@ -394,7 +403,8 @@ def _judge_connections(checks: _Checks, came: Sequence[Slot]) -> None:
         checks.fail(
             "connections between slots",
             f"{_place(slot)} cannot connect to {_place(peer)}: {why}",
-            "slots connect to each other on ports that the system chooses: open them between the machines of the cluster",
+            f"slots listen on {ports}: open that between the machines of the cluster"
+            + ("" if ports.first else ", or set spark.blockManager.port to have fixed ones"),
         )
     if len(broken) > NAMED_MAX:
         checks.fail("connections between slots", f"{len(broken) - NAMED_MAX} more pairs cannot connect")

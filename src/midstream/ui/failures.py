@@ -10,7 +10,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 import midstream
-from midstream.core.errors import InvariantError, MidstreamError
+from midstream.checkpoint.store import FencedError
+from midstream.core.errors import InvariantError, MidstreamError, UnavailableError
 from midstream.core.tracebacks import is_users, users_part
 from midstream.protocol.job_status import JobStatus
 from midstream.ui import text
@@ -46,9 +47,18 @@ def print_midstream_error(console: Console, error: MidstreamError) -> Exit:
         console.print(Text(text.printable(trace)), soft_wrap=True)
     if isinstance(error, InvariantError):
         print_error(console, f"{error}", "this is a bug in midstream; please report it with the lines above")
-        return Exit.JOB_FAILED
+        return Exit.BROKEN
     print_error(console, f"{error}")
-    return Exit.JOB_FAILED if isinstance(error, RequestFailed) else Exit.BAD_INPUT
+    if isinstance(error, UnavailableError):
+        return Exit.UNAVAILABLE
+    return Exit.JOB_FAILED if isinstance(error, (RequestFailed, FencedError)) else Exit.BAD_INPUT
+
+
+def exit_after(error: MidstreamError) -> Exit:
+    """The exit status of a program whose job has failed with `error`."""
+    if isinstance(error, InvariantError):
+        return Exit.BROKEN
+    return Exit.UNAVAILABLE if isinstance(error, UnavailableError) else Exit.JOB_FAILED
 
 
 def user_traceback(error: BaseException | None) -> str:
@@ -63,6 +73,8 @@ def user_traceback(error: BaseException | None) -> str:
         return ""  # a library was called by us: the message says for what, and where that is in the user's code
     report.stack = traceback.StackSummary.from_list(users)
     report.__cause__ = report.__context__ = None
+    if isinstance(error, SyntaxError):  # the message has what the last line says
+        return "".join(list(report.format_exception_only())[:-1])
     return "".join(report.format())
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from midstream.core.errors import ConfigError, JobError, MidstreamError
 from midstream.ui.answer import Answer
 from midstream.ui.running import Overrides, load_with_its_own_logging
+from midstream.ui.shapes import Previewed, ShownStream
 from midstream.ui.text import printable
 
 
@@ -25,5 +26,5 @@ def preview_job(path: Path, rows: int, overrides: Overrides) -> Answer:
     except Exception as error:
         where = " ".join(getattr(error, "__notes__", ())) or f"{type(error).__name__}: {error}"
         raise JobError(f"{path}: {where}") from error
-    data = [{"stream": each.name, "rows": each.rows, "note": each.note} for each in previews]
+    data = Previewed(tuple(ShownStream(each.name, each.rows, each.note) for each in previews))
     return Answer(data, Group(*(Text(printable(f"{each!r}\n")) for each in previews)))

@@ -6,14 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.core.tracebacks import users_part
+from midstream.page.address import PageAddress, token_of
+from midstream.page.documents import LogRecord
+from midstream.page.server import PageServer
+from midstream.page.site import EndedJob
 from midstream.protocol.job_status import JobStatus
 from midstream.protocol.messages import (
     ClientRequest,
@@ -26,13 +31,24 @@ from midstream.protocol.messages import (
     LogEntry,
     Reply,
 )
-from midstream.runtime import registry
+from midstream.runtime import history, registry
 from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.runtime.storage import absolute
 from midstream.ui import text
 from midstream.ui.answer import Answer, Stream, busy_with
 from midstream.ui.failures import RequestFailed
+from midstream.ui.follow import REFRESH_S, display
+from midstream.ui.shapes import (
+    DroppedLines,
+    ListedJobs,
+    MadeCheckpoint,
+    MadeSavepoint,
+    PageLink,
+    Rescaled,
+    SilentJob,
+    StoppedJob,
+)
 from midstream.ui.tables import job_view, jobs_table
 
 STATUS_TIMEOUT_S = 10.0
@@ -40,10 +56,15 @@ LOOK_S = 2.0
 """How often a command that waits looks what the job waits for."""
 SAY_AGAIN_S = 30.0
 FOLLOW_S = 0.3
+ENDING_S_MAX = 10.0
+"""How long a driver that has gone away may take to record how its job ended."""
 
 
-def list_jobs() -> Answer:
-    """All jobs of this user on this machine; one whose driver does not answer is named as such."""
+def list_jobs(also_ended: bool) -> Answer:
+    """The jobs of this user on this machine; one whose driver does not answer is named as such.
+
+    `also_ended`: those that have ended too, as far as there are records of them.
+    """
     statuses: list[JobStatus] = []
     silent: list[JobEntry] = []
     for entry in registry.list_jobs():
@@ -56,21 +77,113 @@ def list_jobs() -> Answer:
     if silent:  # a driver that ended meanwhile has taken its entry away
         alive = {entry.job_id for entry in registry.list_jobs()}
         silent = [entry for entry in silent if entry.job_id in alive]
-    if not statuses and not silent:
-        return Answer([], Text("no job runs on this machine"))
-    data = [*statuses, *({"job_id": e.job_id, "name": e.name, "state": "unreachable"} for e in silent)]
+    unreadable = 0
+    if also_ended:
+        known, unreadable = history.records()
+        shown = {status.job_id for status in statuses} | {entry.job_id for entry in silent}
+        statuses += [record.seen for record in known if record.status.job_id not in shown]
+    if not statuses and not silent and not unreadable:
+        return Answer(ListedJobs(()), Text("no job runs on this machine" + (", and none has" if also_ended else "")))
+    data = ListedJobs(tuple(statuses), tuple(SilentJob(e.job_id, e.name, e.pid) for e in silent), unreadable)
     notes = [
         Text(f"{text.printable(e.name)} ({e.job_id}): process {e.pid} lives but does not answer", "yellow")
         for e in silent
     ]
+    if unreadable:
+        notes.append(Text(f"left out: {unreadable} that another version of midstream has recorded", "yellow"))
     view: list[RenderableType] = [jobs_table(statuses)] if statuses else []
     return Answer(data, Group(*view, *notes))
 
 
 def show_status(job: str | None) -> Answer:
     """Everything that can be seen of one job. Raises JobError when there is no such job."""
-    status = _status_of(_named(job))
-    return Answer(status, Group(job_view(status), *_last_failure(status)))
+    entry = _named(job)
+    status = _status_of(entry)
+    page = [Text(f"page {entry.page}", style="dim")] if entry.page else []
+    return Answer(status, Group(job_view(status), *_last_failure(status), *page))
+
+
+def watch(job: str | None, json: bool) -> Answer | Stream:
+    """Show a job as `midstream run` does, until it ends or Ctrl-C; the job runs on. Raises JobError when there is none."""
+    entry = _named(job)
+    if json:
+        return Stream((status, "") for status in _statuses(entry))
+    console = Console(highlight=False)
+    with suppress(KeyboardInterrupt), display(console, silent=False) as screen:
+        for status in _statuses(entry):
+            screen.show(status)
+            if status.has_ended or status.state == history.LOST:
+                how = f"{text.printable(status.name)} {status.state}"
+                return Answer(status, Text(f"{how}; midstream history {status.job_id} has all of it", style="dim"))
+    return Answer(None, Text(f"{text.printable(entry.name)} runs on", style="dim"))
+
+
+def _statuses(entry: JobEntry) -> Iterator[JobStatus]:
+    """Every REFRESH_S; the last one says how the job ended. Raises ClusterError when its driver does not answer any more."""
+    try:
+        with Client(entry) as line:
+            while True:
+                reply = line.ask(GetStatus(), STATUS_TIMEOUT_S)
+                if reply.error or reply.status is None:
+                    break
+                yield reply.status
+                time.sleep(REFRESH_S)  # how often a live view is drawn
+    except ClusterError as error:
+        lost = error
+    else:
+        lost = ClusterError(f"job {entry.name} ({entry.job_id}) has ended, and there is no record of how")
+    until_s = time.monotonic() + ENDING_S_MAX
+    while time.monotonic() < until_s:
+        last = history.find(entry.job_id).seen
+        if last.has_ended or last.state == history.LOST:
+            yield last
+            return
+        time.sleep(FOLLOW_S)
+    raise lost
+
+
+def show_history(job: str) -> Answer:
+    """The last that is known of a job, ended or not. Raises JobError when there is no record of it."""
+    status = history.find(job).seen
+    lost = (
+        [Text(f"its driver is gone without telling how the job ended; known until {text.clock(status.now_ms)}", "red")]
+        if status.state == history.LOST
+        else []
+    )
+    failures = [
+        Text(text.printable(f"{text.minute(each.at_ms)}  attempt {each.attempt}: {each.summary}"))
+        for each in status.failures
+    ]
+    heading = [Text("failures, the newest first", style="dim")] if failures else []
+    return Answer(status, Group(job_view(status), *lost, *heading, *failures, *_last_failure(status)))
+
+
+def serve_page(job: str, at: str | None) -> Stream:
+    """The page of a job: its link if the job runs; else it is served here, from the record, until Ctrl-C.
+
+    Raises JobError when several running jobs have that name or there is no record of any, RequestFailed when the job runs
+    without a page, ConfigError for an address that is none, ClusterError when the page cannot be served there.
+    """
+    entry = registry.find_running(job)
+    if entry is not None:
+        if not entry.page:
+            raise RequestFailed(f"job {entry.name} ({entry.job_id}) runs without a page")
+        return Stream(iter([(PageLink(entry.page), f"page: {entry.page}")]))
+    record = history.find(job)
+    address = PageAddress.of(at)
+    if address is None:
+        raise ConfigError("--page: off, so there is nothing to serve")
+    return Stream(_served(PageServer(address, token_of()), record.seen))
+
+
+def _served(page: PageServer, status: JobStatus) -> Iterator[tuple[object, str]]:
+    page.begin(EndedJob(status))
+    try:
+        yield PageLink(page.link), f"page: {page.link}\nas it was at {text.minute(status.now_ms)}; end with Ctrl-C"
+        while not page.ended(FOLLOW_S):
+            pass
+    finally:
+        page.end()
 
 
 def show_logs(job: str | None, follow: bool, operator: str | None) -> Stream:
@@ -90,11 +203,10 @@ def _log_pieces(entry: JobEntry, follow: bool, operator: str | None) -> Iterator
                 raise
             for logged in found:
                 if after >= 0 and logged.number > after + 1:
-                    yield {"dropped": logged.number - after - 1}, f"({logged.number - after - 1} lines left out)"
+                    yield DroppedLines(logged.number - after - 1), f"({logged.number - after - 1} lines left out)"
                 after = logged.number
                 if operator is None or operator in (logged.line.operator, logged.line.uid):
-                    data = {"number": logged.number, "slot": logged.slot, **msgspec.structs.asdict(logged.line)}
-                    yield data, _log_line(logged)
+                    yield LogRecord.of(logged), _log_line(logged)
             if not found:
                 if not follow:
                     return
@@ -113,7 +225,7 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
     entry = _named(job)
     with busy_with(f"checkpoint of {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoCheckpoint(), say)
-    return Answer({"job_id": entry.job_id, "checkpoint": reply.checkpoint}, Text(reply.checkpoint or ""))
+    return Answer(MadeCheckpoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
 
 def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
@@ -121,7 +233,7 @@ def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
     entry = _named(job)
     with busy_with(f"savepoint of {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoSavepoint(None if place is None else absolute(place)), say)
-    return Answer({"job_id": entry.job_id, "savepoint": reply.checkpoint}, Text(reply.checkpoint or ""))
+    return Answer(MadeSavepoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
 
 def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
@@ -135,7 +247,7 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
         reply = _ask_patiently(entry, DoRescale(parallelism), say)
     line = Text(f"{text.printable(entry.name)} runs at parallelism {parallelism}")
     line.append(f"\nfrom: {reply.checkpoint}" if reply.checkpoint else ", as it did before")
-    return Answer({"job_id": entry.job_id, "parallelism": parallelism, "checkpoint": reply.checkpoint}, line)
+    return Answer(Rescaled(entry.job_id, parallelism, reply.checkpoint), line)
 
 
 def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) -> Answer:
@@ -154,8 +266,9 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
         line.append(f"\ngo on from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
+    stopped = StoppedJob(entry.job_id, drain)
     made = {"checkpoint" if place is None else "savepoint": reply.checkpoint}
-    return Answer({"job_id": entry.job_id, "drained": drain, **made}, line)
+    return Answer(msgspec.structs.replace(stopped, **made), line)
 
 
 def _named(job: str | None) -> JobEntry:

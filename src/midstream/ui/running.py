@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from midstream.core.errors import ConfigError, MidstreamError
+from midstream.core.errors import ConfigError, InvariantError, MidstreamError
 from midstream.protocol.job_status import JobStatus
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotProvider
 from midstream.ui import text
 from midstream.ui.answer import SLOTS, Answer, Exit, busy_with
-from midstream.ui.failures import print_error, print_job_failure
+from midstream.ui.failures import exit_after, print_error, print_job_failure
 from midstream.ui.follow import Interrupts, display, ending_at_a_signal, follow
+from midstream.ui.shapes import RanJob
+from midstream.ui.supervising import end_with_the_supervisor
 from midstream.ui.tables import job_view
 
 if TYPE_CHECKING:
@@ -38,8 +40,10 @@ class Overrides:
     aligned_timeout: str | None = None
     newer_output: Literal["take-back", "keep"] | None = None
     fresh: bool = False
+    resume: bool = False
     py_files: str | None = None
     slots: str | None = None
+    page: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -51,6 +55,7 @@ class Overrides:
             ("--aligned-timeout", self.aligned_timeout),
             ("--py-files", self.py_files),
             ("--slots", self.slots),
+            ("--page", self.page),
         )
         return [item for name, value in named if value is not None for item in (name, str(value))]
 
@@ -66,6 +71,7 @@ class Overrides:
             ("--newer-output", self.newer_output),
             ("--allow-dropped-state", self.allow_dropped_state or None),
             ("--fresh", self.fresh or None),
+            ("--resume", self.resume or None),
         )
         names = [name for name in self.arguments[::2] if name != "--py-files"]
         return names + [name for name, value in flags if value is not None]
@@ -73,6 +79,7 @@ class Overrides:
 
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
+    end_with_the_supervisor()
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
     submission = load_with_its_own_logging(path, overrides.modules).submission(
@@ -82,27 +89,35 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         allow_dropped_state=overrides.allow_dropped_state,
         newer_output=overrides.newer_output,
         fresh=overrides.fresh,
+        resume=overrides.resume,
         checkpoint_dir=overrides.checkpoint_dir,
         aligned_timeout=overrides.aligned_timeout,
         slots=provider,
     )
+    if overrides.resume and submission.checkpoint is not None:  # the other case is a warning of its own
+        config = submission.plan.config
+        going_on = f"job {config.name} goes on from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
+        errors.print(text.printable(going_on), markup=False, soft_wrap=True)
     what = "starting Spark and the job's slots" if provider is None else "starting the job's slots"
     with ending_at_a_signal(), busy_with(what, silent=json):
-        job = submission.start()
+        job = submission.start(overrides.page)
+    if job.page is not None and not json:
+        errors.print(f"page: {job.page}", markup=False, soft_wrap=True)
     interrupts = Interrupts()
     with interrupts.installed():
         with display(errors, silent=json) as screen, job.awaited():
             last = follow(job, screen, interrupts)
         again = shlex.join(["midstream", "run", str(path), *overrides.arguments, "--from", "latest"])
         if last.state == "failed":
-            why = _why(job, last)
+            error = _error_of(job)
+            why = _why(error, last)
             print_job_failure(errors, last, why, _how_to_go_on(last, again))
-            return Answer(_with_error(last, why), "", Exit.JOB_FAILED)
+            return Answer(RanJob.of(last, why), "", exit_after(error))
         if not last.has_ended:
             job.cancel("it could not be stopped cleanly")
             problem = f"{last.name}: ended without a last checkpoint"
             print_error(errors, problem, _how_to_go_on(last, again))
-            return Answer(_with_error(last, problem), "", 128 + interrupts.last_signal)
+            return Answer(RanJob.of(last, problem), "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
         view: RenderableType = summary if errors.is_terminal else Group(job_view(last, tells_failures=False), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
@@ -123,6 +138,17 @@ def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
             log_to_stderr()
 
 
+def check_resume(overrides: Overrides) -> None:
+    """Raises ConfigError for options that a driver which is started again and again cannot have each time."""
+    given = {"--from": overrides.restore, "--newer-output": overrides.newer_output, "--fresh": overrides.fresh or None}
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"--supervise starts the job as --resume does: it goes on from the newest checkpoint, or begins if there is none; "
+                f"leave {option} out, or start the job once with {option} and stop it when it has completed a checkpoint"
+            )
+
+
 def check_slots(slots: str | None) -> None:
     """Raises ConfigError for a value of --slots that does not exist."""
     if slots not in (None, *SLOTS):
@@ -135,21 +161,22 @@ def _provider(slots: str | None) -> SlotProvider | None:
     return ProcessSlots() if slots == "process" else None
 
 
-def _why(job: Job, status: JobStatus) -> str:
-    """Why it was not restarted any more, and the last failure. Raises what a job failed with that never ran."""
+def _error_of(job: Job) -> MidstreamError:
+    """With what the job has failed."""
     try:
         job.wait()
     except MidstreamError as error:
-        if not status.failures:  # a matter of what was asked, not of how it went
-            raise
-        if status.restarts:
-            return str(error).partition("\n\nTraceback (most recent call last)")[0]  # which is shown above it
+        return error
+    raise InvariantError(f"job {job.name} failed without an error")
+
+
+def _why(error: MidstreamError, status: JobStatus) -> str:
+    """Why it was not restarted any more, and the last failure. Raises what a job failed with that never ran."""
+    if not status.failures:  # a matter of what was asked, not of how it went
+        raise error
+    if status.restarts:
+        return str(error).partition("\n\nTraceback (most recent call last)")[0]  # which is shown above it
     return status.failures[0].summary
-
-
-def _with_error(status: JobStatus, problem: str) -> dict[str, object]:
-    """For machines: what went wrong is where every other command has it."""
-    return {**{field: getattr(status, field) for field in status.__struct_fields__}, "error": problem}
 
 
 def _summary(status: JobStatus, again: str) -> Text:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from midstream.core.errors import ConfigError
+from midstream.core.row_text import counted
 from midstream.sim.command import parse_seeds, trace_patterns
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulated_campaign import Campaign, Report
@@ -18,6 +19,7 @@ from midstream.testing.simulated_scenario import REFERENCE
 from midstream.testing.simulated_verdict import judge
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
+from midstream.ui.shapes import SimulatedRuns, TracedRun
 from midstream.ui.simulating import Filters, shown
 
 SEEDS = "0:200"
@@ -63,7 +65,7 @@ def simulate_job(
     with shown(silent) as show:
         campaign = _campaign(options)
         campaign.progress = lambda runs: show(
-            f"simulating {campaign.name}: {text.rows(runs)} runs, all as it should be"
+            f"simulating {campaign.name}: {counted(runs, 'run')}, all as it should be"
         )
         campaign.say = show
         if trace is not None:
@@ -114,26 +116,26 @@ def _traced(campaign: Campaign, seed: int | None, filters: Filters) -> Answer:
     assert ran.trace is not None
     events = list(ran.trace.lines(*patterns, tail=filters.tail))
     lines = [f"seed {seed}: {scenario.describe()}", *events, *(verdict.lines() or ["all as it should be"])]
-    data = {"seed": seed, "steps": ran.steps, "kind": verdict.kind, "found": verdict.lines(), "trace": events}
+    data = TracedRun(seed=seed, steps=ran.steps, kind=verdict.kind, found=verdict.lines(), trace=events)
     return Answer(data, Text(text.printable("\n".join(lines))), Exit.JOB_FAILED if verdict.kind else Exit.OK)
 
 
-def _data(report: Report) -> dict[str, object]:
+def _data(report: Report) -> SimulatedRuns:
     diagnosis = report.diagnosis
-    return {
-        "job": report.job,
-        "ok": report.ok,
-        "runs": report.seeds,
-        "long": report.long,
-        "rows": report.rows,
-        "seconds": round(report.seconds, 3),
-        "seed": report.seed,
-        "kind": report.kind,
-        "found": report.found,
-        "schedule": report.schedule,
-        "cause": None if diagnosis is None else diagnosis.cause.name.lower(),
-        "operator": None if diagnosis is None or diagnosis.suspect is None else diagnosis.suspect.uid,
-        "look_at": [] if diagnosis is None else [f"{clue.file}:{clue.line}" for clue in diagnosis.clues],
-        "warnings": report.warnings,
-        "replay": None if report.seed is None else f"{report.replay} --seed {report.seed}",
-    }
+    return SimulatedRuns(
+        job=report.job,
+        ok=report.ok,
+        runs=report.seeds,
+        long=report.long,
+        rows=report.rows,
+        seconds=round(report.seconds, 3),
+        seed=report.seed,
+        kind=report.kind,
+        found=report.found,
+        schedule=report.schedule,
+        cause=None if diagnosis is None else diagnosis.cause.name.lower(),
+        operator=None if diagnosis is None or diagnosis.suspect is None else diagnosis.suspect.uid,
+        look_at=[] if diagnosis is None else [f"{clue.file}:{clue.line}" for clue in diagnosis.clues],
+        warnings=report.warnings,
+        replay=None if report.seed is None else f"{report.replay} --seed {report.seed}",
+    )

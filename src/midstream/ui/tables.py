@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, SubtaskStatus, VertexStatus
+from midstream.protocol.bottleneck import MOST, uneven
+from midstream.protocol.bottleneck import bottleneck as waited_for
+from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 from midstream.ui import text
+from midstream.ui.edges import edge_table, held_back_lines
 from midstream.ui.rates import Rates, rows_handled
 
 STATE_STYLE = {
@@ -24,6 +26,7 @@ STATE_STYLE = {
     "restarting": "bold yellow",
     "rescaling": "bold yellow",
     "failed": "bold red",
+    "lost": "bold red",
 }
 BAR_CELLS = 6
 WIDE = 118
@@ -31,10 +34,6 @@ WIDE = 118
 NAME_CELLS_MIN = 16
 LINES_MIN = 5
 """Of the operator table: its header, the first and the last operator, and what is left out between them."""
-BUSY, VERY_BUSY, BACKPRESSURED = 0.5, 0.8, 0.3
-"""From which shares of time on a task is said to be so."""
-UNEVEN = 0.25
-"""By how much the busiest subtask is busier than the mean, at least, where the work is spread unevenly."""
 SLOW_MS = 2000
 """From so long on it is said that a checkpoint is in progress."""
 ALIGNMENT_MS = 100
@@ -47,7 +46,9 @@ def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: b
 
     `tells_failures`: what the last failure was, where people have not been told of it as it happened.
     """
-    return Group(Headline(status), OperatorTable(status, rates), *facts(status, tells_failures))
+    edges = edge_table(status, names_shown(status))
+    more: list[RenderableType] = [] if edges is None else [edges]
+    return Group(Headline(status), OperatorTable(status, rates), *more, *facts(status, tells_failures))
 
 
 class LiveView:
@@ -146,6 +147,8 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
             busiest = uneven(vertex)
             where = "" if busiest is None else f" in subtask {busiest.subtask}"
             said.append(f"  bottleneck{where}", style="bold yellow")
+        if vertex is slow and len(vertex.operators) > 1 and operator.work is not None and operator.work > MOST:
+            said.append(f"  {share(operator.work).strip()} of the work", style="bold yellow")
         if operator.late_rows:
             said.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
         if operator.bad_records:
@@ -202,33 +205,8 @@ def _shown(count: int, slow_at: int | None, lines_max: int) -> list[int]:
 
 
 def bottleneck(status: JobStatus) -> VertexStatus | None:
-    """The task that the others wait for, if there is one: busy, while what feeds it is backpressured or it is the source.
-
-    One busy subtask is enough: where rows are spread unevenly over keys, the others have little to do.
-    """
-    waiting = {v.id for v in status.vertices if _most(v, "backpressured") >= BACKPRESSURED}
-    held_up = {target for source, target, _ in status.edges if source in waiting}
-    suspects = [vertex for vertex in status.vertices if _is_busy(vertex, BUSY if vertex.id in held_up else VERY_BUSY)]
-    return max(suspects, key=lambda vertex: _most(vertex, "busy"), default=None)
-
-
-def _is_busy(vertex: VertexStatus, at_least: float) -> bool:
-    measured: Sequence[VertexStatus | SubtaskStatus] = vertex.subtasks or (vertex,)
-    return any(each.busy > each.backpressured and each.busy >= at_least for each in measured)
-
-
-def _most(vertex: VertexStatus, what: Literal["busy", "backpressured"]) -> float:
-    """The largest share among the subtasks; that of the vertex, as long as none of them has reported."""
-    measured: Sequence[VertexStatus | SubtaskStatus] = vertex.subtasks or (vertex,)
-    return max(each.busy if what == "busy" else each.backpressured for each in measured)
-
-
-def uneven(vertex: VertexStatus) -> SubtaskStatus | None:
-    """The subtask that does most of the vertex's work while others have time left, if there is one."""
-    busiest = vertex.busiest
-    if busiest is None or vertex.parallelism == 1 or busiest.busy - vertex.busy < UNEVEN:
-        return None
-    return busiest
+    """The task that the others wait for, if there is one."""
+    return waited_for(status.vertices, status.edges)
 
 
 def _unevenness(status: JobStatus) -> list[Text]:
@@ -329,6 +307,7 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
                 line.append(text.printable(last.summary), style="red")
         facts.append(line)
     facts += _unevenness(status)
+    facts += [Text(line, style="yellow") for line in held_back_lines(status)]
     facts += [Text(text.printable(wait.sentence), style="yellow") for wait in status.waiting]
     facts += [
         Text(f"warning: {text.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]
@@ -356,6 +335,12 @@ def _checkpoints(status: JobStatus) -> list[Text]:
         line.append("; last: ", style="dim")
         line.append(checkpoint_line(last), style="not dim")
         line.append(f", {text.span(max(0, status.now_ms - last.created_ms) / 1e3)} ago", style="not dim")
+    holding = [each for vertex in status.vertices for each in vertex.operators if each.state_bytes]
+    if holding:
+        largest = max(holding, key=lambda each: each.state_bytes)
+        line.append(f"; state {text.size(sum(each.state_bytes for each in holding))}", style="not dim")
+        most = " most" if len(holding) > 1 else ""
+        line.append(f",{most} in {text.printable(largest.name)} ({text.rows(largest.state_rows)} rows)", style="dim")
     line.append(f"  in {text.printable(status.checkpoint_dir)}", style="dim")
     slow = [one for one in status.checkpoints if one.state == "in_progress" and one.duration_ms >= SLOW_MS]
     return [

@@ -7,13 +7,14 @@ rows while a watermark that came before them is still pending for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import InvariantError
+from midstream.core.seams import Clock
 from midstream.operators.base import Operator
 from midstream.operators.window_specs import LATE
 
@@ -37,7 +38,7 @@ class Edges(Protocol):
 class Link:
     """The output of the operator at `index - 1` (or of the source): the operator at `index`, or the edges."""
 
-    __slots__ = ("_chain", "_edges", "_index", "_is_last", "late_rows", "rows_out")
+    __slots__ = ("_chain", "_edges", "_index", "_is_last", "late_rows", "rows_out", "shown_to")
 
     def __init__(self, chain: Chain, index: int, edges: Edges) -> None:
         self._chain = chain
@@ -47,6 +48,8 @@ class Link:
         self.rows_out = 0
         self.late_rows = 0
         """Dropped: they came too late, and nobody takes late rows aside."""
+        self.shown_to: Callable[[pa.RecordBatch, str | None], None] | None = None
+        """Told of each batch before it goes on, with its side output, while people look (see `worker.live_rows`)."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         rows = batch.num_rows
@@ -56,11 +59,13 @@ class Link:
             self.late_rows += rows
             return
         self.rows_out += rows
+        if self.shown_to is not None:
+            self.shown_to(batch, tag)
         if self._is_last or tag is not None:
             chain = self._chain
-            before, chain.at = chain.at, (self._index, rows)
+            before = chain.go_to((self._index, rows))
             self._edges.emit(batch, tag)
-            chain.at = before
+            chain.go_to(before)
         else:
             self._chain.process_at(self._index, batch, 0)
 
@@ -74,8 +79,9 @@ class Link:
 class Chain:
     """`operators` in order; `links[i]` is the input of operator i, and the last link leads to the edges."""
 
-    def __init__(self, operators: Sequence[Operator], edges: Edges) -> None:
+    def __init__(self, operators: Sequence[Operator], edges: Edges, clock: Clock) -> None:
         self.operators = tuple(operators)
+        self._clock = clock
         self._edges = edges
         self.links = [Link(self, index, edges) for index in range(len(self.operators) + 1)]
         self.rows_in = [0] * len(self.operators)
@@ -89,6 +95,17 @@ class Chain:
         self.at: tuple[int, int] = NOWHERE
         """The operator at work, and how many rows it was given (-1: a watermark, or nothing); behind the last one are
         the edges. Not put back after a failure: then it is the one that has failed."""
+        self.worked_s = [0.0] * (len(self.operators) + 2)
+        """How long each operator was at work, then the edges; the last entry is of all time between."""
+        self._gone_s = clock.stopwatch_s()
+        """When `at` changed last."""
+
+    def go_to(self, at: tuple[int, int]) -> tuple[int, int]:
+        """The operator at work from now on; which it was till now, and the time since then is its own."""
+        before, now_s = self.at, self._clock.stopwatch_s()
+        self.worked_s[before[0]] += now_s - self._gone_s
+        self.at, self._gone_s = at, now_s
+        return before
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if self.operators:
@@ -101,9 +118,9 @@ class Chain:
             self._finish_pending(index)
         rows = batch.num_rows
         self.rows_in[index] += rows
-        before, self.at = self.at, (index, rows)
+        before = self.go_to((index, rows))
         self.operators[index].process(batch, port)
-        self.at = before
+        self.go_to(before)
 
     def offer(self, index: int, watermark_us: int) -> None:
         """A watermark for the operator at `index` and, once that has fired, for those behind it."""
@@ -170,9 +187,9 @@ class Chain:
             self._tell_idle()
 
     def _fire(self, index: int, watermark_us: int) -> bool:
-        before, self.at = self.at, (index, -1)
+        before = self.go_to((index, -1))
         all_fired = self.operators[index].advance_watermark(watermark_us)
-        self.at = before
+        self.go_to(before)
         return all_fired
 
     def row_of_the_batch(self, rows: int, row: int | None) -> int | None:
@@ -201,9 +218,9 @@ class Chain:
         for index, operator in enumerate(self.operators):
             if index:
                 operator.end_input(0)
-            before, self.at = self.at, (index, -1)
+            before = self.go_to((index, -1))
             operator.finish()
-            self.at = before
+            self.go_to(before)
             self._finish_pending(index + 1)
 
     def _finish_pending(self, index: int) -> None:

@@ -24,7 +24,8 @@ def task_failed(
 ) -> m.TaskFailed:
     """`operator`: the uid of the one that was at work. `place`: where the row is in the input."""
     summary, details = _texts(error)
-    summary = f"{name} (subtask {ref.subtask}): {summary}{f' ({sendable(place)})' if place else ''}"
+    where = f"subtask {ref.subtask}" + (f", uid {operator!r}" if operator else "")
+    summary = f"{name} ({where}): {summary}{f' ({sendable(place)})' if place else ''}"
     return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
 
 

@@ -14,6 +14,7 @@ from midstream.core.ids import TaskId
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.protocol import messages as m
+from midstream.protocol.task_metrics import TaskMetrics
 
 
 class FinishedTask:
@@ -49,12 +50,11 @@ class FinishedTask:
         for partition in self._partitions:
             partition.discard()
 
-    def metrics(self) -> m.TaskMetrics:
-        return m.TaskMetrics(
+    def metrics(self) -> TaskMetrics:
+        return TaskMetrics(
             task=self.ref,
             rows_in=0,
             rows_out=0,
-            bytes_out=0,
             busy_ms=0,
             backpressured_ms=0,
             watermark_us=MAX_WATERMARK_US,

@@ -7,6 +7,7 @@ left of it is in flight, see `rests`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from midstream.core.ids import TaskId
 from midstream.core.seams import Clock
 from midstream.exchange.gate import RECOVERED, InputGate, first_channels
 from midstream.graph.origins import Origin
+from midstream.protocol.task_metrics import InputMetrics
 from midstream.worker.chain import Chain
 from midstream.worker.checkpoints import Rest
 from midstream.worker.pace import Pace
@@ -34,7 +36,7 @@ from midstream.worker.source import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
 SLICE_S = 0.01
-"""How long a step may keep the loop, as far as that can be foreseen."""
+"""How long a step may keep the loop, as far as that can be foreseen, on a core of its own."""
 SHORT_SLICE_S = 0.002
 """A barrier waits for a slice at each task on its way, and for those of slow tasks in the same slots: no longer than
 this, where shorter slices cost next to nothing."""
@@ -98,6 +100,21 @@ class TaskInput:
         """Event time stood there."""
         self._valve.watermark_us = watermark_us
 
+    def event_times(self) -> tuple[InputMetrics, ...]:
+        """How far event time has come on each gate, as far as its channels are waited for."""
+        waited_for = sorted(self._valve.waited_for())
+        found = []
+        for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):
+            marks = [
+                (self._valve.watermark_of(channel), channel - first)
+                for channel in waited_for[bisect_left(waited_for, first) : bisect_left(waited_for, end)]
+            ]
+            if marks:
+                lowest_us, slowest = min(marks)
+                producer = reader.gate.channels[slowest].id.producer
+                found.append(InputMetrics(reader.gate.edge.id, lowest_us, producer, max(marks)[0]))
+        return tuple(found)
+
     def work(self, awaited: Sequence[int] = ()) -> bool:
         """A slice of a batch, or the next element, of the next gate. False: nothing can be read now.
 
@@ -134,11 +151,14 @@ class TaskInput:
         if reader.batch is not None:
             self._process_slice(reader, reader.batch)
             return True
-        polled = reader.gate.poll(self._rows_max)
+        polled = reader.gate.poll(min(self._rows_max, self._slice_rows(reader)))
         if polled is None:
             return False
         self._on_element(index, *polled)
         return True
+
+    def _slice_rows(self, reader: _Reader) -> int:
+        return reader.pace.rows(FIRST_ROWS // 2, self._clock.core_share)
 
     def _on_element(self, gate: int, index: int, element: Element) -> None:
         channel = self._first_channel[gate] + index
@@ -172,12 +192,12 @@ class TaskInput:
         """About as many rows of the batch as fit the budget, judged by those of that gate before them; all slices alike."""
         clock = self._clock
         rest = batch.num_rows - reader.next_row
-        budget = reader.pace.rows(FIRST_ROWS // 2)
+        budget = self._slice_rows(reader)
         rows = -(-rest // max(1, round(rest / budget)))
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
-        started_s = clock.monotonic_s()
+        started_s = clock.own_core_s()
         self._chain.process(part, reader.port)
-        reader.pace.took(rows, clock.monotonic_s() - started_s)
+        reader.pace.took(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
             reader.batch = None

@@ -21,6 +21,9 @@ FEW_ROWS: Final = 256
 class Pace:
     """As many rows as take `budget_s`; only `enough_s` if those are few, and calls with still fewer are no waste.
 
+    What calls took is judged by the clock of a slot's own core. `budget_s` is of that clock, too; `enough_s` is for those
+    that wait for the end of a call, and theirs is the common one.
+
     What the call itself takes, whatever its rows, is not saved by smaller calls, only paid more often: where it
     is more than half of the budget, the rows get as long as the call. (Else a call of 20 ms would get fewer and
     fewer rows, down to one.)
@@ -67,8 +70,8 @@ class Pace:
         elif self._enough_s == self._budget_s:
             self._call_s = 0.0  # with fewer rows it will show
 
-    def rows(self, at_first: int) -> int:
-        """At least one; `at_first` while nothing is known."""
+    def rows(self, at_first: int, core_share: float = 1.0) -> int:
+        """At least one; `at_first` while nothing is known. `core_share`: see `Clock`."""
         if not self._calls:
             return at_first
         rows, seconds = self._rows / self._calls, self._seconds / self._calls
@@ -77,9 +80,10 @@ class Pace:
         found = self._fitting(self._budget_s, call_s, row_s)
         if self._enough_s == self._budget_s or row_s * FEW_ROWS < self._budget_s:
             return found
-        if self._alike >= ASK_AGAIN and 2 * seconds > self._enough_s:
+        enough_s = self._enough_s * core_share
+        if self._alike >= ASK_AGAIN and 2 * seconds > enough_s:
             found = min(found, self._largest // 2)
-        return max(1, min(found, self._fitting(max(self._enough_s, call_s / CALL_SHARE), call_s, row_s)))
+        return max(1, min(found, self._fitting(max(enough_s, call_s / CALL_SHARE), call_s, row_s)))
 
     def _fitting(self, aim_s: float, call_s: float, row_s: float) -> int:
         most = GROWTH * self._largest

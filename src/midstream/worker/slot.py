@@ -36,6 +36,7 @@ from midstream.exchange.pool import BufferPool
 from midstream.exchange.queue import QueueTime
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
+from midstream.protocol.live_rows import RowsShown, ShowRows
 from midstream.state.parts import StatePart
 from midstream.worker.commits import SlotCommits
 from midstream.worker.failures import deploy_failed
@@ -204,6 +205,11 @@ class SlotMachine:
         """For the heartbeat. Memory is for the process to fill in."""
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in self._all_tasks()))
 
+    def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
+        """For people; `answer` is called at most once for each task, and never where the operator does not run here."""
+        for task in self.tasks.values():
+            task.show(asked, answer)
+
     def operator_at_work(self) -> tuple[str, str, int]:
         """Name, uid and subtask of the operator that runs now; nothing between two steps."""
         task = self._at_work
@@ -314,7 +320,7 @@ class SlotMachine:
         `graphs`: one for each task, which has its operators.
         """
         pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
-        queue_time = None if config.queue_time_s is None else QueueTime(config.queue_time_s, self._clock.monotonic_s)
+        queue_time = None if config.queue_time_s is None else QueueTime(config.queue_time_s, self._clock.own_core_s)
         seams = TaskSeams(
             job_id=deploy.job_id,
             attempt=deploy.attempt,

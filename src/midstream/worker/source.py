@@ -38,6 +38,8 @@ PACE_S_MAX = 0.05
 """Fewer rows than that are not worth a batch: it holds those of up to so much time."""
 SLICE_S = 0.02
 """How long the chain should have to work on one batch: mails and other tasks wait for it."""
+MADE_UP_S = 1.0
+"""A source with a rate makes up for so much time in which it could not emit: on a busy machine it gets no core for a while."""
 BATCH_S = 0.1
 """A batch holds no more rows than those downstream take in so long: barriers wait behind whole batches."""
 REST_S_MIN = 0.004
@@ -124,7 +126,7 @@ class SourceDriver(Splits):
         self._wake = wake
         self._fail = fail
         self._splits_wanted = source.splits_per_reader(parallelism)
-        self._rows_per_s = source.rows_per_s / parallelism if source.rows_per_s else None
+        self._rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
         self._limit = rows_max
         self._batch_rows = rows_max
         if self._rows_per_s:
@@ -132,7 +134,8 @@ class SourceDriver(Splits):
             self._paced_rows = max(1, few, int(self._rows_per_s * PACE_S))
             self._limit = min(rows_max, self._paced_rows)
         self._rows_max = min(self._limit, FIRST_ROWS)
-        self._next_emit_s = 0.0
+        self._next_emit_s = float("-inf")
+        """Of a source with a rate; before its first rows nothing is late."""
         self._timer: Timer | None = None
         self._open: deque[_Open] = deque()
         self._opened = 0
@@ -250,6 +253,10 @@ class SourceDriver(Splits):
     def all_assigned(self) -> bool:
         return self._all_assigned
 
+    def split_id(self, split: int) -> str | None:
+        """None where it is not open any more, which its listeners are told in the next step."""
+        return next((current.split.id for current in self._open if current.number == split), None)
+
     def is_starved(self, split: int, since_s: float) -> bool:
         current = next(current for current in self._open if current.number == split)
         return not current.reading and current.rest is None and current.turn_s < since_s
@@ -289,12 +296,12 @@ class SourceDriver(Splits):
 
     def _emit_timed(self, current: _Open, batch: pa.RecordBatch) -> None:
         """Emit, and size the batches to come by how long that took, and by how fast they are taken."""
-        started_s = self._clock.monotonic_s()
-        current.turn_s, self._current = started_s, current.number
+        started_s = self._clock.own_core_s()
+        current.turn_s, self._current = self._clock.monotonic_s(), current.number
         self._emitting = current, batch.num_rows
         self._emit(batch)
         self._emitting = None
-        self._chain_pace.took(batch.num_rows, self._clock.monotonic_s() - started_s)
+        self._chain_pace.took(batch.num_rows, self._clock.own_core_s() - started_s)
         if self._last is not None:
             self._taken_pace.took(self._last[0], started_s - self._last[1])
         self._last = batch.num_rows, started_s
@@ -373,9 +380,9 @@ class SourceDriver(Splits):
             self._fail(outcome.error)
 
     def _keep_rate(self, rows: int, rows_per_s: float) -> None:
-        """What comes late is made up for, up to 0.1 s of it; in larger batches, else it would come later and later."""
+        """What comes late is made up for, up to MADE_UP_S; in larger batches, else it would come later and later."""
         now_s = self._clock.monotonic_s()
-        start_s = max(self._next_emit_s, now_s - 0.1)
+        start_s = max(self._next_emit_s, now_s - MADE_UP_S) if self._next_emit_s > float("-inf") else now_s
         self._limit = min(self._batch_rows, max(self._paced_rows, int((now_s - start_s) * rows_per_s)))
         self._next_emit_s = start_s + rows / rows_per_s
 

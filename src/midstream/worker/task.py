@@ -50,14 +50,18 @@ from midstream.graph.origins import channel_origins
 from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
+from midstream.protocol.live_rows import RowsShown, ShowRows
+from midstream.protocol.task_metrics import TaskMetrics
 from midstream.state.parts import StatePart
 from midstream.worker.chain import NOWHERE, Chain, Edges
 from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import SLICE_S, TaskInput
+from midstream.worker.live_rows import show_next
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
+from midstream.worker.task_metrics import task_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +151,7 @@ class Task:
         """They take turns with rows, or an operator that is always due would keep the rows from getting on."""
         self._timers: set[Timer] = set()
         self._edges = _TaskEdges(partitions)
-        self._chain = Chain([spec.operator for spec in vertex.operators], self._edges)
+        self._chain = Chain([spec.operator for spec in vertex.operators], self._edges, seams.clock)
         heard = channel_origins(graph, ref)
         self._input = TaskInput(ref, gates, heard, self._chain, seams.clock, self._on_barrier, config.batch_rows)
         self._snapshots = TaskSnapshots(
@@ -606,36 +610,27 @@ class Task:
 
     # ---- to look at ------------------------------------------------------------
 
-    def metrics(self) -> m.TaskMetrics:
+    def metrics(self) -> TaskMetrics:
         backpressured_s = self.backpressured_s
         if self._backpressured_since is not None:
             backpressured_s += self._seams.clock.monotonic_s() - self._backpressured_since
-        links = self._chain.links
-        operators = [
-            (uid, self._chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(self._uids)
-        ]
-        if self.vertex.source is not None:
-            operators.insert(0, (self.vertex.source.uid, 0, links[0].rows_out))
-        left_bytes = sum(gate.recovered.left_bytes() for gate in self.gates if isinstance(gate.recovered, GateRecovery))
-        return m.TaskMetrics(
-            task=self.ref,
-            rows_in=self._input.rows_in,
-            rows_out=links[-1].rows_out,
-            bytes_out=sum(partition.bytes_out for partition in self.partitions),
-            busy_ms=int(self.busy_s * 1000),
-            backpressured_ms=int(backpressured_s * 1000),
-            watermark_us=self._chain.watermark_us,
-            operators=tuple(operators),
-            late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(self._uids) if links[i + 1].late_rows),
-            timers_dropped=tuple(
-                (uid, operator.timers_dropped)
-                for uid, operator in zip(self._uids, self._chain.operators, strict=True)
-                if operator.timers_dropped
-            ),
-            bad_records=0 if self._source is None else self._source.bad_records,
+        return task_metrics(
+            self.ref,
+            self.vertex,
+            chain=self._chain,
+            read=self._input,
+            source=self._source,
+            gates=self.gates,
+            partitions=self.partitions,
+            busy_s=self.busy_s,
+            backpressured_s=backpressured_s,
             to_recover_bytes=self._to_recover_bytes,
-            recovered_bytes=self._to_recover_bytes - left_bytes,
         )
+
+    def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
+        """See `show_next`."""
+        if self.is_live:
+            show_next(asked, self.ref.subtask, self.vertex, self._chain, self._seams.executor, answer)
 
     def check(self) -> None:
         """Everything that must hold between two steps."""

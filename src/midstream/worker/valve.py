@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.graph.origins import Origin
@@ -55,7 +55,9 @@ class WatermarkValve:
         if self.is_idle:
             mark = self._furthest()
         elif any(self._idle):
-            mark = self._lowest_of_those_waited_for()
+            mark = min(
+                (self._watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
+            )
         else:
             mark = min(self._watermarks)
         if mark <= self.watermark_us:
@@ -63,15 +65,23 @@ class WatermarkValve:
         self.watermark_us = mark
         return mark
 
-    def _lowest_of_those_waited_for(self) -> int:
+    def watermark_of(self, channel: int) -> int:
+        return self._watermarks[channel]
+
+    def waited_for(self) -> list[int]:
+        """The channels that may hold event time back: of those that have not ended, all but the idle ones (see above)."""
+        if self.is_idle:
+            return []
+        channels = self._waited_for_beside_idle() if any(self._idle) else range(len(self._watermarks))
+        return [channel for channel in channels if self._watermarks[channel] != MAX_WATERMARK_US]
+
+    def _waited_for_beside_idle(self) -> Iterator[int]:
         active = [family.active(self._watermarks, self._idle) for family in self._families]
-        lowest = MAX_WATERMARK_US
         for family, own in zip(self._families, active, strict=True):
             is_followed = any(active[other] for other in family.within_all)
             for subtask, channels in family.channels.items():
                 if is_followed or subtask in own or any(subtask in active[other] for other in family.within_alike):
-                    lowest = min(lowest, *(self._watermarks[channel] for channel in channels))
-        return lowest
+                    yield from channels
 
     def _furthest(self) -> int:
         """Of channels that are all idle, or have ended."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.protocol.job_status import CheckpointStatus, FailureStatus, JobStatus, OperatorStatus, VertexStatus
+from midstream.protocol.job_status import (
+    CheckpointStatus,
+    FailureStatus,
+    FlowStatus,
+    JobStatus,
+    OperatorStatus,
+    VertexStatus,
+)
 
 NOW_MS = 1_700_000_060_000
 
@@ -62,6 +69,8 @@ def sample() -> JobStatus:
         restored_from=None,
         checkpoint_dir="/data/flights",
         slot_memory_bytes=(200 * 2**20, 210 * 2**20),
+        slot_memory_limit_bytes=(2**30, 2**30),
+        flows=(FlowStatus(1_200_000, 96 * 2**20, 1_500),),
     )
 
 
@@ -81,4 +90,5 @@ def later(status: JobStatus, seconds: float, rows: int) -> JobStatus:
         )
         for vertex in status.vertices
     )
-    return msgspec.structs.replace(status, now_ms=status.now_ms + round(seconds * 1000), vertices=vertices)
+    flows = tuple(FlowStatus(flow.rows + rows, flow.bytes + 80 * rows, flow.batches + 10) for flow in status.flows)
+    return msgspec.structs.replace(status, now_ms=status.now_ms + round(seconds * 1000), vertices=vertices, flows=flows)

@@ -1,0 +1,86 @@
+"""How far event time has come on each edge, and what holds it back: from what tasks tell in heartbeats. Pure.
+
+Event time begins at sources and at operators that make watermarks. What a task has is the least of the channels that
+it waits for, so what holds it back is found by going to the subtask behind the slowest channel, again and again,
+until event time begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.ids import TaskId
+from midstream.graph.job_graph import Edge, JobGraph, Vertex
+from midstream.protocol.job_status import HeldBackStatus
+from midstream.protocol.task_metrics import TaskMetrics
+
+Metrics = Mapping[TaskId, TaskMetrics]
+"""Of the tasks that have reported."""
+
+
+def edge_watermark_us(graph: JobGraph, edge: Edge, metrics: Metrics) -> int | None:
+    """See `FlowStatus.watermark_us`; unknown until all consumers have reported."""
+    marks = []
+    for ref in _subtasks(graph.vertices[edge.target]):
+        if ref not in metrics:
+            return None
+        marks += [each.watermark_us for each in metrics[ref].inputs if each.edge == edge.id]
+    lowest_us = min(marks, default=MIN_WATERMARK_US)
+    return None if lowest_us == MIN_WATERMARK_US else lowest_us
+
+
+def held_back(graph: JobGraph, vertex: Vertex, metrics: Metrics) -> HeldBackStatus | None:
+    """What holds back the event time of `vertex`. None where nothing is further than the slowest, or that is not known."""
+    refs = _subtasks(vertex)
+    if not all(ref in metrics for ref in refs):
+        return None
+    if _begins_event_time(vertex):
+        return _slowest(vertex, {ref: metrics[ref] for ref in refs})
+    furthest_us = MIN_WATERMARK_US
+    at: TaskId | None = None
+    while at is None or not _begins_event_time(graph.vertices[at.vertex]):
+        inputs = [each for ref in (refs if at is None else [at]) if ref in metrics for each in metrics[ref].inputs]
+        if not inputs:
+            break
+        furthest_us = max(furthest_us, *(each.furthest_us for each in inputs))
+        slowest = min(inputs, key=lambda each: each.watermark_us)
+        watermark_us = slowest.watermark_us
+        at = TaskId(graph.edges[slowest.edge].source, slowest.producer)
+    if at is None:
+        return None
+    split = ""
+    if at in metrics and (own := metrics[at].slowest_split) is not None:
+        split, watermark_us, furthest_us = own.split, own.watermark_us, max(furthest_us, own.furthest_us)
+    return _status(graph.vertices[at.vertex], at.subtask, split, watermark_us, furthest_us)
+
+
+def _slowest(vertex: Vertex, metrics: Metrics) -> HeldBackStatus | None:
+    """Among the splits of its own source: elsewhere it is not known which of its subtasks are idle."""
+    found = [(split, ref) for ref, each in metrics.items() if (split := each.slowest_split) is not None]
+    if not found:
+        return None
+    furthest_us = max(
+        *(split.furthest_us for split, _ in found),
+        *(each.watermark_us for each in metrics.values() if each.watermark_us != MAX_WATERMARK_US),
+        MIN_WATERMARK_US,
+    )
+    slowest, ref = min(found, key=lambda each: each[0].watermark_us)
+    return _status(vertex, ref.subtask, slowest.split, slowest.watermark_us, furthest_us)
+
+
+def _status(vertex: Vertex, subtask: int, split: str, watermark_us: int, furthest_us: int) -> HeldBackStatus | None:
+    if furthest_us <= watermark_us:
+        return None
+    name = vertex.specs[0].name
+    if watermark_us == MIN_WATERMARK_US:
+        return HeldBackStatus(vertex.id, name, subtask, split, None, None)
+    return HeldBackStatus(vertex.id, name, subtask, split, watermark_us, furthest_us - watermark_us)
+
+
+def _begins_event_time(vertex: Vertex) -> bool:
+    return vertex.source is not None or any(spec.operator.makes_watermarks for spec in vertex.operators)
+
+
+def _subtasks(vertex: Vertex) -> list[TaskId]:
+    return [TaskId(vertex.id, subtask) for subtask in range(vertex.parallelism)]

@@ -1,0 +1,63 @@
+"""How much state the operators hold, as of the newest completed checkpoint, and how it has grown since the job began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from midstream.checkpoint.metadata import CheckpointMetadata
+from midstream.checkpoint.state_files import place_of
+from midstream.protocol.job_status import StateSize
+
+POINTS_MAX: Final = 64
+"""When there are so many, every second one is dropped: they reach from the job's beginning to now at any age."""
+
+
+class StateSizes:
+    def __init__(self) -> None:
+        self.of: Mapping[str, tuple[int, int]] = {}
+        """By uid of the operator: rows and bytes."""
+        self._points: list[StateSize] = []
+        self._newest: StateSize | None = None
+        self._every = 1
+        self._left_out = 0
+
+    @property
+    def growth(self) -> Sequence[StateSize]:
+        """Oldest first, the newest always among them."""
+        if self._newest is None or self._points[-1] == self._newest:
+            return self._points
+        return [*self._points, self._newest]
+
+    def restored(self, metadata: CheckpointMetadata, now_ms: int) -> None:
+        """The job begins from that checkpoint."""
+        self._add(metadata, now_ms)
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        self._add(metadata, metadata.completed_ms)
+
+    def _add(self, metadata: CheckpointMetadata, at_ms: int) -> None:
+        self.of = {operator: sizes for operator, sizes in _sizes(metadata).items() if sizes != (0, 0)}
+        self._newest = StateSize(at_ms, sum(size for _, size in self.of.values()))
+        self._left_out += 1
+        if self._points and self._left_out < self._every:
+            return
+        self._left_out = 0
+        self._points.append(self._newest)
+        if len(self._points) > POINTS_MAX:
+            self._points = self._points[::2]
+            self._every *= 2
+
+
+def _sizes(metadata: CheckpointMetadata) -> dict[str, tuple[int, int]]:
+    """A chunk that several subtasks share after a rescale counts once."""
+    found = {}
+    for operator in metadata.operators:
+        chunks = {
+            place_of(chunk): (chunk.rows, chunk.length)
+            for subtask in operator.subtasks
+            for part in subtask.parts
+            for chunk in part.chunks
+        }
+        found[operator.uid] = (sum(rows for rows, _ in chunks.values()), sum(size for _, size in chunks.values()))
+    return found

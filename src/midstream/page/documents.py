@@ -1,0 +1,152 @@
+"""What programs send to a page and get from it, as types: requests are checked against them, and `openapi` describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from midstream.core.config import MAX_PARALLELISM_MAX
+from midstream.protocol.live_rows import RowCount, Uid
+from midstream.protocol.messages import LOG_NAME_CHARS_MAX, LogEntry
+
+FORMAT_VERSION: Final = 1
+"""Of the JSON that pages and `--json` give. One more when a field is removed or means something else; new fields leave it."""
+
+_Place: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\u0000]*$")]
+"""A path or a storage URL; no file system has names with a NUL."""
+
+
+def document(data: object) -> bytes:
+    """`data`, a Struct or a dict, as one JSON object whose first field is `format_version`."""
+    encoded = msgspec.json.encode(data)
+    if encoded[:1] != b"{":
+        raise TypeError(f"a document is a JSON object, and {type(data).__name__} becomes none")
+    return b'{"format_version":%d%s%s' % (FORMAT_VERSION, b"" if encoded == b"{}" else b",", encoded[1:])
+
+
+class FormatVersion(msgspec.Struct, frozen=True):
+    """What every document begins with."""
+
+    format_version: Literal[1]
+
+
+assert msgspec.convert({"format_version": FORMAT_VERSION}, FormatVersion)
+
+
+# ---- requests
+
+
+class _Action(msgspec.Struct, frozen=True, tag_field="action", forbid_unknown_fields=True):
+    pass
+
+
+class Checkpoint(_Action, frozen=True, tag="checkpoint"):
+    """Make one now."""
+
+
+class Savepoint(_Action, frozen=True, tag="savepoint"):
+    """`directory`: a path or a storage URL, empty or not there yet; by default one below the checkpoint directory."""
+
+    directory: _Place | None = None
+
+
+class Rescale(_Action, frozen=True, tag="rescale"):
+    """Go on at another parallelism, of the operators whose parallelism the job does not set."""
+
+    parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM_MAX)]
+
+
+class Stop(_Action, frozen=True, tag="stop"):
+    """At a checkpoint, to go on from it. `savepoint`: with a savepoint there, without which the job does not stop."""
+
+    savepoint: _Place | None = None
+
+
+class Drain(_Action, frozen=True, tag="drain"):
+    """End the sources and let everything flow out."""
+
+
+Action: TypeAlias = Checkpoint | Savepoint | Rescale | Stop | Drain
+
+
+class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For up to `rows` of the next rows that the operator of that uid or name gives out."""
+
+    operator: Uid
+    rows: RowCount = 20
+
+
+class MetricsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`subtasks`: those of each subtask too."""
+
+    subtasks: bool = False
+
+
+class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lines behind number `after`, of that slot and of that operator (name or uid) only, if they are given."""
+
+    after: Annotated[int, msgspec.Meta(ge=-1, le=2**53)] = -1
+    slot: Annotated[int, msgspec.Meta(ge=0, le=MAX_PARALLELISM_MAX)] | UnsetType = UNSET
+    operator: Annotated[str, msgspec.Meta(min_length=1, max_length=LOG_NAME_CHARS_MAX)] | UnsetType = UNSET
+
+
+# ---- answers
+
+
+class ActionState(msgspec.Struct, frozen=True):
+    """What has become of an action."""
+
+    id: int
+    action: str
+    state: Literal["waiting", "done", "failed"]
+    began_ms: int
+    answer: str = ""
+    """Why it failed, or the path of what was made."""
+
+
+class LogRecord(msgspec.Struct, frozen=True):
+    """A line that a function has printed or logged, see LogLine."""
+
+    number: int
+    """From 0, of all slots together."""
+    slot: int
+    at_ms: int
+    text: str
+    logger: str
+    level: int
+    operator: str
+    uid: str
+    subtask: int
+
+    @staticmethod
+    def of(entry: LogEntry) -> LogRecord:
+        return LogRecord(entry.number, entry.slot, **msgspec.structs.asdict(entry.line))
+
+
+class Logs(msgspec.Struct, frozen=True):
+    lines: tuple[LogRecord, ...]
+    after: int
+    """To be given as `after` for the lines that follow; the same again when there are none yet."""
+    dropped: int
+    """Lines behind the `after` of the request that were no longer kept; they are not in `lines`."""
+
+
+def logs_of(entries: Sequence[LogEntry], query: LogsQuery) -> Logs:
+    """The answer to a request for logs, from `entries` behind `query.after`."""
+    lines = tuple(
+        LogRecord.of(entry)
+        for entry in entries
+        if query.slot in (UNSET, entry.slot) and query.operator in (UNSET, entry.line.operator, entry.line.uid)
+    )
+    after = entries[-1].number if entries else query.after
+    missed = after - query.after - len(entries) if query.after >= 0 else 0
+    return Logs(lines, after, missed)
+
+
+def components(types: Sequence[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """JSON Schemas of `types`, and of what they refer to by `ref_template`."""
+    schemas, defined = msgspec.json.schema_components(types, ref_template=ref_template)
+    return list(schemas), defined

@@ -1,0 +1,267 @@
+"""A JobStatus in the text format of Prometheus, version 0.0.4.
+
+Names and labels follow its conventions: base units, `_total` for what only grows, one name for one meaning. By operator
+(`operator` is its uid, which stays the same over restarts of the program) and by task (a chain of operators, `task` is
+what the page calls it); by subtask only on request, as there may be thousands. docs/monitoring.md explains each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.protocol.job_status import CheckpointStatus, JobStatus, VertexStatus
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+STATES: Final = (
+    "created",
+    "deploying",
+    "running",
+    "restarting",
+    "rescaling",
+    "stopping",
+    "finished",
+    "stopped",
+    "failed",
+)
+
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[Labels, float]
+
+
+class Family(NamedTuple):
+    """`kind`: counter or gauge."""
+
+    name: str
+    kind: str
+    help: str
+    samples: list[Sample]
+
+
+def metrics_text(status: JobStatus, per_subtask: bool = False) -> str:
+    """All of it; families without a sample are left out."""
+    job: Labels = (("job_name", status.name), ("job_id", status.job_id))
+    lines: list[str] = []
+    for name, kind, text, samples in families(status, per_subtask):
+        if not samples:
+            continue
+        lines += [f"# HELP {name} {_help(text)}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{_labels((*job, *labels))} {_number(value)}" for labels, value in samples]
+    return "\n".join([*lines, ""])
+
+
+def families(status: JobStatus, per_subtask: bool) -> Iterator[Family]:
+    """What there is to tell, in a fixed order."""
+    yield from _of_job(status)
+    yield from _of_checkpoints(status)
+    yield from _of_operators(status)
+    yield from _of_tasks(status)
+    yield from _of_edges(status)
+    if per_subtask:
+        yield from _of_subtasks(status)
+
+
+def _of_job(status: JobStatus) -> Iterator[Family]:
+    waits_s = max((wait.for_ms / 1e3 for wait in status.waiting), default=0.0)
+    yield _gauge("job_state", "1 for the state that the job is in.", _one_of(STATES, status.state))
+    yield _gauge("job_start_time_seconds", "When the job's driver was started.", _single(status.started_ms / 1e3))
+    yield _counter("job_restarts_total", "Restarts after failures.", _single(status.restarts))
+    yield _gauge("job_slots", "Slots that are connected.", _single(status.slots))
+    yield _gauge("job_slots_needed", "Slots that the job needs to run.", _single(status.slots_needed))
+    yield _gauge("job_waiting_seconds", "How long the longest of its waits has lasted; 0 for none.", _single(waits_s))
+    yield _gauge("job_warnings", "Warnings in the job's status.", _single(len(status.warnings)))
+    memory: list[Sample] = [
+        ((("slot", str(i)),), float(used)) for i, used in enumerate(status.slot_memory_bytes) if used
+    ]
+    yield _gauge("slot_memory_bytes", "Resident memory of a slot's process, by its place among the slots.", memory)
+    limits: list[Sample] = [
+        ((("slot", str(i)),), float(limit)) for i, limit in enumerate(status.slot_memory_limit_bytes) if limit
+    ]
+    yield _gauge(
+        "slot_memory_limit_bytes", "What that process can have at most; a container's limit is shared.", limits
+    )
+
+
+def _of_checkpoints(status: JobStatus) -> Iterator[Family]:
+    yield _counter("checkpoints_completed_total", "Checkpoints completed.", _single(status.checkpoints_completed))
+    yield _counter("checkpoints_failed_total", "Checkpoints failed.", _single(status.checkpoints_failed))
+    last = [] if status.last_checkpoint is None else [status.last_checkpoint]
+    running = next((one.duration_ms for one in status.checkpoints if one.state == "in_progress"), 0)
+    yield _gauge("checkpoint_in_progress_seconds", "Age of the one in progress; 0 for none.", _single(running / 1e3))
+
+    def of_last(name: str, text: str, value: Iterable[float]) -> Family:
+        return _gauge(f"last_checkpoint_{name}", text, [((), each) for each in value])
+
+    yield of_last(
+        "timestamp_seconds", "When the last completed checkpoint was complete.", (_ended_ms(one) / 1e3 for one in last)
+    )
+    yield of_last("duration_seconds", "How long it took.", (one.duration_ms / 1e3 for one in last))
+    yield of_last("state_bytes", "What it has written.", (one.state_bytes for one in last))
+    yield of_last("in_flight_bytes", "Rows in flight that it holds.", (one.in_flight_bytes for one in last))
+    yield of_last(
+        "alignment_seconds", "The longest wait of a task for its barriers.", (one.alignment_ms / 1e3 for one in last)
+    )
+
+
+def _of_operators(status: JobStatus) -> Iterator[Family]:
+    operators = [operator for vertex in status.vertices for operator in vertex.operators]
+    labels = {operator.uid: (("operator", operator.uid), ("operator_name", operator.name)) for operator in operators}
+
+    def of_each(name: str, text: str, values: Iterable[float]) -> Family:
+        return _counter(
+            f"operator_{name}", text, [(labels[op.uid], value) for op, value in zip(operators, values, strict=True)]
+        )
+
+    again = "Rows read again after a failure count again."
+    yield of_each("rows_in_total", f"Rows taken in. {again}", (op.rows_in for op in operators))
+    yield of_each("rows_out_total", f"Rows given out. {again}", (op.rows_out for op in operators))
+    yield of_each("late_rows_total", "Rows dropped as late.", (op.late_rows for op in operators))
+    yield of_each("bad_records_total", "Records left out by a source.", (op.bad_records for op in operators))
+    of_checkpoint = "of its state in the newest completed checkpoint."
+    for name, what, values in (
+        ("state_rows", "Rows", [op.state_rows for op in operators]),
+        ("state_bytes", "Bytes", [op.state_bytes for op in operators]),
+    ):
+        sizes: list[Sample] = [(labels[op.uid], value) for op, value in zip(operators, values, strict=True)]
+        yield _gauge(f"operator_{name}", f"{what} {of_checkpoint}", sizes)
+    work: list[Sample] = [(labels[op.uid], op.work) for op in operators if op.work is not None]
+    yield _gauge("operator_work_ratio", "Its part of what the operators of its task work.", work)
+
+
+def _of_tasks(status: JobStatus) -> Iterator[Family]:
+    vertices = status.vertices
+
+    def of_each(name: str, text: str, values: Iterable[float | None]) -> Family:
+        pairs = zip(vertices, values, strict=True)
+        return _gauge(f"task_{name}", text, [(_task(v), value) for v, value in pairs if value is not None])
+
+    yield of_each("parallelism", "Subtasks of the task.", (v.parallelism for v in vertices))
+    yield of_each("subtasks_running", "Subtasks that run.", (v.states.get("running", 0) for v in vertices))
+    yield of_each("busy_ratio", "Share of time spent working, mean over subtasks.", (v.busy for v in vertices))
+    yield of_each(
+        "busy_max_ratio", "The same of the busiest subtask.", (_most(v, [s.busy for s in v.subtasks]) for v in vertices)
+    )
+    yield of_each(
+        "backpressured_ratio",
+        "Share of time spent waiting for room at what follows, mean over subtasks.",
+        (v.backpressured for v in vertices),
+    )
+    yield of_each(
+        "backpressured_max_ratio",
+        "The same of the most backpressured subtask.",
+        (_most(v, [s.backpressured for s in v.subtasks]) for v in vertices),
+    )
+    yield of_each(
+        "watermark_timestamp_seconds",
+        "Event time up to which all rows are expected to have come, the least of all subtasks.",
+        (_watermark_s(v.watermark_us) for v in vertices),
+    )
+    yield of_each(
+        "to_recover_bytes",
+        "Rows in flight that the task began with and has not taken up yet.",
+        (sum(r.to_recover_bytes - r.recovered_bytes for r in v.recovering) for v in vertices),
+    )
+    held = [vertex.held_back for vertex in vertices]
+    yield of_each(
+        "watermark_held_back_seconds",
+        "How much further the furthest of its inputs or splits has come than the one that event time waits for.",
+        (None if each is None or each.behind_us is None else each.behind_us / 1e6 for each in held),
+    )
+    found = status.bottleneck
+    named = [] if found is None else [(_task(v), 1.0) for v in vertices if v.id == found.vertex]
+    yield _gauge("task_bottleneck", "1 for the task that the others wait for.", named)
+
+
+def _of_edges(status: JobStatus) -> Iterator[Family]:
+    uids = {vertex.id: dict(_task(vertex))["task"] for vertex in status.vertices}
+    labels: list[Labels] = [
+        (("edge", str(number)), ("source", uids[source]), ("target", uids[target]), ("partitioning", partitioning))
+        for number, (source, target, partitioning) in enumerate(status.edges)
+    ]
+    # records of older versions have no flows
+    found = list(zip(labels, status.flows, strict=True)) if status.flows else []
+    again = "What was emitted again after a failure counts again."
+    yield _counter("edge_rows_total", f"Rows that passed the edge. {again}", [(at, one.rows) for at, one in found])
+    yield _counter("edge_bytes_total", f"Their bytes in memory. {again}", [(at, one.bytes) for at, one in found])
+    marks = [(at, _watermark_s(one.watermark_us)) for at, one in found]
+    yield _gauge(
+        "edge_watermark_timestamp_seconds",
+        "Event time of what passes the edge, the least of the subtasks that are waited for.",
+        [(at, mark) for at, mark in marks if mark is not None],
+    )
+    yield _counter("edge_batches_total", f"Their batches. {again}", [(at, one.batches) for at, one in found])
+
+
+def _of_subtasks(status: JobStatus) -> Iterator[Family]:
+    found = [
+        ((*_task(vertex), ("subtask", str(subtask.subtask))), subtask)
+        for vertex in status.vertices
+        for subtask in vertex.subtasks
+    ]
+    since = "since the subtask was deployed."
+    yield _counter("subtask_rows_in_total", f"Rows taken in {since}", [(at, one.rows_in) for at, one in found])
+    yield _counter("subtask_rows_out_total", f"Rows given out {since}", [(at, one.rows_out) for at, one in found])
+    yield _gauge("subtask_busy_ratio", "Share of time spent working.", [(at, one.busy) for at, one in found])
+    yield _gauge(
+        "subtask_backpressured_ratio",
+        "Share of time spent waiting for room at what follows.",
+        [(at, one.backpressured) for at, one in found],
+    )
+    marks = [(at, _watermark_s(one.watermark_us)) for at, one in found]
+    yield _gauge(
+        "subtask_watermark_timestamp_seconds",
+        "Event time up to which all rows are expected to have come.",
+        [(at, mark) for at, mark in marks if mark is not None],
+    )
+
+
+def _gauge(name: str, text: str, samples: list[Sample]) -> Family:
+    return Family(f"midstream_{name}", "gauge", text, samples)
+
+
+def _counter(name: str, text: str, samples: list[Sample]) -> Family:
+    return Family(f"midstream_{name}", "counter", text, samples)
+
+
+def _single(value: float) -> list[Sample]:
+    return [((), value)]
+
+
+def _one_of(names: Iterable[str], name: str) -> list[Sample]:
+    return [((("state", each),), float(each == name)) for each in names]
+
+
+def _task(vertex: VertexStatus) -> Labels:
+    """By the uid of its first operator; a vertex's number may be another one after a change of the program."""
+    uid = vertex.operators[0].uid if vertex.operators else str(vertex.id)
+    return ("task", uid), ("task_name", vertex.name)
+
+
+def _most(vertex: VertexStatus, shares: list[float]) -> float | None:
+    return max(shares) if len(shares) == vertex.parallelism else None
+
+
+def _watermark_s(watermark_us: int | None) -> float | None:
+    """None where there is none: none has come, or the data has ended."""
+    return None if watermark_us in (None, MAX_WATERMARK_US) else watermark_us / 1e6
+
+
+def _ended_ms(checkpoint: CheckpointStatus) -> int:
+    return checkpoint.created_ms + checkpoint.duration_ms
+
+
+def _labels(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _help(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return repr(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,441 @@
+"""What the page answers to which request: its own files, the job's status and metrics, and actions.
+
+| address | what it is | token |
+|---|---|---|
+| `/` and what lies beside it: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
+| `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
+| `POST rows` | the next rows that an operator gives out | always |
+| `openapi.json` | what programs can ask here, the same for every job | never |
+| `GET logs` | read only, and may hold what functions print of the rows | always |
+| `POST actions`, `GET actions/ID` | a request to the job, and what has become of it | always |
+
+Without a token a request counts as one from this machine only if it names this machine (`Host`): else a website could
+have its own name point at loopback and read along. Actions also have to come from the page itself, as far as
+browsers say where a request comes from; the token is in no cookie, so no browser sends it by itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from importlib import resources
+from typing import Final, Protocol, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from midstream.core.errors import ConfigError, assert_never
+from midstream.core.seams import Mail
+from midstream.page.address import PageAddress, is_loopback
+from midstream.page.documents import (
+    Action,
+    ActionState,
+    Checkpoint,
+    Drain,
+    LogsQuery,
+    Look,
+    MetricsQuery,
+    Rescale,
+    Savepoint,
+    Stop,
+    document,
+    logs_of,
+)
+from midstream.page.http import Refusal, Request, Response
+from midstream.page.metrics import metrics_text
+from midstream.page.routes import (
+    ACTION,
+    ACTIONS,
+    DESCRIPTION,
+    JSON,
+    LOGS,
+    METRICS,
+    ROUTES,
+    ROWS,
+    STATUS,
+    Route,
+    openapi,
+)
+from midstream.protocol.job_status import JobStatus
+from midstream.protocol.live_rows import GetRows
+from midstream.protocol.messages import (
+    ClientRequest,
+    DoCheckpoint,
+    DoRescale,
+    DoSavepoint,
+    DoStop,
+    GetLogs,
+    GetStatus,
+    Reply,
+)
+from midstream.runtime.storage import absolute
+
+STATUS_AGE_S_MAX: Final = 0.25
+"""So long one status serves everybody who asks: many viewers cost the driver no more than one."""
+ANSWER_S_MAX: Final = 5.0
+"""After so long without an answer of the driver a reader is told that it is busy."""
+WAITING_MAX: Final = 64
+ACTIONS_OPEN_MAX: Final = 8
+LOOKS_OPEN_MAX: Final = 8
+ROWS_S_MAX: Final = 10.0
+ACTIONS_KEPT: Final = 32
+LOGS_OPEN_MAX: Final = 8
+
+FILES: Final = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
+    "/actions.js": ("actions.js", "text/javascript; charset=utf-8"),
+    "/findings.js": ("findings.js", "text/javascript; charset=utf-8"),
+    "/graph.js": ("graph.js", "text/javascript; charset=utf-8"),
+    "/rows.js": ("rows.js", "text/javascript; charset=utf-8"),
+    "/text.js": ("text.js", "text/javascript; charset=utf-8"),
+    "/status.schema.json": ("status.schema.json", "application/schema+json"),
+}
+
+Respond: TypeAlias = Callable[[Response], None]
+_Query = TypeVar("_Query", bound=msgspec.Struct)
+
+
+class Served(Protocol):
+    """As much of a Driver as a page needs. Callable from any thread."""
+
+    @property
+    def last(self) -> JobStatus | None:
+        """How the job ended; None while it runs."""
+        ...
+
+    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]: ...
+
+
+class EndedJob:
+    """A job of which there is only its record."""
+
+    def __init__(self, last: JobStatus) -> None:
+        self._last = last
+
+    @property
+    def last(self) -> JobStatus:
+        return self._last
+
+    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
+        """Refused: there is no driver any more."""
+        refused: Future[Reply] = Future()
+        refused.set_result(Reply(error="the job has ended", status=self._last))
+        return refused
+
+
+class Loop(Protocol):
+    """The page's own."""
+
+    def now_ms(self) -> int: ...
+
+    def monotonic_s(self) -> float: ...
+
+    def post(self, mail: Mail) -> None: ...
+
+    def call_later(self, delay_s: float, mail: Mail) -> object: ...
+
+
+class Site:
+    """On the page's thread. `handle` answers each request once, sooner or later; a refusal is an answer too."""
+
+    def __init__(self, loop: Loop, job: Served, address: PageAddress, token: str) -> None:
+        self._loop = loop
+        self._job = job
+        self._address = address
+        self._token = token.encode()
+        self._files = {path: (_file(name), kind) for path, (name, kind) in FILES.items()}
+        self._status: JobStatus | None = None
+        self._status_s = 0.0
+        self._is_asking = False
+        self._waiting: OrderedDict[int, tuple[Callable[[JobStatus], Response], Respond]] = OrderedDict()
+        """Who waits for the status that has been asked for."""
+        self._count = 0
+        self._actions: OrderedDict[int, ActionState] = OrderedDict()
+        self._looking: dict[int, Respond] = {}
+        """Who waits for rows."""
+        self._logs: dict[int, Respond] = {}
+        """Who waits for logs."""
+        self._answers: dict[Route, Callable[[Request, str, Respond], None]] = {
+            STATUS: self._show_status,
+            METRICS: self._show_metrics,
+            LOGS: self._show_logs,
+            ROWS: self._look_at_rows,
+            ACTIONS: self._begin,
+            ACTION: self._tell,
+            DESCRIPTION: _describe,
+        }
+        self.watched_s: float | None = None
+        """When the status was last asked for."""
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        """Answer `request`, by `respond`, now or later. Raises Refusal instead of answering."""
+        path = request.path
+        if path in self._files:
+            _only(request, "GET", "HEAD")
+            body, kind = self._files[path]
+            respond(Response(200, body, kind))
+            return
+        for route in ROUTES:
+            found = route.match(path)
+            if found is not None:
+                _only(request, *route.methods)
+                if route.who == "readers":
+                    self._check_reader(request)
+                elif route.who == "actors":
+                    self._check_actor(request)
+                self._answers[route](request, found, respond)
+                return
+        raise Refusal(404, "the page has no such address")
+
+    # ---- who may
+
+    def _check_reader(self, request: Request) -> None:
+        if "authorization" in request.headers:
+            self._check_token(request)
+        elif not self._address.is_loopback:
+            raise Refusal(401, "this page is served beyond its machine: its data is shown with the token only")
+        elif not is_loopback(_host_of(request.headers.get("host", ""))):
+            raise Refusal(
+                403,
+                "without the token this page is for requests to localhost or 127.0.0.1: behind a proxy, open the link "
+                "with the token",
+            )
+
+    def _check_actor(self, request: Request) -> None:
+        self._check_token(request)
+        site = request.headers.get("sec-fetch-site")
+        origin = request.headers.get("origin")
+        if site is not None:
+            foreign = site not in ("same-origin", "none")
+        else:
+            foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        if foreign:
+            raise Refusal(403, "the request comes from another site")
+
+    def _check_token(self, request: Request) -> None:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if not token:
+            raise Refusal(401, "this needs the token of the page: open the link that midstream run has printed")
+        if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
+            raise Refusal(403, "the token is not that of this job: open the link that midstream run has printed")
+
+    # ---- status
+
+    def _show_status(self, request: Request, _: str, respond: Respond) -> None:
+        self.watched_s = self._loop.monotonic_s()
+        self._with_status(lambda status: Response(200, status_json(status), JSON), respond)
+
+    def _show_metrics(self, request: Request, _: str, respond: Respond) -> None:
+        per_subtask = _query(request, MetricsQuery).subtasks
+        self._with_status(
+            lambda status: Response(200, metrics_text(status, per_subtask).encode(), METRICS.kind), respond
+        )
+
+    def _with_status(self, view: Callable[[JobStatus], Response], respond: Respond) -> None:
+        status = self._known()
+        if status is not None:
+            respond(view(status))
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            raise Refusal(503, "too many readers wait for the status")
+        self._count += 1
+        self._waiting[self._count] = view, respond
+        self._loop.call_later(ANSWER_S_MAX, partial(self._give_up, self._count))
+        if not self._is_asking:
+            self._is_asking = True
+            self._job.ask(GetStatus()).add_done_callback(self._answered)
+
+    def _known(self) -> JobStatus | None:
+        """What the job has ended with, or what is fresh enough."""
+        if self._job.last is not None:
+            return self._job.last
+        if self._status is not None and self._loop.monotonic_s() - self._status_s < STATUS_AGE_S_MAX:
+            return self._status
+        return None
+
+    def _answered(self, future: Future[Reply]) -> None:
+        """On the driver's thread, or whichever answers."""
+        self._loop.post(partial(self._take, future.result()))
+
+    def _take(self, reply: Reply) -> None:
+        self._is_asking = False
+        if reply.status is None:
+            return  # each who waits is told when its time is over
+        self._status, self._status_s = reply.status, self._loop.monotonic_s()
+        waiting, self._waiting = self._waiting, OrderedDict()
+        for view, respond in waiting.values():
+            respond(view(reply.status))
+
+    def _give_up(self, number: int) -> None:
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            waiting[1](_busy())
+
+    # ---- logs
+
+    def _show_logs(self, request: Request, _: str, respond: Respond) -> None:
+        query = _query(request, LogsQuery)
+        if self._job.last is not None:
+            raise Refusal(410, "the job has ended, and its logs with it")
+        if len(self._logs) >= LOGS_OPEN_MAX:
+            raise Refusal(429, f"{LOGS_OPEN_MAX} requests for logs are not answered yet")
+        self._count += 1
+        number = self._count
+        self._logs[number] = respond
+        self._loop.call_later(ANSWER_S_MAX, partial(self._give_up_logs, number))
+        asked = self._job.ask(GetLogs(query.after))
+        asked.add_done_callback(
+            lambda future: self._loop.post(partial(self._tell_logs, number, query, future.result()))
+        )
+
+    def _tell_logs(self, number: int, query: LogsQuery, reply: Reply) -> None:
+        respond = self._logs.pop(number, None)
+        if respond is None:
+            return  # it has been told that the driver is busy
+        if reply.error:
+            respond(Refusal(410, reply.error).response)
+        else:
+            respond(Response(200, document(logs_of(reply.logs, query)), JSON))
+
+    def _give_up_logs(self, number: int) -> None:
+        respond = self._logs.pop(number, None)
+        if respond is not None:
+            respond(_busy())
+
+    # ---- rows
+
+    def _look_at_rows(self, request: Request, _: str, respond: Respond) -> None:
+        """The answer comes with the next batch, or when none has come in time."""
+        _check_json(request, "a question for rows")
+        try:
+            look = _looks.decode(request.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refusal(400, f"that asks for no rows: {error}") from error
+        if len(self._looking) >= LOOKS_OPEN_MAX:
+            raise Refusal(429, f"{LOOKS_OPEN_MAX} questions for rows are not answered yet")
+        self._count += 1
+        number = self._count
+        self._looking[number] = respond
+        self._loop.call_later(ROWS_S_MAX, partial(self._rows_seen, number, None))
+        asked = self._job.ask(GetRows(look.operator, look.rows))
+        asked.add_done_callback(lambda future: self._loop.post(partial(self._rows_seen, number, future.result())))
+
+    def _rows_seen(self, number: int, reply: Reply | None) -> None:
+        respond = self._looking.pop(number, None)
+        if respond is None:
+            return
+        if reply is None:
+            respond(Refusal(503, f"the job's driver has not answered for {ROWS_S_MAX:g} s: it is busy").response)
+        elif reply.rows is None:
+            respond(Refusal(409, reply.error).response)
+        else:
+            respond(Response(200, document(reply.rows), JSON))
+
+    # ---- actions
+
+    def _begin(self, request: Request, _: str, respond: Respond) -> None:
+        _check_json(request, "an action")
+        try:
+            action = _actions.decode(request.body)
+            asked = _request_of(action)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
+            raise Refusal(400, f"that is no action: {error}") from error
+        if sum(known.state == "waiting" for known in self._actions.values()) >= ACTIONS_OPEN_MAX:
+            raise Refusal(429, f"{ACTIONS_OPEN_MAX} actions are not answered yet")
+        self._count += 1
+        number = self._count
+        state = ActionState(number, type(action).__name__.lower(), "waiting", self._loop.now_ms())
+        self._actions[number] = state
+        while len(self._actions) > ACTIONS_KEPT:
+            self._actions.popitem(last=False)
+        respond(Response(ACTIONS.status, document(state), JSON))
+        self._job.ask(asked).add_done_callback(
+            lambda future: self._loop.post(partial(self._done, number, future.result()))
+        )
+
+    def _done(self, number: int, reply: Reply) -> None:
+        if number in self._actions:
+            self._actions[number] = msgspec.structs.replace(
+                self._actions[number],
+                state="failed" if reply.error else "done",
+                answer=reply.error or reply.checkpoint or "",
+            )
+
+    def _tell(self, request: Request, number: str, respond: Respond) -> None:
+        state = self._actions.get(int(number)) if number.isdecimal() and len(number) < 10 else None
+        if state is None:
+            raise Refusal(404, "there is no such action, or too many have come since")
+        respond(Response(200, document(state), JSON))
+
+
+_actions: Final = msgspec.json.Decoder(Action)
+_looks: Final = msgspec.json.Decoder(Look)
+
+
+def _check_json(request: Request, what: str) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Refusal(415, f"{what} is sent as {JSON}")
+
+
+def status_json(status: JobStatus) -> bytes:
+    """As `midstream status --json` prints it; of a long traceback its end."""
+    return document(status.shortened())
+
+
+def status_schema() -> bytes:
+    """The JSON Schema of what `status_json` gives; `static/status.schema.json` holds it."""
+    return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(JobStatus), order="deterministic")) + b"\n"
+
+
+def _request_of(action: Action) -> ClientRequest:
+    match action:
+        case Checkpoint():
+            return DoCheckpoint()
+        case Savepoint():
+            return DoSavepoint(None if action.directory is None else absolute(action.directory))
+        case Rescale():
+            return DoRescale(action.parallelism)
+        case Stop():
+            return DoStop(savepoint=None if action.savepoint is None else absolute(action.savepoint))
+        case Drain():
+            return DoStop(drain=True)
+        case _:
+            assert_never(action)
+
+
+def _describe(request: Request, _: str, respond: Respond) -> None:
+    respond(Response(200, openapi(), JSON))
+
+
+def _query(request: Request, kind: type[_Query]) -> _Query:
+    try:
+        return msgspec.convert(request.query, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, f"behind the ? of the address: {error}") from error
+
+
+def _busy() -> Response:
+    return Refusal(503, f"the job's driver has not answered for {ANSWER_S_MAX:g} s: it is busy").response
+
+
+def _only(request: Request, *methods: str) -> None:
+    if request.method not in methods:
+        raise Refusal(405, f"this address takes {' and '.join(methods)}")
+
+
+def _host_of(header: str) -> str:
+    """Of `Host: name:port`; an address of IPv6 without its brackets."""
+    if header.startswith("["):
+        inside, closed, _ = header[1:].partition("]")
+        return inside if closed else ""
+    return header.rpartition(":")[0] if ":" in header else header
+
+
+def _file(name: str) -> bytes:
+    return resources.files("midstream.page").joinpath("static").joinpath(name).read_bytes()

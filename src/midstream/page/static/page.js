@@ -1,0 +1,294 @@
+// Asks for the status once a second and shows it. The status has the shape of `midstream status --json`.
+
+import { Actions } from "./actions.js";
+import { h, renew, s } from "./dom.js";
+import { EventTime, findings, Recovery } from "./findings.js";
+import { bar, drawEdges, drawGraph, inputsTable, shares } from "./graph.js";
+import { LiveRows } from "./rows.js";
+import { clock, count, lagSeconds, NOTHING, rate, share, short, size, span, watermark } from "./text.js";
+
+const EVERY_MS = 1000;
+const RATE_MS = 3000;
+const KEPT_MS = 5 * 60_000;
+const SHOWN = 50; // of subtasks and of slots: a browser that lays out thousands of lines each second stutters
+const byId = (id) => document.getElementById(id);
+
+// Rows per second, from successive statuses: means over about three seconds, as on the command line.
+class Rates {
+  constructor() {
+    this.samples = [];
+  }
+
+  add(status) {
+    const rows = new Map();
+    for (const vertex of status.vertices) for (const each of vertex.operators) rows.set(each.uid, { in: each.rows_in, out: each.rows_out });
+    if (this.samples.length && this.samples[this.samples.length - 1].atMs >= status.now_ms) return;
+    this.samples.push({ atMs: status.now_ms, rows, flows: status.flows });
+    while (this.samples.length > 2 && this.samples[1].atMs <= status.now_ms - RATE_MS) this.samples.shift();
+  }
+
+  of(uid, way) {
+    if (this.samples.length < 2) return null;
+    const [first, last] = [this.samples[0], this.samples[this.samples.length - 1]];
+    const passed = (last.rows.get(uid)?.[way] ?? 0) - (first.rows.get(uid)?.[way] ?? 0);
+    return (Math.max(0, passed) * 1000) / (last.atMs - first.atMs);
+  }
+
+  // Of an edge, by its place among the edges: rows and bytes per second, and rows per batch; null where that is not known.
+  ofEdge(at) {
+    const [first, last] = [this.samples[0], this.samples[this.samples.length - 1]];
+    const [before, now] = [first?.flows[at], last?.flows[at]];
+    if (this.samples.length < 2 || before === undefined || now === undefined) return { rows: null, bytes: null, perBatch: null };
+    const perSecond = (key) => (Math.max(0, now[key] - before[key]) * 1000) / (last.atMs - first.atMs);
+    const batches = now.batches - before.batches;
+    return { rows: perSecond("rows"), bytes: perSecond("bytes"), perBatch: batches > 0 ? Math.max(0, now.rows - before.rows) / batches : null };
+  }
+}
+
+class History {
+  constructor() {
+    this.points = new Map();
+  }
+
+  add(name, atMs, value) {
+    if (value === null) return;
+    const points = this.points.get(name) ?? [];
+    points.push([atMs, value]);
+    while (points.length && points[0][0] < atMs - KEPT_MS) points.shift();
+    this.points.set(name, points);
+  }
+
+  line(name, label) {
+    return line(this.points.get(name) ?? [], label);
+  }
+}
+
+function line(points, label) {
+  if (points.length < 3) return null;
+  const [from, to] = [points[0][0], points[points.length - 1][0]];
+  const most = Math.max(...points.map(([, value]) => value)) || 1;
+  const path = points.map(([at, value]) => `${(((at - from) / Math.max(1, to - from)) * 100).toFixed(1)},${(23 - (22 * value) / most).toFixed(1)}`).join(" ");
+  return s("svg", { class: "line", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label }, s("polyline", { points: path }));
+}
+
+let token = null;
+let opened = null;
+let rates, past, eventTime, recovery, last, lastAnswerMs, job;
+const actions = new Actions(takeToken(), { bar: byId("actions"), answers: byId("answers"), dialog: byId("dialog") });
+
+const liveRows = new LiveRows(token, byId("rows-section"), byId("rows"));
+
+// From the link, once; then it stays with this tab and is not in the address any more.
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  const key = `midstream ${location.pathname}`;
+  if (given) {
+    sessionStorage.setItem(key, given);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  token = given ?? sessionStorage.getItem(key);
+  return token;
+}
+
+function begin(jobId) {
+  job = jobId;
+  rates = new Rates();
+  past = new History();
+  eventTime = new EventTime();
+  recovery = new Recovery();
+}
+
+async function look() {
+  if (document.hidden && last !== undefined) return;
+  try {
+    const response = await fetch("status.json", { headers: token === null ? {} : { Authorization: `Bearer ${token}` }, signal: AbortSignal.timeout(10_000) });
+    if (!response.ok) {
+      notice(`The job's driver says: ${(await response.text()).trim()}`);
+      return;
+    }
+    const status = await response.json();
+    lastAnswerMs = Date.now();
+    notice("");
+    if (status.job_id !== job) begin(status.job_id);
+    rates.add(status);
+    eventTime.add(status);
+    recovery.add(status);
+    last = status;
+    draw(status);
+    await actions.look();
+  } catch (error) {
+    if (lastAnswerMs === undefined) notice("The job's driver does not answer.");
+    else if (ended(last)) notice(`The job has ended: it ${last.state === "failed" ? "has failed" : `is ${last.state}`}. What is shown is how it ended.`);
+    else if (Date.now() - lastAnswerMs > 3000) {
+      notice(`No answer since ${clock(lastAnswerMs)}: the job's driver has ended, or cannot be reached. What is shown is of then.`);
+      actions.gone();
+    }
+    if (!(error instanceof TypeError) && error.name !== "TimeoutError" && error.name !== "AbortError") throw error;
+  }
+}
+
+async function run() {
+  try {
+    await look();
+  } finally {
+    if (last === undefined || !ended(last) || document.hidden) setTimeout(run, EVERY_MS);
+    else setTimeout(run, 3 * EVERY_MS);
+  }
+}
+
+function ended(status) {
+  return ["finished", "stopped", "failed", "lost"].includes(status.state);
+}
+
+function notice(text) {
+  renew(byId("notice"), text ? h("p", null, text) : []);
+}
+
+function namesOf(status) {
+  const operators = status.vertices.flatMap((vertex) => vertex.operators);
+  const times = new Map();
+  for (const each of operators) times.set(each.name, (times.get(each.name) ?? 0) + 1);
+  return new Map(operators.map((each) => [each.uid, times.get(each.name) === 1 ? each.name : each.uid.startsWith(each.name) ? each.uid : `${each.name} (${each.uid})`]));
+}
+
+function draw(status) {
+  const names = namesOf(status);
+  document.title = `${status.name}: ${status.state}`;
+  renew(byId("title"), h("h1", null, h("bdi", null, status.name)), h("span", { class: `state ${status.state}` }, status.state),
+    h("span", { class: "small" }, `${span((status.now_ms - status.started_ms) / 1e3)}, ${status.slots} of ${status.slots_needed} slots, ${status.job_id}`));
+  actions.draw(status);
+  renew(byId("findings"), h("ul", null, findings(status, eventTime, recovery).map(({ kind, words }) => h("li", { class: kind }, h("span", { class: "mark", role: "img", "aria-label": { bad: "problem", warn: "warning", info: "note", good: "fine" }[kind] }, { bad: "✖", warn: "▲", info: "●", good: "✔" }[kind]), h("span", null, words)))));
+  drawFigures(status);
+  drawGraph(byId("graph"), status, names, rates);
+  drawSubtasks(status);
+  drawCheckpoints(status);
+  drawFailures(status);
+  drawSlots(status);
+}
+
+function drawFigures(status) {
+  const fed = new Set(status.edges.map(([, target]) => target));
+  const followed = new Set(status.edges.map(([source]) => source));
+  const sources = status.vertices.filter((vertex) => !fed.has(vertex.id)).map((vertex) => vertex.operators[0]).filter(Boolean);
+  const sinks = status.vertices.filter((vertex) => !followed.has(vertex.id)).map((vertex) => vertex.operators[vertex.operators.length - 1]).filter(Boolean);
+  const total = (operators, way) => {
+    const all = operators.map((each) => rates.of(each.uid, way));
+    return all.some((each) => each === null) || !all.length ? null : all.reduce((sum, each) => sum + each, 0);
+  };
+  const [read, written] = [total(sources, "out"), total(sinks, "in")];
+  const lags = status.vertices.map((vertex) => lagSeconds(vertex.watermark_us, status.now_ms)).filter((lag) => lag !== null);
+  const lag = lags.length ? Math.max(...lags) : null;
+  past.add("read", status.now_ms, read);
+  past.add("written", status.now_ms, written);
+  past.add("lag", status.now_ms, lag);
+  const good = status.last_checkpoint;
+  const tile = (name, value, below, line) => h("div", { class: "tile" }, h("h3", null, name), h("p", { class: "value" }, value), h("p", { class: "small" }, below), line);
+  renew(byId("figures"),
+    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in all`, past.line("read", "rows read per second in the last minutes")),
+    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in all`, past.line("written", "rows into sinks per second in the last minutes")),
+    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "no event time of these days" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes")),
+    tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms) / 1e3))} ago`,
+      status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
+    stateTile(status, tile),
+    tile("Restarts", count(status.restarts), status.restored_from === null ? "began at the beginning" : ["began from ", h("bdi", null, status.restored_from)]));
+}
+
+function stateTile(status, tile) {
+  const growth = status.state_growth;
+  const operators = status.vertices.flatMap((vertex) => vertex.operators);
+  const newest = growth.length ? growth[growth.length - 1].bytes : null;
+  const largest = operators.reduce((most, each) => (each.state_bytes > (most?.state_bytes ?? 0) ? each : most), null);
+  const rows = operators.reduce((sum, each) => sum + each.state_rows, 0);
+  return tile("State", newest === null ? NOTHING : size(newest),
+    newest === null ? "known from the first checkpoint on" : largest === null ? "none in the newest checkpoint" : [`${count(rows)} rows; most in `, h("bdi", null, largest.name)],
+    line(growth.map((each) => [each.at_ms, each.bytes]), "state since the job began"));
+}
+
+function drawSubtasks(status) {
+  const vertex = status.vertices.find((each) => each.id === opened);
+  byId("detail-section").hidden = vertex === undefined;
+  if (vertex === undefined) return;
+  byId("h-detail").textContent = `Subtasks of ${vertex.name}`;
+  const rows = vertex.subtasks.reduce((sum, each) => sum + each.rows_in, 0) || vertex.subtasks.reduce((sum, each) => sum + each.rows_out, 0);
+  const sorted = [...vertex.subtasks].sort((a, b) => b.busy - a.busy || a.subtask - b.subtask);
+  renew(byId("detail"),
+    h("p", { class: "small" }, `${vertex.subtasks.length} of ${vertex.parallelism} have reported; the busiest first${sorted.length > SHOWN ? `, ${SHOWN} of them` : ""}. Rows are counted since the last start of the tasks. `, h("button", { type: "button", class: "plain", "data-close": true }, "Close")),
+    inputsTable(status, vertex, rates),
+    h("div", { class: "scroll" }, h("table", { class: "wide" },
+      h("thead", null, h("tr", null, ["subtask", "shares of time", "busy", "backpressured", "rows in", "rows out", "part of the rows", "watermark"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", null, sorted.slice(0, SHOWN).map((each) => h("tr", { class: status.bottleneck?.vertex === vertex.id && status.bottleneck.subtask === each.subtask ? "slow" : null },
+        h("th", { scope: "row" }, each.subtask), h("td", null, shares(each.busy, each.backpressured)[0]), h("td", { class: "n" }, share(each.busy)), h("td", { class: "n" }, share(each.backpressured)),
+        h("td", { class: "n" }, count(each.rows_in)), h("td", { class: "n" }, count(each.rows_out)), h("td", { class: "n" }, rows ? share((each.rows_in || each.rows_out) / rows) : NOTHING), h("td", null, watermark(each.watermark_us))))))));
+}
+
+function drawCheckpoints(status) {
+  if (status.checkpoint_dir === null) {
+    renew(byId("checkpoints"), h("p", { class: "dim" }, "The job has no checkpoint directory: after a failure it starts over from the beginning."));
+    return;
+  }
+  if (!status.checkpoints.length) {
+    renew(byId("checkpoints"), h("p", { class: "dim" }, "None yet. They go to ", h("bdi", null, status.checkpoint_dir), "."));
+    return;
+  }
+  const longest = Math.max(1, ...status.checkpoints.map((one) => one.duration_ms + one.metadata_ms));
+  const phases = (one) => {
+    const aligned = Math.min(one.alignment_ms, one.duration_ms);
+    return [[aligned / longest, "aligning"], [(one.duration_ms - aligned) / longest, one.state === "failed" ? "failed" : "storing"], [one.metadata_ms / longest, "metadata"]];
+  };
+  renew(byId("checkpoints"),
+    h("p", { class: "legend small" }, [["aligning", "waiting for barriers (the longest)"], ["storing", "barriers on their way, snapshots, writing"], ["metadata", "writing the metadata"], ["failed", "failed"]].map(([kind, text]) => h("span", null, s("svg", { class: "key", viewBox: "0 0 8 8", "aria-hidden": "true" }, s("rect", { width: 8, height: 8, class: kind })), text))),
+    h("div", { class: "scroll" }, h("table", { class: "wide" },
+      h("thead", null, h("tr", null, ["", "at", "time taken", "", "stored", "in flight", "what was last, or went wrong"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", null, status.checkpoints.map((one) => h("tr", { "data-key": `c${one.id}`, class: one.state },
+        h("th", { scope: "row" }, `${one.is_savepoint ? "savepoint " : ""}${one.id}`), h("td", null, clock(one.created_ms)),
+        h("td", null, bar(phases(one), `${span(one.duration_ms / 1e3)}, of which barriers were waited for ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`)),
+        h("td", { class: "n" }, span((one.duration_ms + one.metadata_ms) / 1e3)), h("td", { class: "n" }, one.state === "failed" ? "" : size(one.state_bytes)), h("td", { class: "n" }, one.in_flight_bytes ? size(one.in_flight_bytes) : ""),
+        h("td", { class: "words" }, one.state === "failed" ? h("span", { class: "bad-text" }, `failed: ${one.reason}`) : one.state === "in_progress" ? `in progress: ${one.tasks_done} of ${one.tasks} subtasks${one.last ? `; not yet ${one.last}` : "; the metadata is being written"}` : one.last)))))),
+    h("p", { class: "small" }, "In ", h("bdi", null, status.checkpoint_dir)));
+}
+
+function drawFailures(status) {
+  if (!status.failures.length) {
+    renew(byId("failures"), h("p", { class: "dim" }, "None since the program was started."));
+    return;
+  }
+  renew(byId("failures"), h("p", { class: "small" }, `${status.restarts} restart${status.restarts === 1 ? "" : "s"}. The newest first, over restarts and rescales.`),
+    status.failures.map((failure) => h("article", { class: "failure", "data-key": `f${failure.at_ms} ${failure.attempt}` },
+      h("p", null, h("span", { class: "small" }, `${clock(failure.at_ms)}, ${span(Math.max(0, (status.now_ms - failure.at_ms) / 1e3))} ago, attempt ${failure.attempt} `), h("span", { class: "bad-text summary" }, failure.summary)),
+      failure.own_lines ? h("pre", { tabindex: 0 }, failure.own_lines) : null,
+      failure.details && failure.details.trim() !== failure.own_lines.trim() ? h("details", null, h("summary", null, "All of it"), h("pre", { tabindex: 0 }, failure.details)) : null)));
+}
+
+function drawSlots(status) {
+  if (!status.slots) {
+    renew(byId("slots"), h("p", { class: "dim" }, "None is connected."));
+    return;
+  }
+  const memory = (at) => status.slot_memory_bytes[at] ?? 0;
+  status.slot_pids.forEach((pid, at) => past.add(`slot ${pid}`, status.now_ms, memory(at) || null));
+  const all = status.slot_pids.map((pid, at) => at);
+  const shown = all.length > SHOWN ? all.sort((a, b) => memory(b) - memory(a) || a - b).slice(0, SHOWN) : all;
+  renew(byId("slots"),
+    shown.length < status.slot_pids.length ? h("p", { class: "small" }, `The ${SHOWN} of ${status.slot_pids.length} with the most memory.`) : null,
+    h("div", { class: "scroll" }, h("table", { class: "wide fit" },
+      h("thead", null, h("tr", null, ["slot of subtask", "process", "memory", "of at most", ""].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes"))))))));
+}
+
+document.addEventListener("click", (event) => {
+  const { open, close, rows, name, rowsClose } = event.target.dataset ?? {};
+  if (rows !== undefined) {
+    liveRows.look(rows, name);
+    byId("rows-section").scrollIntoView({ block: "nearest" });
+  }
+  if (rowsClose !== undefined) liveRows.close();
+  if (open === undefined && close === undefined) return;
+  opened = close === undefined && opened !== Number(open) ? Number(open) : null;
+  drawSubtasks(last);
+  if (opened !== null) byId("detail-section").scrollIntoView({ block: "nearest" });
+});
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) look();
+});
+new ResizeObserver(() => last && drawEdges(byId("graph"), last, rates)).observe(byId("graph"));
+run();

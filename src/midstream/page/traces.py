@@ -1,0 +1,230 @@
+"""Checkpoints and restarts of a job as spans of OpenTelemetry; the extra `midstream[otel]`.
+
+`OTEL_TRACES_EXPORTER` asks for them, as it does of every program with OpenTelemetry. A thread of its own asks for the
+job's status once a second and makes spans of what it has not seen before: it shares nothing with the job. `Watch` is
+pure; nothing of OpenTelemetry is imported where it is not asked for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Protocol
+
+from midstream.core.errors import ConfigError
+from midstream.protocol.job_status import CheckpointStatus, FailureStatus, JobStatus
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+VARIABLE: Final = "OTEL_TRACES_EXPORTER"
+LOOK_S: Final = 1.0
+THREAD_END_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`began_ms` and `ended_ms` since 1970. `error`: why what it stands for has failed."""
+
+    name: str
+    began_ms: int
+    ended_ms: int
+    attributes: dict[str, str | int | float | bool]
+    error: str = ""
+    exception: FailureStatus | None = None
+    """At its beginning."""
+    children: tuple[Span, ...] = ()
+
+
+@dataclass(slots=True)
+class Watch:
+    """Gives each checkpoint that has completed or failed, and each restart that is over, once."""
+
+    _told: set[tuple[int, int]] = field(default_factory=set)
+    """Checkpoints by id and beginning, as far as the status still has them."""
+    _failures: tuple[FailureStatus, ...] = ()
+    _restarting: list[FailureStatus] = field(default_factory=list)
+
+    def take(self, status: JobStatus) -> list[Span]:
+        """The spans that `status` has and no earlier one had, oldest first."""
+        over = [each for each in reversed(status.checkpoints) if each.state in ("completed", "failed")]
+        spans = [_of_checkpoint(status, each) for each in over if (each.id, each.created_ms) not in self._told]
+        self._told = {(each.id, each.created_ms) for each in over}
+        self._restarting += [each for each in reversed(status.failures) if each not in self._failures]
+        self._failures = status.failures
+        if status.state == "running" or status.has_ended:
+            spans += [_of_restart(status, each) for each in self._restarting]
+            self._restarting.clear()
+        return spans
+
+
+def _of_checkpoint(status: JobStatus, checkpoint: CheckpointStatus) -> Span:
+    stored_ms = checkpoint.created_ms + checkpoint.duration_ms
+    ended_ms = stored_ms + checkpoint.metadata_ms
+    failed = checkpoint.state == "failed"
+    children = [
+        Span(
+            "subtasks",
+            checkpoint.created_ms,
+            stored_ms,
+            {
+                "midstream.checkpoint.subtasks": checkpoint.tasks,
+                "midstream.checkpoint.subtasks_done": checkpoint.tasks_done,
+                "midstream.checkpoint.last_subtask": checkpoint.last,
+                "midstream.checkpoint.alignment_max_ms": checkpoint.alignment_ms,
+            },
+        )
+    ]
+    if not failed:
+        children.append(Span("metadata", stored_ms, ended_ms, {}))
+    attributes = {
+        **_job(status),
+        "midstream.checkpoint.id": checkpoint.id,
+        "midstream.checkpoint.savepoint": checkpoint.is_savepoint,
+        "midstream.checkpoint.state_bytes": checkpoint.state_bytes,
+        "midstream.checkpoint.in_flight_bytes": checkpoint.in_flight_bytes,
+    }
+    error = (checkpoint.reason or "the checkpoint failed") if failed else ""
+    return Span("checkpoint", checkpoint.created_ms, ended_ms, attributes, error, children=tuple(children))
+
+
+def _of_restart(status: JobStatus, failure: FailureStatus) -> Span:
+    """From the failure until the job was seen to run again, or had ended."""
+    return Span(
+        "restart",
+        failure.at_ms,
+        max(failure.at_ms, status.now_ms),
+        {**_job(status), "midstream.attempt": failure.attempt},
+        failure.summary if status.has_ended else "",
+        failure,
+    )
+
+
+def _job(status: JobStatus) -> dict[str, str | int | float | bool]:
+    return {"midstream.job.name": status.name, "midstream.job.id": status.job_id}
+
+
+class Watched(Protocol):
+    """As much of a Job as traces need. Callable from any thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    def status(self) -> JobStatus: ...
+
+
+def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
+    """None where OTEL_TRACES_EXPORTER does not ask for traces.
+
+    Spans go to the tracer provider that the program has set; if it has set none, to that of OTEL_EXPORTER_OTLP_ENDPOINT.
+    Raises ConfigError without the extra, and for an exporter or a protocol that there is not.
+    """
+    asked = environ.get(VARIABLE, "").strip()
+    if asked in ("", "none"):
+        return None
+    try:
+        trace = import_module("opentelemetry.trace")
+        sdk = import_module("opentelemetry.sdk.trace")
+        exporting = import_module("opentelemetry.sdk.trace.export")
+        otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError as error:
+        raise ConfigError(
+            f"{VARIABLE}={asked} asks for traces, and a package that they need is missing ({error}): "
+            f"pip install 'midstream[otel]', or set {VARIABLE}=none"
+        ) from error
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, sdk.TracerProvider):  # the program's own; it is also the program's to shut down
+        return Traces(provider)
+    if asked != "otlp":
+        raise ConfigError(f"{VARIABLE}: {asked!r} is neither otlp nor none, and the program has set no tracer provider")
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        protocol = environ.get(name, "http/protobuf")
+        if protocol != "http/protobuf":
+            raise ConfigError(
+                f"{name}: {protocol!r}; traces are sent as http/protobuf, to port 4318 of most collectors"
+            )
+    name = environ.get("OTEL_SERVICE_NAME") or "midstream"
+    resource = import_module("opentelemetry.sdk.resources").Resource.create({"service.name": name})
+    provider = sdk.TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(exporting.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+    return Traces(provider, provider.shutdown)
+
+
+class Traces:
+    """Gives the spans of one job to a tracer provider, from `begin` to the job's end.
+
+    `close`: called then, of a provider that is for this job alone; it sends what is left.
+    """
+
+    def __init__(self, provider: TracerProvider, close: Callable[[], None] = lambda: None) -> None:
+        self._provider = provider
+        self._close = close
+
+    def begin(self, job: Watched) -> None:
+        """Watch the job, on a thread of its own."""
+        thread = threading.Thread(target=self._run, args=(job,), name="midstream-traces", daemon=True)
+        thread.start()
+        for ended in [each for each in _threads if not each.is_alive()]:
+            _threads.pop(ended, None)
+        _threads[thread] = job
+
+    def _run(self, job: Watched) -> None:
+        try:
+            self._watch(job)
+        except Exception:  # noqa: BLE001 - logged; traces are no reason to end a job
+            _log.exception("the traces of job %s have failed; the job runs on without them", job.name)
+        finally:
+            self._close()
+
+    def _watch(self, job: Watched) -> None:
+        watch, look = Watch(), threading.Event()
+        has_ended = False
+        while not has_ended:
+            look.wait(LOOK_S)
+            has_ended = job.ended  # before the status, which is then the last one
+            for span in watch.take(job.status()):
+                self.export(span)
+
+    def export(self, span: Span, parent: object = None) -> None:
+        """Give one span and its children to the provider."""
+        from opentelemetry import context as otel_context
+        from opentelemetry import trace
+
+        tracer = self._provider.get_tracer("midstream")
+        context = otel_context.Context() if parent is None else trace.set_span_in_context(parent)  # type: ignore[arg-type]
+        made = tracer.start_span(span.name, context, attributes=span.attributes, start_time=span.began_ms * 1_000_000)
+        if span.exception is not None:
+            described = {
+                "exception.type": span.exception.summary.partition(":")[0],
+                "exception.message": span.exception.summary,
+                "exception.stacktrace": span.exception.details,
+            }
+            made.add_event("exception", described, span.began_ms * 1_000_000)
+        for child in span.children:
+            self.export(child, made)
+        if span.error:
+            made.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
+        made.end(span.ended_ms * 1_000_000)
+
+
+_threads: dict[threading.Thread, Watched] = {}
+
+
+@atexit.register
+def send_last() -> None:
+    """At the end of the program: the last spans of jobs that have ended are sent, if that takes no longer than THREAD_END_S."""
+    until_s = time.monotonic() + THREAD_END_S
+    for thread, job in list(_threads.items()):
+        if job.ended:
+            thread.join(max(0.0, until_s - time.monotonic()))

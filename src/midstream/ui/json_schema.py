@@ -1,0 +1,83 @@
+"""What each command prints with `--json`, as JSON Schema; docs/json.schema.json is made here."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from midstream.page.documents import FormatVersion, LogRecord, components
+from midstream.protocol.job_status import JobStatus
+from midstream.protocol.live_rows import LiveRows
+from midstream.ui.doctor import Doctored
+from midstream.ui.inspecting import CheckpointReport
+from midstream.ui.shapes import (
+    DroppedLines,
+    Failed,
+    ListedJobs,
+    MadeCheckpoint,
+    MadeSavepoint,
+    NewFiles,
+    PageLink,
+    Previewed,
+    RanJob,
+    Rescaled,
+    SimulatedRuns,
+    StoppedJob,
+    TracedRun,
+)
+
+Figures: TypeAlias = dict[str, Any]
+"""Figures for those who work on midstream; their names may change."""
+
+SHAPES: Final[dict[str, Any]] = {
+    "run": RanJob | Previewed,
+    "new": NewFiles,
+    "list": ListedJobs,
+    "status": JobStatus,
+    "top": JobStatus,
+    "history": JobStatus,
+    "rows": LiveRows,
+    "logs": LogRecord | DroppedLines,
+    "page": PageLink,
+    "checkpoint": MadeCheckpoint,
+    "savepoint": MadeSavepoint,
+    "rescale": Rescaled,
+    "stop": StoppedJob,
+    "inspect": CheckpointReport,
+    "doctor": Doctored,
+    "simulate": SimulatedRuns | TracedRun | Figures,
+    "bench": Figures,
+}
+"""Of a command that prints lines (logs, top, page): of each line."""
+
+
+def _structs(shape: Any) -> list[Any]:
+    """Those of a union; none where it may be any object."""
+    members = typing.get_args(shape) if isinstance(shape, types.UnionType) else (shape,)
+    return [] if Figures in members else list(members)
+
+
+def schema() -> bytes:
+    """The JSON Schema of each command, as `#/$defs/COMMAND`; docs/json.schema.json holds it."""
+    structs = {command: _structs(shape) for command, shape in SHAPES.items()}
+    every = list(dict.fromkeys([FormatVersion, Failed, *(each for some in structs.values() for each in some)]))
+    _, defined = components(every, "#/$defs/{name}")
+    reference = {each: {"$ref": f"#/$defs/{each.__name__}"} for each in every}
+    commands = {
+        command: {
+            "allOf": [
+                reference[FormatVersion],
+                {"anyOf": [reference[Failed], *([reference[each] for each in some] or [{"type": "object"}])]},
+            ]
+        }
+        for command, some in structs.items()
+    }
+    made = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What midstream COMMAND --json prints, as #/$defs/COMMAND; of logs, top and page each line",
+        "$defs": {**commands, **defined},
+    }
+    return msgspec.json.format(msgspec.json.encode(made)) + b"\n"

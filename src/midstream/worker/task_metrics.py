@@ -1,0 +1,76 @@
+"""What a task tells of itself in a heartbeat: totals since it was deployed.
+
+Everything here is counted where it happens, by batch; what is added up over channels is added up here, once for
+each heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.core.ids import TaskId
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.graph.job_graph import Vertex
+from midstream.operators.watermarks import TimestampsOperator
+from midstream.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics
+from midstream.worker.chain import Chain
+from midstream.worker.inputs import TaskInput
+from midstream.worker.recovery import GateRecovery
+from midstream.worker.source import SourceDriver
+
+
+def task_metrics(
+    ref: TaskId,
+    vertex: Vertex,
+    *,
+    chain: Chain,
+    read: TaskInput,
+    source: SourceDriver | None,
+    gates: Sequence[InputGate],
+    partitions: Sequence[ResultPartition],
+    busy_s: float,
+    backpressured_s: float,
+    to_recover_bytes: int,
+) -> TaskMetrics:
+    """`to_recover_bytes`: what was in flight for the task when it started."""
+    links = chain.links
+    uids = [spec.uid for spec in vertex.operators]
+    operators = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
+    if vertex.source is not None:
+        operators.insert(0, (vertex.source.uid, 0, links[0].rows_out))
+    worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
+    if vertex.source is not None:  # what its steps take besides
+        worked_us.insert(0, max(0, round(1e6 * (busy_s - sum(chain.worked_s[:-1])))))
+    left_bytes = sum(gate.recovered.left_bytes() for gate in gates if isinstance(gate.recovered, GateRecovery))
+    return TaskMetrics(
+        task=ref,
+        rows_in=read.rows_in,
+        rows_out=links[-1].rows_out,
+        busy_ms=int(busy_s * 1000),
+        backpressured_ms=int(backpressured_s * 1000),
+        watermark_us=chain.watermark_us,
+        operators=tuple(operators),
+        worked_us=tuple(worked_us),
+        late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(uids) if links[i + 1].late_rows),
+        timers_dropped=tuple(
+            (uid, operator.timers_dropped)
+            for uid, operator in zip(uids, chain.operators, strict=True)
+            if operator.timers_dropped
+        ),
+        bad_records=0 if source is None else source.bad_records,
+        to_recover_bytes=to_recover_bytes,
+        recovered_bytes=to_recover_bytes - left_bytes,
+        edges=tuple(EdgeMetrics(each.edge.id, each.rows_out, each.bytes_out, each.batches_out) for each in partitions),
+        inputs=read.event_times(),
+        slowest_split=None if source is None else _slowest_split(chain, source),
+    )
+
+
+def _slowest_split(chain: Chain, source: SourceDriver) -> SplitMetrics | None:
+    for operator in chain.operators:
+        if isinstance(operator, TimestampsOperator):
+            found = operator.slowest_split()
+            if found is not None and (name := source.split_id(found.split)) is not None:
+                return SplitMetrics(name[-SPLIT_CHARS_MAX:], found.come_us, found.furthest_us)
+    return None

@@ -1,0 +1,379 @@
+"""What people see: the page of real jobs in headless Chromium.
+
+Needs Playwright and a Chromium of the distribution (`apt install chromium`; no browser is downloaded). README's
+screenshot is made here: MIDSTREAM_SCREENSHOT=docs/images/page.png says where to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cloudpickle
+import msgspec
+import pytest
+import watched_jobs
+from served import TOKEN, FakeJob
+
+from midstream import Environment
+from midstream.page.address import PageAddress
+from midstream.page.server import PageServer
+from midstream.protocol.job_status import JobStatus, RecoveryStatus, StateSize, SubtaskStatus
+from midstream.protocol.live_rows import GetRows
+from midstream.protocol.messages import ClientRequest, GetLogs, Reply
+from midstream.runtime.job import Job
+from midstream.runtime.processes import ProcessSlots
+from midstream.ui.cli import main
+from sample_status import sample
+from waiting import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SEEN_MS = 90_000
+"""On a loaded machine a job takes its time to show anything."""
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian, Ubuntu: sudo apt install chromium)"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed (pip install playwright)"
+    )
+    with playwright.sync_playwright() as driver:
+        # a sandbox of Chromium's own is not to be had for root, as in containers of CI
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+class Tab:
+    """A tab on a job's page. Whatever goes wrong in it fails the test."""
+
+    def __init__(self, browser: Browser, link: str, **settings: object) -> None:
+        context = browser.new_context(**settings)  # type: ignore[arg-type]  # what a test gives
+        context.set_default_timeout(SEEN_MS)
+        self.page: Page = context.new_page()
+        self.problems: list[str] = []
+        self.foreign: list[str] = []
+        origin = link.partition("#")[0]
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+        self.page.on(
+            "request", lambda made: None if made.url.startswith((origin, "data:")) else self.foreign.append(made.url)
+        )
+        self.page.goto(link)
+
+    def shows(self, place: str, text: str) -> None:
+        """Wait until the element of that id, or selector, has such a text: a regular expression."""
+        from playwright.sync_api import expect
+
+        expect(self.page.locator(place).first).to_contain_text(re.compile(text), timeout=SEEN_MS)
+
+    def act(self, button: str, value: str | None = None) -> None:
+        """Press a button of the header, fill in the dialog, and confirm, all by keyboard."""
+        chosen = self.page.get_by_role("button", name=button, exact=True)
+        chosen.focus()
+        self.page.keyboard.press("Enter")
+        self.page.locator("dialog[open]").wait_for()
+        if value is not None:
+            self.page.locator("dialog input").fill(value)
+        self.page.keyboard.press("Enter")
+        self.page.locator("dialog[open]").wait_for(state="hidden")
+
+    def close(self) -> None:
+        self.page.context.close()
+        assert self.problems == []
+        assert self.foreign == []
+
+
+@pytest.fixture
+def tabs(browser: Browser) -> Iterator[list[Tab]]:
+    opened: list[Tab] = []
+    yield opened
+    for tab in opened:
+        tab.close()
+
+
+def start(env: Environment, running: list[Job]) -> Job:
+    cloudpickle.register_pickle_by_value(watched_jobs)
+    job = env.start(slots=ProcessSlots())
+    running.append(job)
+    return job
+
+
+def opened(tabs: list[Tab], browser: Browser, job: Job, **settings: object) -> Tab:
+    assert job.page is not None
+    tabs.append(Tab(browser, job.page, **settings))
+    return tabs[-1]
+
+
+@pytest.fixture
+def pages() -> Iterator[list[PageServer]]:
+    opened: list[PageServer] = []
+    yield opened
+    for page in opened:
+        page.end()
+
+
+def of_fake(browser: Browser, pages: list[PageServer], tabs: list[Tab], job: FakeJob) -> Tab:
+    pages.append(PageServer(PageAddress(), TOKEN))
+    pages[-1].begin(job)
+    tabs.append(Tab(browser, pages[-1].link))
+    return tabs[-1]
+
+
+def test_state_that_only_grows_is_named_with_its_operator(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    """Of a job that has run for ten minutes, so its status is made up."""
+
+    def shown(status: JobStatus) -> Tab:
+        tab = of_fake(browser, pages, tabs, FakeJob(status))
+        tab.shows("#figures", r"State61\.0 MiB|State30\.0 MiB|State7\.0 MiB")
+        return tab
+
+    status = sample()
+    growth = tuple(StateSize(status.now_ms - 600_000 + 10_000 * n, (1 + n) * 2**20) for n in range(61))
+    write = status.vertices[1]
+    holding = msgspec.structs.replace(write.operators[0], state_rows=400_000, state_bytes=60 * 2**20)
+    vertices = (status.vertices[0], msgspec.structs.replace(write, operators=(holding,)))
+    status = msgspec.structs.replace(status, vertices=vertices, state_growth=growth)
+    tab = shown(status)
+    tab.shows(
+        "#findings", r"State has grown all the time, from 1\.0 MiB to 61\.0 MiB in 10 min; 98.% of it is in write"
+    )
+    tab.shows("#figures", r"State61\.0 MiB400,000 rows; most in write")
+    tab.shows("#graph", "state 60.0 MiB, 400,000 rows")
+    young = msgspec.structs.replace(status, state_growth=growth[:7])
+    level = (*growth[:30], *(msgspec.structs.replace(each, bytes=30 * 2**20) for each in growth[30:]))
+    for fine in (young, msgspec.structs.replace(status, state_growth=level)):
+        assert "grown" not in shown(fine).page.locator("#findings").inner_text()
+
+
+class MovingJob(FakeJob):
+    """Its next status each time it is asked; the last one for ever."""
+
+    def __init__(self, *statuses: JobStatus) -> None:
+        super().__init__(statuses[-1])
+        self._statuses = list(statuses)
+
+    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
+        self._status = self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+        return super().ask(request)
+
+
+def test_a_recovery_says_how_fast_it_goes_and_how_long_it_has_left(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    def at(second: int, done_mib: int) -> JobStatus:
+        status = sample()
+        recovering = (RecoveryStatus(0, 100 * 2**20, done_mib * 2**20),)
+        write = msgspec.structs.replace(status.vertices[1], recovering=recovering)
+        now_ms = status.now_ms + 1000 * second
+        return msgspec.structs.replace(status, now_ms=now_ms, vertices=(status.vertices[0], write))
+
+    tab = of_fake(browser, pages, tabs, MovingJob(at(0, 10), at(1, 12), at(2, 14)))
+    tab.shows("#findings", r"14\.0 MiB of the 100\.0 MiB .* \(14.%\), 2\.0 MiB a second, about 43 s left")
+    tab = of_fake(browser, pages, tabs, MovingJob(at(0, 10), at(30, 10)))
+    tab.shows("#findings", r"10\.0 MiB of the 100\.0 MiB .* \(10.%\), nothing in the last 30 s")
+
+
+def test_a_slot_that_is_short_of_memory_stands_out(browser: Browser, pages: list[PageServer], tabs: list[Tab]) -> None:
+    short = msgspec.structs.replace(sample(), slot_pids=(11, 12), slot_memory_bytes=(500 * 2**20, 1000 * 2**20))
+    tab = of_fake(browser, pages, tabs, FakeJob(short))
+    tab.shows("#findings", r"Slot 1 has 1000\.0 MiB of memory, of 1\.0 GiB that it can have at most\. It is killed")
+    tab.shows("#slots", r"1.*1000\.0 MiB.*1\.0 GiB")
+    tab = of_fake(browser, pages, tabs, FakeJob(sample()))
+    tab.shows("#findings", "It failed at")
+    assert "memory" not in tab.page.locator("#findings").inner_text()
+
+
+def test_a_thousand_subtasks_cost_a_browser_no_more_than_fifty(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    """How much is laid out each second decides whether a page stutters; times depend on the machine."""
+
+    def of(subtasks: int) -> JobStatus:
+        told = tuple(
+            SubtaskStatus(n, 1_000 + n, 900 + n, n / subtasks, 0.1, 1_700_000_000_000_000 + n) for n in range(subtasks)
+        )
+        steps = tuple(
+            msgspec.structs.replace(sample().vertices[1], id=n, name=f"step {n}", parallelism=subtasks, subtasks=told)
+            for n in range(8)
+        )
+        return msgspec.structs.replace(
+            sample(),
+            vertices=steps,
+            edges=tuple((n, n + 1, "keyed") for n in range(7)),
+            flows=(),
+            slot_pids=tuple(range(2_000, 2_000 + subtasks)),
+            slot_memory_bytes=tuple((200 + n) * 2**20 for n in range(subtasks)),
+            slot_memory_limit_bytes=(2**34,) * subtasks,
+        )
+
+    nodes = []
+    for subtasks in (50, 128):
+        tab = of_fake(browser, pages, tabs, FakeJob(of(subtasks)))
+        tab.shows("#task-7", "keyed|write")
+        tab.page.locator("#task-3 [data-open]").click()
+        tab.shows("#detail .scroll:last-child tbody tr", rf"^{subtasks - 1}9[89]")
+        nodes.append(tab.page.evaluate("document.querySelectorAll('*').length"))
+    tab.shows("#detail", "128 of 128 have reported; the busiest first, 50 of them")
+    tab.shows("#slots", r"The 50 of 128 with the most memory\.")
+    tab.shows("#slots tbody tr", r"^1272127327\.0 MiB")
+    assert nodes[1] <= nodes[0] + 5, nodes
+
+
+def test_a_skewed_key_shows_its_subtask_and_the_job_can_be_helped_by_buttons(
+    browser: Browser, tabs: list[Tab], running: list[Job], tmp_path: Path
+):
+    job = start(watched_jobs.skewed(tmp_path), running)
+    tab = opened(tabs, browser, job, viewport={"width": 1280, "height": 830})
+    tab.shows("#findings", r"Bottleneck: process\. It is busy")
+    tab.shows("#findings", r"Only subtask [01] of process is that busy.*It has taken \d+\s%")
+    tab.shows(".task.slow .tag.bad", r"bottleneck: subtask [01]")
+    slow = re.search(r"subtask (\d)", tab.page.locator(".task.slow .tag.bad").inner_text())
+    assert slow is not None
+    status = job.status()
+    assert status.bottleneck is not None and status.bottleneck.subtask == int(slow[1])
+    assert "token" not in tab.page.url, "whoever looks over a shoulder does not see it"
+    tab.shows("svg.edges", r"keyed[\d.]+ k/s[\d.]+ [KM]iB/s[\d.,]+( k)? per batch")
+    rows, size, batches = (getattr(status.flows[0], name) for name in ("rows", "bytes", "batches"))
+    assert 1 < rows / batches <= 5_000 and 16 <= size / rows < 40, "a row has two columns of 8 bytes each"
+    tab.shows("#checkpoints", "parquet")
+    tab.page.locator(".task.slow [data-open]").click()
+    tab.shows("#detail tr.slow", rf"{slow[1]}.*%")
+    if "MIDSTREAM_SCREENSHOT" in os.environ:
+        tab.page.locator("[data-close]").click()
+        until("checkpoints to show", lambda: job.status().checkpoints_completed >= 6)
+        tab.shows("#checkpoints tbody tr", "^[6-9]")
+        tab.page.evaluate("scrollTo(0, 0)")
+        tab.page.screenshot(path=os.environ["MIDSTREAM_SCREENSHOT"])
+
+    killed = until("pids", lambda: job.status().slot_pids)[0]
+    os.kill(killed, signal.SIGKILL)
+    tab.shows("#failures", "slot .* is lost|was killed")
+    tab.shows("#findings", "It failed at|runs again|restarting")
+
+    until("it runs again", lambda: job.status().state == "running")
+    tab.act("Rescale", "1")
+    tab.shows("#answers", r"Rescale to 1 .* done: .*chk-\d+")
+    tab.shows(".task .operators thead", "× 1")
+    assert {vertex.parallelism for vertex in job.status().vertices} == {1}
+
+    tab.act("Stop")
+    tab.shows("#answers", r"Stop .* done: .*chk-\d+")
+    tab.shows("#title", "stopped")
+    assert job.wait(60).state == "stopped"
+    tab.shows("#notice", "The job has ended: it is stopped")
+    tab.problems[:] = [said for said in tab.problems if "ERR_CONNECTION_REFUSED" not in said]
+
+
+def test_the_split_that_holds_event_time_back_is_named(
+    browser: Browser, tabs: list[Tab], running: list[Job], tmp_path: Path
+):
+    job = start(watched_jobs.split_behind(tmp_path), running)
+    tab = opened(tabs, browser, job, viewport={"width": 1280, "height": 830})
+    far = r"Event time of .* is held back by orders, subtask [01], split orders-3: 14 min \d+ s behind the furthest"
+    tab.shows("#findings", far)
+    held = job.status().vertices[1].held_back
+    assert held is not None and held.split == "orders-3" and held.name == "orders"
+    assert tab.page.locator("#findings li", has_text="is held back by").count() == 1, "one cause is one sentence"
+    tab.shows("svg.edges", r"keyed.*14 min( \d+ s)? behind|keyed.*15 min( \d+ s)? behind")
+    tab.page.locator(".task [data-open]").nth(1).click()
+    tab.shows("#detail", r"input from.*watermark.*behind")
+    tab.shows("#detail [data-key=inputs] tbody tr", r"orders.*keyed[\d.]+( k)?/s[\d.]+ KiB/s.*UTC1[45] min")
+    tab.shows(
+        "#findings", r"Event time stands still at orders.*; it is held back by orders, subtask [01], split orders-3"
+    )
+    assert tab.page.locator("#findings li", has_text="is held back by").count() == 1
+    status = job.status()
+    (flow,) = [flow for flow, (_, _, kind) in zip(status.flows, status.edges, strict=True) if kind == "keyed"]
+    assert flow.watermark_us == held.watermark_us
+
+
+def test_live_rows_are_shown_on_request_and_refused_without_the_token(
+    browser: Browser, tabs: list[Tab], running: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    job = start(watched_jobs.split_behind(tmp_path), running)
+    tab = opened(tabs, browser, job)
+    until("rows to pass", lambda: job.status().rows_read)
+    tab.shows("#graph", "orders")
+    tab.page.get_by_role("button", name="Rows of orders", exact=True).first.click()
+    tab.shows("#rows", r"of the \d+ rows of a batch that orders gives out, subtask [01]")
+    tab.shows("#rows thead", r"kint64attimestamp\[us\]")
+    tab.shows("#rows tbody tr", r"^\d20\d\d-\d\d-\d\d ")
+    assert 1 <= tab.page.locator("#rows tbody tr").count() <= 20
+    tab.page.get_by_role("button", name="Rows of parquet").click()
+    tab.shows("#rows", r"Nothing of what .* gives to parquet passed within 5 s")  # no window ends: time stands still
+    tab.page.locator("[data-rows-close]").click()
+    assert tab.page.locator("#rows-section").is_hidden()
+
+    assert job.page is not None
+    reader = Tab(browser, job.page.partition("#")[0])
+    tabs.append(reader)
+    reader.page.get_by_role("button", name="Rows of orders", exact=True).first.click()
+    reader.shows("#rows", "Rows are shown with the token only")
+
+    assert main(["rows", job.job_id, "orders", "-n", "2", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert [column["name"] for column in seen["shown"]["columns"]] == ["k", "at"] and len(seen["shown"]["rows"]) <= 2
+    assert main(["rows", job.job_id, "orders"]) == 0
+    assert "timestamp[us]" in capsys.readouterr().out
+    assert main(["rows", job.job_id, "order"]) != 0
+    assert "there is no operator 'order'; the uids of all are: orders, " in capsys.readouterr().err
+    assert main(["rows", job.job_id, "orders", "-n", "101"]) != 0
+    assert "-n: 101 is not from 1 to 100" in capsys.readouterr().err
+
+
+def test_a_slow_sink_is_named_and_why_no_checkpoint_completes(
+    browser: Browser, tabs: list[Tab], running: list[Job], tmp_path: Path
+):
+    job = start(watched_jobs.slow_sink(tmp_path), running)
+    tab = opened(tabs, browser, job, viewport={"width": 390, "height": 844}, color_scheme="dark")
+    tab.shows("#findings", r"Bottleneck: archive\. .*what feeds it waits.*times as fast")
+    tab.shows(".task.slow", "archive")
+    tab.shows(
+        "#findings", r"checkpoints? (have|has) failed: not complete within 1 s: no answer from .*archive \(subtask"
+    )
+    tab.shows("#checkpoints tr.failed", "failed: not complete within 1 s")
+    tab.shows("h1", re.escape(watched_jobs.EVIL))
+    wide = tab.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 390, f"the page is {wide} pixels wide on a phone"
+    assert tab.page.title().endswith(": running")
+    assert tab.page.locator("main img, main script, header img").count() == 0
+
+    assert job.page is not None
+    reader = Tab(browser, job.page.partition("#")[0])
+    tabs.append(reader)
+    reader.shows("#actions", "need the token")
+    assert reader.page.get_by_role("button", name="Stop", exact=True).is_disabled()
+
+
+def test_a_failing_function_is_shown_by_its_own_lines_and_nothing_in_it_is_run(
+    browser: Browser, tabs: list[Tab], running: list[Job], tmp_path: Path
+):
+    job = start(watched_jobs.failing(tmp_path), running)
+    tab = opened(tabs, browser, job)
+    tab.shows("#failures .summary", "map.*is not a price")
+    tab.shows("#failures pre", r"in parse_price\n.*raise ValueError")
+    tab.shows("#findings", "It has failed [0-9]+ times within 10 minutes")
+    assert tab.page.title().startswith("prices: ")
+    assert tab.page.locator("#failures img, #failures script").count() == 0
+    assert job.page is not None
+    with urllib.request.urlopen(f"{job.page.partition('#')[0]}status.json", timeout=30) as answer:
+        assert len(json.load(answer)["failures"]) >= 2
