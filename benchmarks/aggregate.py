@@ -36,6 +36,9 @@ class _Clock:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
+    own_core_s = monotonic_s
+    core_share = 1.0
+
 
 class _Ids:
     def new_id(self) -> str:

@@ -70,6 +70,11 @@ def pyflink(workload: str, variant: str, engine: str) -> Contender:
     return flink(workload, *options, engine=engine)
 
 
+def beside_a_broker(contender: Contender) -> Contender:
+    """With a Kafka broker of its own on this machine, whose start does not count."""
+    return replace(contender, command=(PYTHON, "tools/kafka_server.py", *contender.command))
+
+
 def once(*contenders: Contender) -> tuple[Contender, ...]:
     return tuple(replace(contender, rounds_max=1) for contender in contenders)
 
@@ -180,6 +185,12 @@ PLAN: dict[str, Workload] = {
         )
         for parallelism in (2, 4, 8)
     },
+    "kafka": Workload(
+        "1 M JSON records from Kafka through a keyed exchange into tumbling windows of 10 s, 10,000 keys; the results as "
+        "JSON to Kafka, exactly once, a checkpoint each second. One broker, on the same two cores.",
+        (EVENTS_PER_S, MEMORY, Figure("latency_p50_ms", "p50 ms at 5,000 rows/s", more_is_better=False)),
+        (beside_a_broker(ours("kafka")), beside_a_broker(flink("kafka"))),
+    ),
     "latency": Workload(
         "20,000 rows/s, each from when its source made it to the sink behind a keyed exchange, an exactly-once "
         "checkpoint each second. Sources make rows each millisecond, Structured Streaming's each ten.",

@@ -65,6 +65,9 @@ class Clock:
     def monotonic_s(self) -> float:
         return 0.0
 
+    own_core_s = monotonic_s
+    core_share = 1.0
+
 
 def keyed_function(batch: pa.RecordBatch) -> Callable[[], None]:
     operator = process_operator("total", Total(), keys=["k"], event_time=None, input_schema=SCHEMA, schema=SCHEMA)

@@ -1,153 +1,24 @@
-"""A Kafka broker of our own: one process in KRaft mode, in a directory of its own, on loopback."""
+"""What tests do to Kafka brokers of their own, which `tools/kafka_server.py` starts."""
 
 from __future__ import annotations
 
-import base64
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
+import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from kafka_server import PASSWORD, USER, Broker, find_jars, quiet, running_brokers
+
 from waiting import until
 
-USER, PASSWORD = "etl", "a-secret-that-is-shown-nowhere"
-TOOL = Path(__file__).parent.parent / "tools" / "kafka_jars.sh"
-START_S = 90.0
+__all__ = ["BACK_SOON", "PASSWORD", "USER", "Broker", "Kafka", "find_jars", "quiet", "running_brokers"]
 
-
-def find_jars() -> Path | str:
-    """The directory with the broker's jars, brought there if need be; or why there is none."""
-    if shutil.which("java") is None:
-        return "no java here to run a Kafka broker; Debian, Ubuntu: sudo apt install openjdk-17-jre-headless"
-    done = subprocess.run([TOOL], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        return f"no Kafka broker here: {done.stderr.strip()[-500:] or TOOL.name + ' failed'}"
-    return Path(done.stdout.strip())
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def _quiet(servers: str) -> dict[str, Any]:
-    """What makes a client that says no word of every connection that is refused."""
-    return {"bootstrap.servers": servers, "log_level": 0, "error_cb": lambda _: None}
-
-
-class Broker:
-    """`stop(crash=True)` is a kill -9; `start` brings it back with what it had, at the same address."""
-
-    def __init__(self, jars: Path, directory: Path) -> None:
-        port, secured, controller = _free_ports(3)
-        self.servers = f"127.0.0.1:{port}"
-        self.secured = f"127.0.0.1:{secured}"
-        """For the user USER with PASSWORD, by SASL PLAIN; he has no rights but those of `Kafka.allow`."""
-        self._classpath = f"{jars}/*"
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
-        listeners = f"PLAINTEXT://{self.servers},SASL_PLAINTEXT://{self.secured}"
-        settings = {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": listeners,
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_plaintext.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule"
-            f' required user_{USER}="{PASSWORD}";',
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": ",".join(
-                f"{name}:{name.replace('CONTROLLER', 'PLAINTEXT')}"
-                for name in ("PLAINTEXT", "SASL_PLAINTEXT", "CONTROLLER")
-            ),
-            "inter.broker.listener.name": "PLAINTEXT",
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "log.dirs": directory / "data",
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 1,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "transaction.state.log.num.partitions": 1,
-            "group.initial.rebalance.delay.ms": 0,
-            "auto.create.topics.enable": "true",  # so that tests see who makes topics by asking for them
-            "log.retention.check.interval.ms": 1000,
-            "log.segment.delete.delay.ms": 0,
-        }
-        self._properties = directory / "server.properties"
-        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
-        cluster = base64.urlsafe_b64encode(b"midstream-tests.").rstrip(b"=").decode()  # a random one may begin with "-"
-        format = self._java("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties)
-        assert format.wait(START_S) == 0, self.log()
-        self.start()
-
-    def start(self) -> None:
-        from confluent_kafka.admin import AdminClient
-
-        self._process = self._java("kafka.Kafka", self._properties)
-        admin = AdminClient(_quiet(self.servers))
-
-        def answers() -> bool:
-            assert self._process is not None and self._process.poll() is None, self.log()
-            try:
-                return bool(admin.list_topics(timeout=1).brokers)
-            except Exception:  # noqa: BLE001
-                return False
-
-        until("the broker answers", answers, START_S)
-
-    def stop(self, *, crash: bool = False) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal.SIGKILL if crash else signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
-
-    def log(self) -> str:
-        return (self._directory / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
-
-    def _java(self, program: str, *args: object) -> subprocess.Popen[bytes]:
-        heap = ["-Xmx512m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        with (self._directory / "log").open("ab") as log:
-            return subprocess.Popen(
-                ["java", *heap, quiet, "-cp", self._classpath, program, *map(str, args)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-
-@contextmanager
-def running_broker(jars: Path) -> Iterator[Broker]:
-    directory = Path(tempfile.mkdtemp(prefix="midstream-kafka-"))
-    try:
-        broker = Broker(jars, directory)
-        try:
-            yield broker
-        finally:
-            broker.stop(crash=True)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+BACK_SOON = {"reconnect.backoff.max.ms": 500}
+"""Options of clients whose broker a test stops: by default they look up to 10 s later whether it is back."""
 
 
 class Kafka:
@@ -157,7 +28,7 @@ class Kafka:
         from confluent_kafka.admin import AdminClient
 
         self.servers = servers
-        self.admin = AdminClient(_quiet(servers))
+        self.admin = AdminClient(quiet(servers))
         self._prefix = f"t{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
     def topic(self, name: str = "in", partitions: int = 1, **config: Any) -> str:
@@ -166,7 +37,9 @@ class Kafka:
         topic = f"{self._prefix}-{name}"
         config = {"retention_ms": -1, **config}  # records of tests have times of long ago
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
-        new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
+        new = NewTopic(
+            topic, num_partitions=partitions, config=settings
+        )  # on as many brokers as the cluster's default says
         self.admin.create_topics([new])[topic].result(30)
         until(f"{topic} is known", lambda: self._partitions(topic) == partitions)
         return topic
@@ -260,36 +133,62 @@ class Kafka:
         producer.flush(30)
         assert failed == []
 
-    def read(self, topic: str) -> list[Any]:
-        """All messages that a reader of committed ones finds now, partition after partition."""
-        from confluent_kafka import Consumer, KafkaError, TopicPartition
+    def read(self, topic: str, *, settled: bool = True) -> list[Any]:
+        """All messages that a reader of committed ones can have when it is called, partition after partition.
 
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": "tests",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-            }
-        )
+        `settled`: once the transactions are over that were open when it was called. A broker answers a commit before it has told all partitions of it.
+        """
+        from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+        options = {
+            "bootstrap.servers": self.servers,
+            "group.id": "tests",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the broker's word that there is no more comes after so long
+        }
+
+        def ends_for(isolation: str) -> dict[int, tuple[int, int]]:
+            asking = Consumer({**options, "isolation.level": isolation})  # anew: one keeps asking a broker that is gone
+            try:
+                partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+                return {each: asking.get_watermark_offsets(TopicPartition(topic, each), 5) for each in partitions}
+            except KafkaException:  # as while a partition has no leader
+                return {}
+            finally:
+                asking.close()
+
+        def bounds() -> dict[int, tuple[int, int]]:
+            """Of each partition, its first offset and the one behind what is committed; nothing if that is not known."""
+            written = ends_for("read_uncommitted") if settled else {}
+            committed = ends_for("read_committed")
+            return (
+                committed if all(end <= committed.get(each, (0, -1))[1] for each, (_, end) in written.items()) else {}
+            )
+
+        # The end is that of now: where a writer commits all the time, a reader never hears that there is no more.
+        found = until(f"the bounds of {topic} are known", bounds)
+        ends = {partition: end for partition, (first, end) in found.items() if end > first}
+        left = set(ends)
+        consumer = Consumer(options)
         messages: list[Any] = []
-        left = set(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
 
         def read_on() -> bool:
-            while got := consumer.consume(10_000, 0):
+            while left and (got := consumer.consume(10_000, 0)):
                 for message in got:
-                    error = message.error()
-                    if error is None:
+                    error, partition = message.error(), message.partition()
+                    if error is None and message.offset() < ends[partition]:
                         messages.append(message)
-                    else:
-                        assert error.code() == KafkaError._PARTITION_EOF, error
-                        left.discard(message.partition())
+                    assert error is None or error.code() == KafkaError._PARTITION_EOF, error
+                    # The last offsets before the end may be without a record: then it is the next one that tells.
+                    if error is not None or message.offset() >= ends[partition] - 1:
+                        left.discard(partition)
             return not left
 
         try:
-            until(f"the ends of {topic}", read_on)
+            consumer.assign([TopicPartition(topic, partition, found[partition][0]) for partition in left])
+            until(f"what {topic} has is read", read_on)
         finally:
             consumer.close()
         return sorted(messages, key=lambda message: (message.partition(), message.offset()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_broker import Broker, Kafka, find_jars, running_broker
+from kafka_broker import Broker, Kafka, find_jars, running_brokers
 from postgres_server import Server, find_binaries, running_server
 
 
@@ -39,13 +39,21 @@ def database(postgres_server: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def kafka_broker() -> Iterator[Broker]:
-    """One that tests may stop and start."""
+def kafka_broker_of_all() -> Iterator[Broker]:
     jars = find_jars()
     if isinstance(jars, str):
         pytest.skip(jars)
-    with running_broker(jars) as broker:
+    with running_brokers(jars) as [broker]:
         yield broker
+
+
+@pytest.fixture
+def kafka_broker(kafka_broker_of_all: Broker) -> Iterator[Broker]:
+    """One that tests may stop and start. A test that fails in between leaves the next one a broker that runs."""
+    yield kafka_broker_of_all
+    if not kafka_broker_of_all.is_running:
+        kafka_broker_of_all.stop()  # if it has ended by itself
+        kafka_broker_of_all.start()
 
 
 @pytest.fixture

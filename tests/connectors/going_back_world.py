@@ -247,16 +247,20 @@ class World:
         assert committer is not None
         committer.commit(900, prepared(writer, 900))
 
-    def plan(self, restore: str | None, newer_output: NewerOutput | None = None, fresh: bool = False) -> JobPlan:
+    def plan(
+        self, restore: str | None, newer_output: NewerOutput | None = None, fresh: bool = False, resume: bool = False
+    ) -> JobPlan:
         self.starts += 1
         config = JobConfig(name="job", checkpoint_dir=ROOT)
-        return JobPlan(f"start{self.starts}", self.graph, b"", config, restore, False, newer_output, fresh)
+        return JobPlan(f"start{self.starts}", self.graph, b"", config, restore, False, newer_output, fresh, resume)
 
     def open(self, root: str) -> MemoryStorage:
         return self.storage if root == ROOT else self.elsewhere[root]
 
-    def start(self, restore: str | None, newer_output: NewerOutput | None = None, fresh: bool = False) -> Start:
-        plan = self.plan(restore, newer_output, fresh)
+    def start(
+        self, restore: str | None, newer_output: NewerOutput | None = None, fresh: bool = False, resume: bool = False
+    ) -> Start:
+        plan = self.plan(restore, newer_output, fresh, resume)
         check_start(plan, find_start(plan, self.open), self.open)
         started = Start(self, plan.job_id, open_checkpoints(plan, self.open))
         started.commit()

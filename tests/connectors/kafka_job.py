@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -28,15 +30,34 @@ class Counted(KeyedProcessFunction):
 
 
 def counting(
-    servers: str, source: str, sink: str, checkpoints: Path, *, parallelism: int, rows_per_s: float
+    servers: str,
+    source: str,
+    sink: str,
+    checkpoints: Path,
+    *,
+    parallelism: int,
+    rows_per_s: float | None = None,
+    stop: Literal["latest"] | None = "latest",
 ) -> Environment:
     env = Environment("counting", parallelism=parallelism, checkpoint_dir=checkpoints, checkpoint_interval="300 ms")
     schema = {"n": int, "who": int}
-    stream = env.read_kafka(servers, source, schema=schema, stop="latest", rows_per_s=rows_per_s).uid("in")
+    stream = env.read_kafka(servers, source, schema=schema, stop=stop, rows_per_s=rows_per_s).uid("in")
     counted = stream.key_by("who").process(Counted(), schema={"who": int, "n": int, "rows": int}).uid("counted")
     named = counted.with_columns(key=pl.col("who").cast(pl.String))
     named.write_kafka(servers, sink, key="key").uid("out").name("out")
     return env
+
+
+def assert_counted_once(messages: Sequence[Any], records: int) -> None:
+    """The sink has each of 0 to `records` once, and in the order in which the rows of its key were counted."""
+    numbers: set[int] = set()
+    counts = dict.fromkeys(range(WHO), 0)
+    for message in messages:
+        row = json.loads(message.value())
+        counts[row["who"]] += 1
+        assert row["rows"] == counts[row["who"]], f"of key {row['who']}: {row} after {counts[row['who']] - 1} rows"
+        numbers.add(row["n"])
+    assert len(messages) == records and numbers == set(range(records)), (len(messages), records)
 
 
 def main(

@@ -99,7 +99,11 @@ def later_only(wrong: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any
 @pytest.mark.parametrize(
     ("wrong", "kind", "says"),
     [
-        (lambda i: 1 / 0, JobError, "called for indices 4 to 7, failed: ZeroDivisionError: division by zero"),
+        (
+            lambda i: 1 / 0,
+            JobError,
+            "called with an array of the indices 4 to 7, failed: ZeroDivisionError: division by zero",
+        ),
         (lambda i: [1, 2], JobError, "gave list; it must give a record batch, a polars frame or a dict of columns"),
         (lambda i: {"n": i[:1], "square": i[:1]}, JobError, "gave 1 rows; it must give one for each of the 4 indices"),
         (lambda i: {"n": i}, SchemaError, "GeneratorSource: column 'square' is missing; got n"),
@@ -125,7 +129,7 @@ def test_bad_settings_are_named():
         GeneratorSource(square, 1, splits=0)
     with pytest.raises(ConfigError, match="rows_per_s -5 is not a positive number"):
         GeneratorSource(square, 1, rows_per_s=-5)
-    with pytest.raises(JobError, match="called for indices 0 to 3, failed: KeyError"):
+    with pytest.raises(JobError, match="called with an array of the indices 0 to 3, failed: KeyError"):
         GeneratorSource(lambda i: {"n": {"n": i}}["x"])
 
 
@@ -144,6 +148,9 @@ class FakeTime:
 
     def monotonic_s(self) -> float:
         return self.now_s
+
+    own_core_s = stopwatch_s = monotonic_s
+    core_share = 1.0
 
     def call_later(self, delay_s: float, mail: Callable[[], None]) -> Any:
         heapq.heappush(self._timers, (self.now_s + delay_s, len(self._timers), mail))

@@ -331,6 +331,25 @@ def test_a_start_over_completed_checkpoints_is_refused_unless_it_is_meant(world:
     assert world.start("latest").row == 1
 
 
+def test_a_start_over_that_completed_nothing_is_begun_again_by_a_start_that_resumes(world: World) -> None:
+    committed(world)
+    world.start(None, fresh=True)
+    assert world.start("latest", resume=True).row == 0
+    with pytest.raises(ConfigError, match="was started over since checkpoint 5"):
+        world.start("latest")
+    again = world.start("latest", resume=True)
+    assert (again.row, again.complete(1)) == (0, 6)
+    assert world.start("latest", resume=True).row == 1
+
+
+def test_a_start_that_resumes_is_refused_behind_what_is_committed_as_latest_is(world: World) -> None:
+    committed(world)
+    for checkpoint in world.storage.checkpoints():
+        world.storage.delete(f"chk-{checkpoint}")
+    with pytest.raises(ConfigError, match=r"there is no checkpoint to go on from, and yet there is output of this job"):
+        world.start("latest", resume=True)
+
+
 def test_what_contradicts_itself_is_refused(world: World) -> None:
     from midstream.coordinator.opening import check_plan
 

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from midstream.connectors.kafka_client import Silence
+from midstream.connectors.outside import waits
 from midstream.core.errors import StorageError
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -58,6 +59,30 @@ def test_another_silence_is_said_again_though_there_were_no_records_in_between(c
     assert len(listener.after(5, DOWN)) == 1
     assert listener.after(3600, DOWN) == []
     assert len(listener.after(5)) == 1
+
+
+def test_what_a_silence_keeps_from_being_done_is_said_while_it_lasts():
+    def said(now_s: float) -> list[tuple[str, int]]:
+        """Of these brokers: what other tests of this process have left open ends with its garbage collection."""
+        return [wait for wait in waits(now_s) if "b:9092" in wait[0]]
+
+    now_s = 1000.0
+    silences = [Silence("here", "b:9092", lambda: now_s, what_for="of topic 't'") for _ in range(3)]
+    silences[0].heard(DOWN)
+    now_s += 2
+    for silence in (*silences, Silence("on the driver", "b:9092", lambda: now_s)):
+        silence.heard(DOWN)
+    now_s += 4
+    assert said(now_s) == [("brokers b:9092 of topic 't'", 6000)]
+    silences[0].looked(True)
+    assert said(now_s) == [("brokers b:9092 of topic 't'", 4000)]
+    silences[1].close()
+    silences[1].heard(DOWN)
+    now_s += 90
+    silences[2].heard(DOWN)
+    assert said(now_s) == [("brokers b:9092 of topic 't'", 0)], "it was another time"
+    del silences, silence
+    assert said(now_s) == []
 
 
 def test_a_refusal_is_raised(caplog):

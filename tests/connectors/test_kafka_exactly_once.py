@@ -16,7 +16,7 @@ import pytest
 from connector_worlds import Loop, open_writer
 
 from committers import committer_of
-from kafka_broker import PASSWORD, USER, Broker, Kafka
+from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from midstream import ConfigError, Environment, JobError, SchemaError, StorageError
 from midstream.connectors import kafka_committer, kafka_staged_writer
 from midstream.connectors.kafka_committer import KafkaCommitter
@@ -240,22 +240,38 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
 
 
 @own_broker_only
-def test_a_commit_waits_for_a_broker_that_is_gone(kafka, staging, kafka_broker: Broker, caplog):
+def test_a_commit_waits_for_a_broker_that_is_gone(kafka, kafka_broker: Broker, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("midstream.connectors.kafka_client._SILENCE_S", 0.5)
+    begun: list[Step] = []
+    real = kafka_committer._Lane._do
+
+    def noted(self: kafka_committer._Lane, step: Step) -> int | None:
+        begun.append(step)
+        return real(self, step)
+
+    monkeypatch.setattr(kafka_committer._Lane, "_do", noted)
+    options = {"transaction.timeout.ms": 2000, **BACK_SOON}
+    staging = Staging(kafka.servers, kafka.topic(partitions=2), tmp_path, options=options)
     writer = staging.writer(numbers(1).schema)
     first, second = staging.prepared(writer, 1, numbers(1)), staging.prepared(writer, 2, numbers(2))
     committer = staging.committer()
     committer.commit(1, first)
+    begun.clear()
     kafka_broker.stop(crash=True)
     done: list[bool] = []
     try:
         thread = threading.Thread(target=lambda: done.append(committer.commit(2, second) is None), daemon=True)
         thread.start()
         until("it is said", lambda: "does not answer; waiting" in caplog.text)
-        assert not done
+        # Its records are given up with the transaction, which is not taken for a word of the broker.
+        until("a new producer tries", lambda: Step.FENCE in begun)
+        assert Step.PRODUCE in begun and not done
+        assert "answers again" not in caplog.text
     finally:
         kafka_broker.start()
     until("it is committed", lambda: done, 120)
     assert in_any_order(kafka, staging) == [1, 2]
+    staging.close()
 
 
 def test_an_attempt_that_ends_waits_for_no_broker(tmp_path, monkeypatch):

@@ -77,9 +77,12 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         kafka.produce(source, [header(newer) + b"\x02x"])
         os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
         until("a word of it", lambda: any("waiting with offset" in record.getMessage() for record in caplog.records))
+        gone = f"the schema registry of topic {source!r}"
+        until("it is in the status", lambda: gone in {wait.what for wait in job.status().waiting})
         registry.start()
         until("all rows", lambda: len(read(tmp_path / "good")) >= ROWS * 9 // 10 + 1, 120)
         assert job.status().restarts >= 1
+        until("it is not any more", lambda: gone not in {wait.what for wait in job.status().waiting})
         job.stop(timeout_s=60)
         good = read(tmp_path / "good")
         assert sorted(good["n"].drop_nulls().to_list()) == [n for n in range(ROWS) if not is_bad(n)]

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from kafka_broker import PASSWORD, USER, Broker, Kafka
+from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from midstream import Count as Rows
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState, WatermarkStrategy, tumbling
 from midstream.core.errors import MidstreamError
@@ -111,7 +111,7 @@ def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_the
 def test_new_partitions_a_rescale_and_a_broker_that_crashes_cost_no_row(kafka, kafka_broker: Broker, tmp_path, running):
     topic = kafka.topic(partitions=2)
     kafka.produce(topic, records(0, 1000))
-    running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots()))
+    running.append(job(kafka, topic, tmp_path, options=BACK_SOON).start(slots=ProcessSlots()))
     until("the first rows are written", lambda: len(written(tmp_path)) == 1000)
     kafka.grow(topic, 5)
     kafka.produce(topic, records(1000, 2000), partition=4)
@@ -123,6 +123,29 @@ def test_new_partitions_a_rescale_and_a_broker_that_crashes_cost_no_row(kafka, k
     until("those after the crash are", lambda: len(written(tmp_path)) == 3000, 90)
     running[0].stop(drain=True, timeout_s=60)
     check_each_once(tmp_path, 3000)
+
+
+@own_broker_only
+def test_brokers_that_are_gone_are_in_the_status_until_they_answer(kafka, kafka_broker: Broker, tmp_path, running):
+    source, sink = kafka.topic("in", partitions=3), kafka.topic("out")
+    kafka.produce(source, records(0, 1000))
+    env = Environment("kafka", parallelism=2, checkpoint_dir=tmp_path, checkpoint_interval="300 ms")
+    stream = env.read_kafka(kafka.servers, source, schema={"n": int}, rows_per_s=150, options=BACK_SOON).uid("in")
+    stream.write_kafka(kafka.servers, sink, options=BACK_SOON).uid("out")
+    running.append(env.start(slots=ProcessSlots()))
+    until("something is committed", lambda: kafka.read(sink))
+    kafka_broker.stop(crash=True)
+    # The others are at the source already: they are read and staged while the broker is gone.
+    assert running[0].status().rows_read < 900, "there must be rows left to commit"
+
+    def said() -> set[str]:
+        return {wait.what for wait in running[0].status().waiting if wait.what.startswith("brokers")}
+
+    gone = f"brokers {kafka.servers} of topic"
+    until("it is said", lambda: said() == {f"{gone} {source!r}", f"{gone} {sink!r}, to commit rows"}, 90)
+    kafka_broker.start()
+    until("it is said no more, though there are no new records", lambda: not said(), 90)
+    until("all is committed", lambda: len(kafka.read(sink)) == 1000, 90)
 
 
 def test_a_job_goes_on_from_its_checkpoint_and_the_group_says_how_far_it_is(kafka, tmp_path, running):

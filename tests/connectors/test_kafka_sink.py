@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import Loop, open_writer, prepared
 
-from kafka_broker import Broker
+from kafka_broker import BACK_SOON, Broker
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka_sink import KafkaSink
 from waiting import until
@@ -127,7 +127,8 @@ def test_a_partition_that_is_not_there_is_refused(kafka):
 def test_a_checkpoint_waits_for_a_broker_that_is_gone_and_loses_nothing(kafka, kafka_broker: Broker):
     topic = kafka.topic()
     loop = Loop()
-    writer = open_writer(KafkaSink(kafka.servers, topic, **ONCE), rows(n=[1]).schema, loop)
+    sink = KafkaSink(kafka.servers, topic, **ONCE, options=BACK_SOON)
+    writer = open_writer(sink, rows(n=[1]).schema, loop)
     writer.write(rows(n=[1]))
     loop.run()
     kafka_broker.stop(crash=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import all_splits, values
 
-from kafka_broker import PASSWORD, USER, Broker, Kafka
+from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka import KafkaSource
 from midstream.connectors.kafka_cluster import Topic
@@ -450,9 +450,10 @@ def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(k
 @pytest.mark.skipif("KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop")
 def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafka_broker: Broker, caplog, monkeypatch):
     monkeypatch.setattr("midstream.connectors.kafka_client._SILENCE_S", 0.5)
+    monkeypatch.setattr("midstream.connectors.kafka._ASK_S", 0.5)
     topic = kafka.topic()
     kafka.produce(topic, as_json(1))
-    source = source_of(kafka, topic)
+    source = source_of(kafka, topic, options=BACK_SOON)
     found = find(source)
     taker = Taker(source, found.splits[0])
     assert values(taker.take(1)) == [1]

@@ -38,7 +38,7 @@ def test_its_tests_pass(tmp_path):
 
 def test_its_first_rows_can_be_looked_at(capsys):
     assert main(["run", str(CARTS / "carts.py"), "--preview", "5", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(capsys.readouterr().out)["streams"]
     assert [(each["stream"].split(" ")[0], len(each["rows"])) for each in shown] == [
         ("abandoned", 1),
         ("sold", 2),

@@ -22,6 +22,7 @@ public final class Main {
             case "sliding" -> KeyedJobs.sliding(options);
             case "strings" -> KeyedJobs.strings(options);
             case "exchange" -> KeyedJobs.exchange(options);
+            case "kafka" -> KafkaJob.run(options);
             case "latency" -> LatencyJob.run(options);
             case "checkpoint" -> SlowSinkJobs.checkpoint(options);
             case "recovery" -> SlowSinkJobs.recovery(options);

@@ -55,7 +55,10 @@ def main() -> int:
             else:
                 command = [*_java(options.heap, directory), MAIN, *_arguments(options, directory)]
                 environment = dict(os.environ)
-            figures = checked(_figures(command, environment, options.timeout, children))
+            if options.workload == "kafka":
+                figures = _kafka_figures(options, command, environment, children)
+            else:
+                figures = checked(_figures(command, environment, options.timeout, children))
         except (BenchmarkError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -93,7 +96,7 @@ def _java(heap: str, directory: str) -> list[str]:
         raise BenchmarkError(f"{java} was not found: Flink needs Java 17")
     opened = [f"--add-opens={OPENED.format(package)}" for package in PACKAGES]
     return [java, f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseParallelGC", f"-Djava.io.tmpdir={directory}", *opened, f"-Dlog4j.configurationFile={HERE}/log4j.properties",
-            "-Dlog4j2.disableJmx=true", "-cp", os.pathsep.join([str(HOME / "benchmarks.jar"), f"{_pyflink()}/lib/*"])]  # fmt: skip
+            "-Dlog4j2.disableJmx=true", "-cp", os.pathsep.join([str(HOME / "benchmarks.jar"), f"{_pyflink()}/lib/*", f"{HOME}/connector/*"])]  # fmt: skip
 
 
 def _pyflink() -> str:
@@ -220,6 +223,28 @@ def _figures(
     figures: dict[str, Any] = json.loads(lines[-1])
     figures["memory_mb"] = round(children.peak_bytes() / 1e6)
     return figures
+
+
+def _kafka_figures(
+    options: argparse.Namespace, command: Sequence[str], environment: dict[str, str], children: _Children
+) -> dict[str, Any]:
+    """With the topics and the records that midstream's own benchmark has; what has come out is read back and checked."""
+    from midstream.bench import kafka
+    from midstream.core.errors import InvariantError
+
+    servers = environment.get("KAFKA_BOOTSTRAP")
+    if not servers:
+        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    names = ("KAFKA_WARM_IN", "KAFKA_WARM_OUT", "KAFKA_IN", "KAFKA_OUT")
+    with kafka.topics(servers, "warm-in", "warm-out", "in", "out") as topics:
+        workload = kafka.fill(servers, topics[2], options.events or kafka.EVENTS)
+        kafka.fill(servers, topics[0], kafka.WARM_UP_EVENTS)
+        command = [*command, "--events", str(workload.count)]
+        figures = _figures(command, environment | dict(zip(names, topics, strict=True)), options.timeout, children)
+        try:
+            return figures | {"result_rows": kafka.check(servers, topics[3], workload), "correct": True}
+        except InvariantError as error:
+            raise BenchmarkError(str(error)) from error
 
 
 def checked(figures: dict[str, Any]) -> dict[str, Any]:

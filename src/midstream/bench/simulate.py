@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from midstream.core.errors import InvariantError
-from midstream.sim.campaign import collect, workers
+from midstream.sim.campaign import workers
+from midstream.sim.garbage import collect
 from midstream.sim.run import run as simulate
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.sim.world import Tempo

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.connectors.cursor import BatchCursor
-from midstream.connectors.generator import IndexRange, check_splits, index_splits
+from midstream.connectors.generator import IndexRange, check_splits, index_splits, readers_of
 from midstream.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
 from midstream.core.values import ARROW_ERRORS, ValueMisfit, to_array
@@ -44,6 +44,9 @@ class CollectionSource(Source):
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         splits = () if position is not None else index_splits(self._batch.num_rows, self._splits or context.parallelism)
         return Discovery(splits, position=b"all", exhausted=True)
+
+    def readers_max(self, parallelism: int) -> int:
+        return readers_of(self._batch.num_rows, self._splits, parallelism)
 
     def open_split(self, split: Split) -> SplitReader:
         span = decoded(split.payload, IndexRange, "CollectionSource")

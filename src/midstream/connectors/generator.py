@@ -43,6 +43,12 @@ def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
     return tuple(Split(f"{k:06d}", msgspec.msgpack.encode(span)) for k, span in enumerate(ranges))
 
 
+def readers_of(count: int | None, splits: int | None, parallelism: int) -> int:
+    """How many subtasks have something to read of what `index_splits` makes of `splits` (None: one per subtask)."""
+    most = parallelism if splits is None else min(parallelism, splits)
+    return most if count is None else max(1, min(most, count))
+
+
 def check_splits(splits: int | None, where: str) -> None:
     if splits is not None and not is_whole(splits, 1):
         raise ConfigError(f"{where}: splits {splits!r} is not a positive whole number")
@@ -97,6 +103,9 @@ class GeneratorSource(Source):
         assert self._splits is not None
         return -(-self._splits // parallelism)
 
+    def readers_max(self, parallelism: int) -> int:
+        return readers_of(self._count, self._splits, parallelism)
+
     def open_split(self, split: Split) -> SplitReader:
         return _GeneratorReader(
             self._fn, self.schema, decoded(split.payload, IndexRange, "GeneratorSource"), split.offset
@@ -129,7 +138,7 @@ class _GeneratorReader(SplitReader):
 
 def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """What `fn` gives for `indices`, as one batch with a row for each."""
-    where = f"GeneratorSource: the function, called for indices {indices[0]} to {indices[-1]},"
+    where = f"GeneratorSource: the function, called with an array of the indices {indices[0]} to {indices[-1]},"
     try:
         rows = fn(indices)
         if isinstance(rows, pa.RecordBatch):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -26,6 +27,7 @@ from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadReco
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
+from midstream.connectors.outside import Wait
 from midstream.connectors.schema_registry import RegistrySilent
 from midstream.connectors.text import CsvOptions
 from midstream.core.config import Duration, interval_s, is_whole
@@ -66,6 +68,10 @@ _RECORDS_MAX: Final = 50_000
 """In one batch: each is a Python object for a moment."""
 _SIDE_BY_SIDE: Final = 100_000
 """Partitions never end, so a subtask reads all that it is given, and has a request open for the next one."""
+_ASK_S: Final = 5.0
+"""So often the broker of a partition that has fallen silent is asked whether it is back."""
+_ASKED_S: Final = 0.5
+"""So long one of the threads that read waits for the answer."""
 _log = logging.getLogger(__name__)
 
 
@@ -318,7 +324,9 @@ class _PartitionReader(SplitReader):
         """Of the last look."""
         self._kept: tuple[list[Message], int] | None = None
         """Messages whose schema could not be asked for, and the offset that they begin at."""
-        self._silence = Silence(self._where, source._connection.servers)
+        self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
+        self._registry_wait = Wait()
+        self._ask_again_s = 0.0
         with ExitStack() as stack:
             with made(self._where):
                 self._consumer = source._new_consumer(self._silence)
@@ -338,7 +346,7 @@ class _PartitionReader(SplitReader):
             return None
         with explained(self._where):
             messages = self._consumer.consume(min(rows_max, _RECORDS_MAX), 0)
-        self._silence.looked(bool(messages))
+        self._silence.looked(bool(messages) or (self._silence.lasts and self._is_answered()))
         good = [message for message in messages if message.error() is None]
         if len(good) < len(messages):
             self._notes = [(error, message) for message in messages if (error := message.error()) is not None]
@@ -357,10 +365,12 @@ class _PartitionReader(SplitReader):
         except RegistrySilent as error:
             if self._kept is None:
                 _log.warning("%s: waiting with offset %d and what is behind it: %s", self._where, before, error)
+            self._registry_wait.begin(f"the schema registry of topic {self._part.topic!r}")
             self._kept, self._bad = (messages, before), []
             return self._source._parser.no_rows, before
         if self._kept is not None:
             self._kept = None
+            self._registry_wait.end()
             _log.warning("%s: the schema registry answers again; going on", self._where)
         return rows, self._next
 
@@ -368,7 +378,23 @@ class _PartitionReader(SplitReader):
         return reported(self._bad)
 
     def close(self) -> None:
+        self._silence.close()
+        self._registry_wait.end()
         self._consumer.close()
+
+    def _is_answered(self) -> bool:
+        """Asked for now and then: a broker that is back, and has no new records, sends nothing."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        now_s = time.monotonic()
+        if now_s < self._ask_again_s:
+            return False
+        self._ask_again_s = now_s + _ASK_S
+        at = TopicPartition(self._part.topic, self._part.partition)
+        try:
+            return self._consumer.get_watermark_offsets(at, timeout=_ASKED_S) is not None
+        except KafkaException:  # nothing is concluded from it but that it is still silent
+            return False
 
     def _assign(self, offset: int | None) -> None:
         from confluent_kafka import OFFSET_BEGINNING, TopicPartition

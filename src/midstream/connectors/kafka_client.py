@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from midstream.connectors.extras import require
+from midstream.connectors.outside import Wait
 from midstream.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -47,8 +48,11 @@ _OURS: Final = {
 }
 _log = logging.getLogger(__name__)
 _client_log = logging.getLogger(f"{__name__}.librdkafka")
-"""What the clients themselves log, but for each connection that fails: `Silence` hears of those, and says less."""
-_client_log.addFilter(lambda record: not record.getMessage().startswith(("FAIL ", "ERROR ")))
+"""What the clients themselves log, but for each connection that fails: `Silence` hears of those, and says less.
+
+Nor each time that brokers want to be asked again for a transactional id: what does not come right is raised.
+"""
+_client_log.addFilter(lambda record: not record.getMessage().startswith(("FAIL ", "ERROR ", "GETPID ")))
 
 
 class Connection:
@@ -143,7 +147,12 @@ class Silence:
     librdkafka calls it from inside of calls of ours, so there is one thread.
     """
 
-    def __init__(self, where: str, servers: str, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, where: str, servers: str, now_s: Callable[[], float] = time.monotonic, *, what_for: str = ""
+    ) -> None:
+        """`what_for`: behind "waiting for brokers …" in the job's status; empty: it is not said there."""
+        self._what = f"brokers {servers} {what_for}" if what_for else ""
+        self._wait = Wait(now_s)
         self._where = where
         self._servers = servers
         self._now_s = now_s
@@ -165,9 +174,21 @@ class Silence:
             case Codes._ALL_BROKERS_DOWN:
                 if self._since_s is None or now_s - self._heard_s > _AGAIN_S:
                     self._since_s, self._is_said = now_s, False
+                    self._wait.end()  # of another silence
+                    if self._what:
+                        self._wait.begin(self._what)
                 self._heard_s = now_s
             case _:  # of one broker: the others may do
                 self.why = error.str()
+
+    @property
+    def lasts(self) -> bool:
+        return self._since_s is not None
+
+    def close(self) -> None:
+        """Nobody waits any more; the client may be heard once more while it closes."""
+        self._what = ""
+        self._wait.end()
 
     def looked(self, heard_from_broker: bool) -> None:
         """After each look for news. Raises StorageError when the cluster refuses the user."""
@@ -180,6 +201,7 @@ class Silence:
             if self._is_said:
                 _log.warning("%s: %s answers again after %.0f s; going on", self._where, self._servers, gone_s)
             self._since_s, self._is_said = None, False
+            self._wait.end()
         elif gone_s >= _SILENCE_S and not self._is_said:
             self._is_said = True
             _log.warning(

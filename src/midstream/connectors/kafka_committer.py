@@ -22,6 +22,7 @@ from midstream.connectors.kafka_staging import (
     records_of,
 )
 from midstream.connectors.kafka_transactions import LaneCommit, LaneState, Step
+from midstream.connectors.outside import Wait
 from midstream.core.errors import ConfigError, InvariantError, StorageError
 from midstream.core.seams import Signal, Storage
 from midstream.operators.sink import Committer, CommitterContext
@@ -57,6 +58,7 @@ class TransactionalProducer:
     """A producer of one transactional id, from its birth to the first failure. Every call may raise KafkaException.
 
     Blocks in short steps; raises StorageError once `stopped` is set. `options`: what the sink has for its producers.
+    `what_for`: see `Silence`.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class TransactionalProducer:
         timeout_ms: int,
         stopped: Signal,
         where: str,
+        what_for: str = "",
     ) -> None:
         from confluent_kafka import Producer
 
@@ -75,7 +78,7 @@ class TransactionalProducer:
         self._where = where
         self._connection = connection
         self._id = transactional_id
-        self._silence = Silence(where, connection.servers)
+        self._silence = Silence(where, connection.servers, what_for=what_for)
         self._refused: KafkaError | None = None
         self._is_cut = False
         self._is_stuck = False
@@ -148,6 +151,7 @@ class TransactionalProducer:
 
     def close(self) -> None:
         """Without waiting. What is open is aborted by the next producer of the id, or by the brokers in time."""
+        self._silence.close()
         if not self._is_stuck:
             self._producer.purge()
             self._producer.flush(0)
@@ -180,8 +184,8 @@ class TransactionalProducer:
     def _wait(self, step: Callable[[], object]) -> None:
         before = len(self._producer)
         step()
+        self._check()  # records that were given up leave the queue as those do that were sent
         self._silence.looked(len(self._producer) < before)
-        self._check()
         self._check_stopped()
 
     def _called(self, call: Callable[..., object], *args: Any) -> None:
@@ -315,6 +319,7 @@ class _Lane:
         self._id = staged.transactional_id
         self._where = f"{committer._where}: cannot commit checkpoint {staged.checkpoint} of subtask {staged.subtask}"
         self._commit = LaneCommit(committer._states[self._id], staged.checkpoint, staged.after)
+        self._what_for = f"of topic {staged.topic!r}, to commit rows"
         self._began_s = 0.0
 
     def run(self) -> bool:
@@ -323,6 +328,7 @@ class _Lane:
 
         commit, stopped = self._commit, self._committer._context.stopped
         failing_since_s, pause_s, is_unreadable = 0.0, _PAUSE_MIN_S, False
+        wait = Wait()  # ends with this call
         while not commit.is_over:
             try:
                 commit.succeeded(self._do(commit.step))
@@ -334,6 +340,7 @@ class _Lane:
                 commit.failed()
                 now_s = time.monotonic()
                 failing_since_s = failing_since_s or now_s
+                wait.begin(f"brokers {self._committer._connection.servers} {self._what_for}")
                 if now_s - failing_since_s > PATIENCE_S or stopped.wait(pause_s):
                     raise self._kept(error) from error
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
@@ -400,6 +407,7 @@ class _Lane:
             timeout_ms,
             committer._context.stopped,
             committer._where,
+            self._what_for,
         )
         return new
 

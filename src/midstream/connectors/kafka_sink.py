@@ -228,7 +228,9 @@ class _Records(Part):
         self._encoding = Encoding(
             sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where, sink._avro
         )
-        self._silence = Silence(self._where, sink._connection.servers)
+        self._silence = Silence(
+            self._where, sink._connection.servers, what_for=f"of topic {sink.topic!r}, to deliver rows"
+        )
         self._producer: Producer | None = None
         self._lost: KafkaError | None = None
 
@@ -240,6 +242,7 @@ class _Records(Part):
 
     def forget(self) -> None:
         """What is not delivered will not be: the next attempt sends it again."""
+        self._silence.close()
         with self._turn:
             producer, self._producer = self._producer, None
             if producer is not None:

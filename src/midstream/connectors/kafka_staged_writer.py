@@ -23,6 +23,7 @@ from midstream.connectors.kafka_staging import (
     transactional_id,
     write_staged,
 )
+from midstream.connectors.outside import Wait
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.arrow_types import byte_lengths
 from midstream.core.batches import batch_bytes
@@ -122,6 +123,7 @@ class _Lane:
     def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
         """Brokers that are gone are waited for."""
         silence = Silence(self._where, self._connection.servers)
+        wait = Wait()  # ends with this call
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             cluster = Cluster(self._connection, self._where)
@@ -130,6 +132,7 @@ class _Lane:
             except StorageError:
                 if time.monotonic() > deadline_s:
                     raise
+                wait.begin(f"brokers {self._connection.servers} of topic {self.topic!r}")
             finally:
                 cluster.close()
             silence.looked(False)
