@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -14,7 +15,7 @@ from midstream.sim.key_types import FORMS
 from midstream.sim.lateness import LENIENT, wrong_emissions
 from midstream.sim.oracle import Cut, Oracle
 from midstream.sim.run import run
-from midstream.sim.scenario import draw
+from midstream.sim.scenario import Scenario, draw
 from midstream.sim.states import Given
 from midstream.state import columnar
 
@@ -39,14 +40,21 @@ def test_random_runs_draw_every_kind() -> None:
     assert not missing
 
 
+def many_checkpoints_of_one_key(seed: int) -> Scenario:
+    """All rows of a join are of one key, whose chunks grow slowly, so that most of them outlive a checkpoint."""
+    drawn = draw(seed, topology="join", parallelism=2, faults=("kill_slot",), rows=60)
+    tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, interval_s=0.005, min_pause_s=0.0, timeout_s=60.0, aligned_timeout_s=0.0)
+    return replace(drawn, batch_rows=3, row_us=4000, text_bytes=200, keys=1, skew=0.0)
+
+
 def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_sizes, "SHARE", 1.0)
     before = columnar.OWN_CHUNK_ROWS
     original = Oracle.check_checkpoint
-    shared = 0
+    shared: Counter[int] = Counter()
 
     def check_checkpoint(self: Oracle, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
-        nonlocal shared
         assert before > columnar.OWN_CHUNK_ROWS
         files = {
             chunk.file
@@ -57,15 +65,16 @@ def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypat
             for chunk in part.chunks
         }
         written = [StateFile.parse(file) for file in sorted(files - {""})]
-        shared += sum(file is not None and file.checkpoint_id < metadata.checkpoint_id for file in written)
+        shared[seed] += sum(file is not None and file.checkpoint_id < metadata.checkpoint_id for file in written)
         return original(self, metadata, is_copy_of)
 
     monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
     for seed in range(6):
-        outcome = run(draw(seed, topology="join", rows=60))
+        outcome = run(many_checkpoints_of_one_key(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         assert before == columnar.OWN_CHUNK_ROWS
-    assert shared > 0, "no checkpoint refers to a chunk that an earlier one has written"
+    sharing = [seed for seed in shared if shared[seed]]
+    assert len(sharing) >= 2, f"checkpoints refer to chunks that earlier ones have written in runs {sharing} only"
 
 
 def test_small_chunks_end_with_a_run_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -216,3 +217,30 @@ def test_a_preview_changes_nothing_for_the_job():
     stream = Environment().generate(ticks, count=5)
     assert stream.preview(2).rows == stream.preview(2).rows
     assert len(stream.preview().rows) == 5
+
+
+def test_slow_functions_do_not_make_a_preview_long():
+    def slow(row):
+        time.sleep(0.02)
+        return row
+
+    for splits in (1, 4):
+        numbers = Environment().generate(lambda i: {"n": i}, 2_000, splits=splits)
+        shown = numbers.map(slow).preview(2_000, seconds=0.5)
+        assert 0 < shown.table.num_rows <= 100  # half a second of them, and as much again
+        assert "as 0.5 s were over" in shown.note
+
+
+class Slow(KeyedProcessFunction):
+    def process(self, row, ctx):
+        ctx.timers.event_time(row["at"] + timedelta(days=365))
+
+    def on_timer(self, at, ctx):
+        time.sleep(0.02)
+        return {"n": ctx.key}
+
+
+def test_slow_timers_at_the_end_of_the_input_do_not_make_a_preview_long():
+    numbers = Environment().from_collection([{"n": i, "at": NOON + timedelta(seconds=i)} for i in range(400)])
+    timed = numbers.with_watermarks("at", WatermarkStrategy.bounded("1 s"))
+    assert timed.key_by("n").process(Slow(), {"n": int}).preview(400, seconds=0.5).table.num_rows <= 200

@@ -523,3 +523,36 @@ def test_rows_of_an_iterator_are_read_again_for_each_cut() -> None:
     stream = Environment().from_collection([], schema={"n": int}).map(lambda row: row)
     assert len(testing.check_cuts(stream, ({"n": i} for i in range(5))).rows) == 5
     assert len(testing.check_cuts(stream, {"collection-1": ({"n": i} for i in range(5))}).rows) == 5
+
+
+def test_floats_that_differ_by_the_order_of_adding_do_not_depend_on_cuts():
+    def scaled(batch):
+        return batch.select(n=pl.col("n") * 0.1 * (3 if batch.height == 1 else 1) / (3 if batch.height == 1 else 1))
+
+    def lost(batch):
+        return batch.select(n=pl.col("n") * 1e-10 * batch.height)
+
+    numbers = Environment().from_collection([{"n": float(n)} for n in range(1, 9)])
+    testing.check_cuts(numbers.map_batches(scaled, {"n": float}))
+    with pytest.raises(AssertionError, match="depends on where batches are cut"):
+        testing.check_cuts(numbers.map_batches(lost, {"n": float}))
+
+
+def test_a_stream_has_the_settings_of_its_environment():
+    env = Environment("narrow", max_parallelism=4)
+    numbers = env.from_collection([{"n": 1}])
+    for what in (env, numbers, [numbers]):
+        with pytest.raises(ConfigError, match="max_parallelism"):
+            testing.run(what, parallelism=8)
+
+
+def failing(row):
+    return {"n": 1 // row["n"]}
+
+
+def test_an_operator_that_fails_is_named_by_its_uid():
+    numbers = Environment().from_collection([{"n": 1}, {"n": 0}])
+    stream = numbers.map(lambda row: row).map(failing, {"n": int}).uid("inverted").map(lambda row: row)
+    with pytest.raises(ZeroDivisionError) as raised:
+        testing.run(stream)
+    assert "uid 'inverted'" in " ".join(raised.value.__notes__)  # type: ignore[attr-defined]

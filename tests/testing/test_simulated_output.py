@@ -8,8 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from midstream.testing.simulated_campaign import Report
 from midstream.testing.simulated_job import Place
 from midstream.testing.simulated_output import Contract, Difference, differences
+from midstream.testing.simulated_scenario import Cuts, JobScenario
+from midstream.testing.simulated_surroundings import Effect
+from midstream.testing.simulated_verdict import Verdict
 
 ANY_ORDER = Contract()
 SINK = Place("out", "print", "print", "job.py:7")
@@ -49,7 +53,29 @@ def test_the_last_digits_of_a_sum_may_differ_and_nothing_more() -> None:
     assert compared([{"a": 0.1 + 0.2}, {"a": 5.0}], [{"a": 0.3}, {"a": 5.0}]) == []
     assert compared([{"a": [{"b": 0.1 + 0.2}]}], [{"a": [{"b": 0.3}]}]) == []
     assert compared([{"a": 1.0}], [{"a": 1.0001}]) != []
+    assert compared([{"a": sum(0.1 for _ in range(2000))}], [{"a": 200.0}]) == []
+    assert compared([{"a": 1.0}], [{"a": 1.0 + 1e-11}]) != []
     assert compared([{"a": math.nan}, {"a": math.inf}], [{"a": math.inf}, {"a": math.nan}]) == []
+
+
+def test_small_amounts_differ_as_large_ones_do() -> None:
+    assert compared([{"a": 1e-10}], [{"a": 3e-10}]) != []
+    assert compared([{"a": 0.0}], [{"a": 1e-300}]) != []
+    assert compared([{"a": 1e-10 * (0.1 + 0.2)}], [{"a": 1e-10 * 0.3}]) == []
+
+
+def test_what_is_left_where_floats_cancel_out_differs_and_is_explained() -> None:
+    lines = compared([{"k": 1, "a": 0.0}], [{"k": 1, "a": 0.1 + 0.2 - 0.3}])
+    assert lines[-1].startswith("  Where positive and negative floats cancel out")
+    assert not any("cancel out" in line for line in compared([{"k": 1, "a": 2.0}], [{"k": 1, "a": 1e-17}]))
+
+
+def test_short_floats_have_fewer_digits() -> None:
+    def table(value: float) -> dict[str, pa.Table]:
+        return {"out": pa.table({"a": pa.array([value], pa.float32())})}
+
+    assert differences(table(0.3), table(0.3000002), [SINK], {}) == []
+    assert differences(table(0.3), table(0.301), [SINK], {}) != []
 
 
 @pytest.mark.parametrize(
@@ -71,3 +97,17 @@ def test_ignored_columns_may_differ() -> None:
     contract = Contract(ignored=("at",))
     assert compared([{"k": 1, "at": 5}], [{"k": 1, "at": 6}], contract) == []
     assert compared([{"k": 1, "at": 5}], [{"k": 2, "at": 5}], contract) != []
+
+
+def test_numbers_and_their_nouns_agree() -> None:
+    report = Report("job", seeds=1, long=1, rows=1, seconds=0.01)
+    assert "1 run over 1 row, 10 ms each" in report.text
+    assert "1 of the runs had not come to its end" in report.text
+    report = Report("job", seeds=2, rows=2, kind="differs", seed=1, rows_needed={"one": 1, "two": 2})
+    assert "(found after 2 runs over 2 rows)" in report.text.replace(", 0 ms each", "")
+    assert "Rows: the first row of 'one', the first 2 rows of 'two'" in report.text
+    assert JobScenario(cuts=Cuts(1)).describe() == "batches of 1 row"
+    effect = Effect("writes to a.txt", "job.py:3")
+    assert Verdict("effect", effects=[(effect, 0, 1)]).lines() == [
+        "job.py:3: a function writes to a.txt: 1 time instead of 0"
+    ]

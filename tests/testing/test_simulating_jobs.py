@@ -389,3 +389,18 @@ def test_files_are_read_once_and_sinks_never_opened(tmp_path: Path) -> None:
     env.read_files(tmp_path / "in.parquet").write_parquet(tmp_path / "out")
     assert simulate(env, seeds=range(3)).rows == 200
     assert sorted(os.listdir(tmp_path)) == ["in.parquet"]
+
+
+def test_a_stream_is_simulated_with_the_settings_of_its_environment():
+    stream = Environment("narrow", max_parallelism=2).from_collection([{"n": 1}]).map(lambda row: row)
+    campaign = campaign_of(stream, {}, latest={}, ignore={})
+    assert (campaign.name, campaign.job.config.max_parallelism, campaign.parallelisms) == ("narrow", 2, (1, 2))
+
+
+def test_an_operator_that_fails_is_named_by_its_uid():
+    def inverted(row):
+        return {"n": 1 // row["n"]}
+
+    numbers = Environment().from_collection([{"n": 1}, {"n": 0}])
+    with pytest.raises(AssertionError, match="uid 'inverted'"):
+        simulate(numbers.map(lambda row: row).map(inverted, {"n": int}).uid("inverted"), seeds=range(2))

@@ -15,6 +15,7 @@ from midstream.connectors.collection import from_rows
 from midstream.connectors.files import FileSource
 from midstream.connectors.generator import GeneratorSource
 from midstream.operators.source import Discovery, Split, SplitReader
+from midstream.testing import sources
 
 ROWS = 20
 
@@ -103,7 +104,7 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
         ("driver", "open_split raised AttributeError.*another process than discover"),
         ("from the start", "does not go on with the row behind that.*row 0 should be {'n': 1}, and is {'n': 0}"),
         ("too many", r"read\(1\) returned 2 rows, more than it may"),
-        ("empty", "returned 1000 empty batches at the offset 10"),
+        ("empty", "returned nothing but empty batches for 0.2 s behind 10 rows, and the source is bounded"),
         ("type", "has the columns n: int32, the source says n: int64"),
         ("batch", "returned RecordBatch; return"),
         (
@@ -112,14 +113,15 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
                 "rows:", "rows than read 1000 at a time:"
             ),
         ),
-        ("standing", "read returned 10 rows and the offset before them, 0"),
-        ("behind", "row 0 should be {'n': 1}, and is {'n': 0}|the offset before them"),
+        ("standing", "read returned 10 rows and the offset before, 0"),
+        ("behind", "row 0 should be {'n': 1}, and is {'n': 0}|the offset before,"),
         ("ahead", "row 0 should be {'n': 1}, and is {'n': 2}"),
         ("text", "the offset '10'; it is stored in checkpoints, so it must be a whole number"),
         ("forgets", "has other rows after checkpoint_completed, which named it as unfinished"),
     ],
 )
-def test_what_breaks_the_contract_is_told(wrong, message):
+def test_what_breaks_the_contract_is_told(wrong, message, monkeypatch):
+    monkeypatch.setattr(sources, "MISSING_S", 0.2)
     FORGOTTEN.clear()
     with pytest.raises(AssertionError, match=message):
         testing.check_source(Numbers(wrong))
@@ -139,3 +141,54 @@ def test_the_projects_own_sources_keep_to_it(tmp_path):
     assert testing.check_source(from_rows(frame.to_dicts())).num_rows == ROWS
     assert testing.check_source(GeneratorSource(lambda i: {"n": i}, ROWS)).num_rows == ROWS
     assert testing.check_source(GeneratorSource(lambda i: {"n": i}), rows_max=50).num_rows >= 50
+
+
+class Live(Source):
+    """A topic that never ends: after each row there is none for some reads, as where rows come over a network."""
+
+    bounded = False
+    schema = pa.schema([("n", pa.int64())])
+
+    def __init__(self, wrong=""):
+        self.wrong = wrong
+        self.blocking = wrong != "not blocking"
+
+    def discover(self, position, context):
+        splits = () if position else (Split("topic-0", b"0"), Split("topic-1", b"1"))
+        return Discovery(splits, b"all", exhausted=False)
+
+    def open_split(self, split):
+        return LiveReader(self.wrong, int(split.payload) * 10, split.offset)
+
+
+class LiveReader(SplitReader):
+    def __init__(self, wrong, first, done):
+        self.wrong = wrong
+        self.first = first
+        self.done = done
+        self.reads = 0
+
+    def read(self, rows_max):
+        self.reads += 1
+        if self.done == 5 or self.reads % 4 or (self.wrong == "not blocking" and self.done == 3):
+            return pa.RecordBatch.from_pydict({"n": pa.array([], pa.int64())}), self.done
+        self.done += 1
+        shown = self.done + (self.wrong == "by batches" and rows_max == 7)
+        return pa.RecordBatch.from_pydict({"n": pa.array([self.first + shown])}), self.done
+
+
+def test_a_live_source_has_nothing_for_now_again_and_again():
+    assert testing.check_source(Live()).column("n").to_pylist() == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("by batches", "read 7 rows at a time has other rows"),
+        ("not blocking", "a source with blocking = False is asked again at once"),
+    ],
+    ids=["by batches", "not blocking"],
+)
+def test_what_is_wrong_with_a_live_source_is_told(wrong, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_source(Live(wrong))

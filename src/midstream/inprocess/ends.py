@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.elements import MIN_WATERMARK_US
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, SchemaError
 from midstream.core.values import to_python
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
@@ -101,7 +101,15 @@ class _TakingWriter(SinkWriter):
 
 
 def table_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """As dicts. Raises ValueError for a value that Python has no form of."""
+    """As dicts. Raises SchemaError for a value that Python has no form of, such as a time after the year 9999."""
     names = table.column_names
-    columns = [to_python(column) for column in table.columns]
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        try:
+            columns.append(to_python(column))
+        except (ValueError, OverflowError) as error:
+            raise SchemaError(
+                f"column {field.name!r}, {field.type}, has a value that Python cannot represent ({error}); a datetime holds the "
+                "years 1 to 9999. Look at the rows as an Arrow table"
+            ) from error
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

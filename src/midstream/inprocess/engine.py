@@ -5,15 +5,13 @@ Each call returns when there is nothing left to do, so that everything that foll
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import cloudpickle
 import msgspec
 import pyarrow as pa
 
@@ -25,6 +23,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.core.config import JobConfig
 from midstream.core.errors import InvariantError, JobError, MidstreamError
 from midstream.core.ids import TaskId
+from midstream.core.pickling import ApartUnpickler, pickled
 from midstream.core.seams import DataLink, LinkEnd
 from midstream.core.tracebacks import raised_by_users_code
 from midstream.graph.build import build_job_graph
@@ -32,6 +31,7 @@ from midstream.graph.job_graph import JobGraph, OperatorSpec
 from midstream.graph.logical import LogicalGraph
 from midstream.inprocess.ends import Fed, FedSource, MarksOperator, TakingSink
 from midstream.inprocess.loop import Loop, MemoryStorage
+from midstream.inprocess.own_modules import by_value, own_modules
 from midstream.operators.base import Operator
 from midstream.operators.source import Split
 from midstream.operators.watermarks import TimestampsOperator
@@ -49,12 +49,17 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class InProcessFailure(Exception):
-    """A task has failed. `error`: what was raised in it; `summary`: where, and in which row."""
+    """A task has failed. `error`: what was raised in it, in the program's classes; `summary`: where, and in which row."""
 
-    def __init__(self, summary: str, error: BaseException) -> None:
+    def __init__(self, summary: str, error: BaseException, originals: Mapping[type, type]) -> None:
         super().__init__(summary)
         self.summary = summary
         self.error = error
+        raised: BaseException | None = error
+        while raised is not None:
+            if type(raised) in originals:
+                raised.__class__ = originals[type(raised)]
+            raised = raised.__cause__ or raised.__context__
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Snapshot:
 class Engine:
     """`logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep what they get.
 
-    `asked` is called when a subtask of a source of the job's own asks for a split.
+    `asked` is called when a subtask of a source of the job's own asks for a split, `copied` with what each subtask has. `passed_s`: see `Loop`.
     """
 
     def __init__(
@@ -79,11 +84,14 @@ class Engine:
         now_us: int,
         restore: Snapshot | None = None,
         asked: Callable[[m.RequestSplit], None] = lambda request: None,
+        copied: Callable[[JobGraph], None] = lambda graph: None,
+        passed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.loop = Loop(now_us)
+        self.loop = Loop(now_us, passed_s)
         self.storage = restore.storage if restore is not None else MemoryStorage()
         self._logical = logical
         self.asked = asked
+        self._prepare = copied
         self.attempt = -1 if restore is None else restore.metadata.attempt
         self._checkpoint_id = 0 if restore is None else restore.metadata.checkpoint_id
         self._acks: dict[TaskId, m.CheckpointAck] = {}
@@ -101,6 +109,9 @@ class Engine:
         self._ended: set[str] = set()
         self.taken: dict[str, list[pa.RecordBatch]] = {}
         """By the id of an output: its rows so far."""
+        self.originals: dict[type, type] = {}
+        """By class that a subtask has of its own: the program's."""
+        self._own_modules = own_modules(logical)
         self._config = config
         self._copies: list[JobGraph] = []
         self._slot = SlotMachine(
@@ -124,13 +135,14 @@ class Engine:
         )
         self.graph = graph = build_job_graph(self._logical, self._config)
         self.attempt += 1
-        own = own_code(graph, (), self._config.trusted_packages)
-        for vertex in graph.vertices:
-            if vertex.source is not None:
-                vertex.source.source.own = own
-            for spec in vertex.operators:
-                spec.operator.own = own
-        self.graph_bytes = cloudpickle.dumps(graph)
+        with by_value(self._own_modules):
+            own = own_code(graph, (), self._config.trusted_packages)
+            for vertex in graph.vertices:
+                if vertex.source is not None:
+                    vertex.source.source.own = own
+                for spec in vertex.operators:
+                    spec.operator.own = own
+            self.graph_bytes = pickled(graph)
         self.plan = JobPlan("in-process", graph, self.graph_bytes, self._config)
         tasks = tasks_of(graph)
         self._copies = self._copied(tasks)
@@ -163,7 +175,10 @@ class Engine:
         copies: dict[int, JobGraph] = {}
         for ref in tasks:
             if ref.subtask not in copies:
-                graph = copies[ref.subtask] = pickle.loads(self.graph_bytes)
+                unpickler = ApartUnpickler(self.graph_bytes)
+                graph = copies[ref.subtask] = unpickler.load()
+                self.originals |= unpickler.originals
+                self._prepare(graph)
                 for vertex in graph.vertices:
                     if vertex.source is not None and isinstance(vertex.source.source, FedSource):
                         vertex.source.source.fed = self._fed
@@ -220,7 +235,7 @@ class Engine:
         error = self._slot.failure if isinstance(failed, m.DeployFailed) else self._slot.tasks[failed.task].failure
         assert error is not None, failed.summary
         self._failed, self._broken = None, failed.summary
-        raise InProcessFailure(failed.summary, error) from error
+        raise InProcessFailure(failed.summary, error, self.originals) from error
 
     def _check_not_broken(self) -> None:
         if self._closed:
@@ -260,10 +275,10 @@ class Engine:
             self._slot.handle(m.NoMoreSplits(self.attempt, ref))
         self._settle()
 
-    def stop_sources(self) -> None:
+    def stop_sources(self, enough: Callable[[], bool]) -> None:
         """Sources of the job's own end where they are, as if there were no more."""
         self._slot.handle(m.StopSources(self.attempt))
-        self._settle()
+        self._settle(enough)
 
     def tell(self, message: m.ToSlot) -> None:
         """What sources of the job's own answer."""

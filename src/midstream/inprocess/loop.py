@@ -35,9 +35,11 @@ class LoopTimer:
 class Loop:
     """core.seams.Clock, Executor and Ids."""
 
-    def __init__(self, now_us: int) -> None:
+    def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
+        """`passed_s`: real time, which the monotonic clock shows beside the virtual one; by it work is cut into slices."""
         self.now_us = now_us
         """The wall clock, in microseconds since the epoch."""
+        self._passed_s = passed_s
         self._began_us = now_us
         self._mails: deque[Mail] = deque()
         self._timers: list[tuple[int, int, LoopTimer]] = []
@@ -47,7 +49,10 @@ class Loop:
         return self.now_us // 1000
 
     def monotonic_s(self) -> float:
-        return (self.now_us - self._began_us) / 1e6
+        return (self.now_us - self._began_us) / 1e6 + self._passed_s()
+
+    own_core_s = stopwatch_s = monotonic_s
+    core_share = 1.0
 
     def new_id(self) -> str:
         return f"{next(self._numbers):016x}"

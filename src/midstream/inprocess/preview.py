@@ -6,9 +6,8 @@ wall clock, as a source with a rate does, waits for no more than TIME_S of it, w
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -25,22 +24,27 @@ from midstream.coordinator.sources import Sources
 from midstream.core.batches import is_held_by_polars, to_polars
 from midstream.core.config import JobConfig, is_whole
 from midstream.core.errors import ConfigError, InvariantError, JobError
+from midstream.core.pickling import unpickled_apart
 from midstream.core.seams import Done, Failed, Timer
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import LogicalGraph, Node
 from midstream.inprocess.ends import table_rows
 from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
 from midstream.inprocess.rewriting import End, Output, rewritten
-from midstream.operators.source import Source
+from midstream.operators.bad_records import BadRecords
+from midstream.operators.source import Source, Split, SplitReader
 from midstream.protocol import messages as m
 
 TIME_S: Final = 10.0
 """How much of the wall clock passes at most, at once, where nothing else is to be done."""
 FIRST_ROW_S: Final = 9.0
 """So much longer than asked for is waited for the first row of each source: until a storage has answered there is none."""
+END_S: Final = 1.0
+"""At least so long windows and timers may take to show what they have of an input that ends; `FIRST_ROW_S` longer for any row."""
 BATCH_ROWS: Final = 1024
 """Small ones, so that no more is read than is needed."""
-LOOK_STEPS: Final = 8
+BATCH_S: Final = 0.05
+"""How long the job should have to work on what is read at once: in between is looked whether the time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def _previews(
     logical: LogicalGraph, outputs: Sequence[Output], config: JobConfig, rows: int, seconds: float, now_us: int
 ) -> list[Preview]:
     asked: list[m.RequestSplit] = []
-    engine = Engine(logical, config, now_us, asked=asked.append)
+    engine = Engine(logical, config, now_us, asked=asked.append, copied=_Pace().keep, passed_s=time.monotonic)
     ends = [output for output in outputs if output.is_end]
     sources = _OwnSources(engine)
     try:
@@ -116,13 +120,11 @@ def _previews(
         engine.asked = sources.request
         deadline_s = time.monotonic() + seconds
         last_s = deadline_s + FIRST_ROW_S
-        steps = 0
         is_over = False
 
         def enough() -> bool:
-            nonlocal steps, is_over
-            steps += 1
-            if steps % LOOK_STEPS == 0 and not is_over:
+            nonlocal is_over
+            if not is_over:
                 now_s = time.monotonic()
                 is_over = now_s > deadline_s and (now_s > last_s or all(engine.rows_read().values()))
             return is_over or sources.failure is not None or all(_count(engine, end) >= rows for end in ends)
@@ -132,7 +134,15 @@ def _previews(
         note = ""
         if not engine.has_finished and not all(_count(engine, end) >= rows for end in ends):
             read = sum(engine.rows_read().values())
-            engine.stop_sources()
+            end_s = time.monotonic() + max(seconds, END_S)
+
+            def has_ended() -> bool:
+                counts = [_count(engine, end) for end in ends]
+                return all(count >= rows for count in counts) or (
+                    time.monotonic() > end_s + FIRST_ROW_S * (not any(counts))
+                )
+
+            engine.stop_sources(has_ended)
             note = (
                 f"the input ends here after {read:,} row{'s' * (read != 1)}, {_why(is_over, seconds)}: "
                 "windows and timers show what they have of these"
@@ -155,6 +165,51 @@ def _count(engine: Engine, output: Output) -> int:
     return sum(batch.num_rows for batch in engine.taken[output.id])
 
 
+class _Pace:
+    """How many rows are read at once, for all sources: one at first, then as many as take the job `BATCH_S`."""
+
+    def __init__(self) -> None:
+        self._rows = 1
+        self._read: tuple[int, float] | None = None
+        """How many rows were read last, and when they were there."""
+
+    def keep(self, graph: JobGraph) -> None:
+        for vertex in graph.vertices:
+            if vertex.source is not None:
+                source = vertex.source.source
+                source.open_split = partial(self._opened, source.open_split)  # type: ignore[method-assign]
+
+    def _opened(self, open_split: Callable[[Split], SplitReader], split: Split) -> SplitReader:
+        return _PacedReader(open_split(split), self)
+
+    def rows(self) -> int:
+        if self._read is not None:
+            rows, at_s = self._read
+            took_s = max(time.monotonic() - at_s, 1e-9)
+            self._rows = max(1, min(2 * rows, int(rows * BATCH_S / took_s)))
+        return self._rows
+
+    def has_read(self, rows: int) -> None:
+        self._read = (rows, time.monotonic()) if rows else None
+
+
+class _PacedReader(SplitReader):
+    def __init__(self, reader: SplitReader, pace: _Pace) -> None:
+        self._reader = reader
+        self._pace = pace
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        found = self._reader.read(min(rows_max, self._pace.rows()))
+        self._pace.has_read(0 if found is None else found[0].num_rows)
+        return found
+
+    def bad_records(self) -> BadRecords | None:
+        return self._reader.bad_records()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 class _OwnSources:
     """`coordinator.sources` with the loop of the engine."""
 
@@ -164,7 +219,7 @@ class _OwnSources:
         self._engine = engine
         self._effects = Effects()
         self._timers: dict[str, Timer] = {}
-        graph: JobGraph = pickle.loads(engine.graph_bytes)
+        graph: JobGraph = unpickled_apart(engine.graph_bytes)
         self._sources = Sources(self._effects, graph, self._fail, lambda warning: None)
         self._sources.storage = engine.storage
         for vertex in graph.vertices:

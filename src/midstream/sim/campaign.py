@@ -6,12 +6,10 @@ can change what is found, only how soon.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -20,11 +18,11 @@ from multiprocessing.pool import AsyncResult, Pool
 
 from midstream.runtime.threads import limit_threads
 from midstream.sim.coverage import Pair, recording
+from midstream.sim.garbage import collect, collect_rarely, collecting_rarely
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import Scenario, draw
 
 SHRINK_TRIES_MAX = 120
-GARBAGE_OBJECTS = 200_000
 CHUNK = 4
 """Seeds that are given to a process at a time."""
 
@@ -237,32 +235,7 @@ def _run_chunk(options: Options, seeds: list[int]) -> list[Result]:
 def workers(processes: int) -> Pool:
     """Processes to run worlds in. Each has one thread, as a slot has: more of them would take turns at nothing."""
     limit_threads()  # inherited: it is too late for whoever has imported polars
-    return get_context("spawn").Pool(processes, _collect_rarely)
-
-
-@contextmanager
-def collecting_rarely() -> Iterator[None]:
-    """A world is one large knot of references, and looking through it again and again takes an eighth of the time.
-
-    `collect` is to follow each run.
-    """
-    before = gc.get_threshold()
-    _collect_rarely()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)
-
-
-def collect() -> None:
-    """The world that has just ended, while it is still in the caches: later that takes four times as long."""
-    gc.collect(1)
-
-
-def _collect_rarely() -> None:
-    gc.freeze()  # the modules themselves stay
-    gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
+    return get_context("spawn").Pool(processes, collect_rarely)
 
 
 def shrink(scenario: Scenario) -> tuple[Scenario, str]:

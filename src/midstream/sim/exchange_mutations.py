@@ -272,6 +272,48 @@ def first_of_a_run_is_lost() -> Replacements:
     return [(ElementQueue, "_join", join)]
 
 
+def joined_is_never_done() -> Replacements:
+    """Of a batch that came from several channels, only the first is told that it was processed."""
+    original = InputGate.done
+
+    def done(self: Any, channel: int) -> None:
+        self._joined.clear()
+        original(self, channel)
+
+    return [(InputGate, "done", done)]
+
+
+def joined_with_what_is_blocked() -> Replacements:
+    """Rows of a channel that waits for an alignment are processed with those of others."""
+    original = InputGate._join
+
+    def join(self: Any, first: Any, rows_max: int) -> Any:
+        blocked = [index for index in sorted(self._blocked) if self.channels[index].queue.head_rows()]
+        self._ready.extend(blocked)
+        joined = original(self, first, rows_max)
+        for index in blocked:
+            self._is_ready[index] = False
+            if index in self._ready:
+                self._ready.remove(index)
+        return joined
+
+    return [(InputGate, "_join", join)]
+
+
+def joined_without_the_last() -> Replacements:
+    """Of the channels whose rows are processed together, those of the last are lost."""
+    original = InputGate._join
+
+    def join(self: Any, first: Any, rows_max: int) -> Any:
+        joined = original(self, first, rows_max)
+        if not self._joined:
+            return joined
+        lost = sum(item.batch.num_rows for item in self.channels[self._joined[-1]].taken())
+        return joined.slice(0, joined.num_rows - lost)
+
+    return [(InputGate, "_join", join)]
+
+
 def turn_is_lost() -> Replacements:
     """A channel whose last element was an event is not asked again before something arrives."""
     original = InputGate.poll
@@ -335,6 +377,15 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, scenarios.on_time),
     "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, scenarios.rejoined),
     "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
+    "joined_is_never_done": Mutation(
+        "of channels that are read together one is told when that is done", joined_is_never_done
+    ),
+    "joined_with_what_is_blocked": Mutation(
+        "a blocked channel is read together with others", joined_with_what_is_blocked, scenarios.joining
+    ),
+    "joined_without_the_last": Mutation(
+        "of channels that are read together the rows of one are lost", joined_without_the_last
+    ),
     "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
     "opened_before_recovered": Mutation(
         "rows are asked for before what is recovered has been taken", opened_before_recovered, scenarios.backpressured

@@ -21,7 +21,8 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream.sim.campaign import collect, collecting_rarely, workers
+from midstream.sim.campaign import workers
+from midstream.sim.garbage import collect, collecting_rarely
 from midstream.sim.mutation import Mutation
 from midstream.sim.mutations import MUTATIONS
 from midstream.sim.run import run

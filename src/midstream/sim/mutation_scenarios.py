@@ -404,3 +404,12 @@ def dawdling(seed: int) -> Scenario:
     faults = tuple(sorted((*calls, kill), key=lambda fault: fault.step))
     drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, faults=faults)
     return replace(drawn, sink_rows=1, sink_pause_s=0.003, rounds=1, batch_rows=3)
+
+
+def joining(seed: int) -> Scenario:
+    """Small batches wait in many channels, some of them behind barriers that were aligned: slots take long for every mail."""
+    topology, parallelism = (("keyed", 4), ("union", 3))[seed % 2]
+    drawn = draw(seed, topology=topology, parallelism=parallelism, rows=300, faults=())
+    tempo = replace(drawn.tempo, mail_us=400, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, aligned_timeout_s=None, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
+    return replace(drawn, batch_rows=10, splits=7, rounds=1, row_us=0, sink_rows=0, queue_time_s=None)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
-from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.sim.rows import time_ms
 from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS
 
@@ -74,9 +74,11 @@ class WindowReference:
             touched.setdefault((group, key), []).append(part)
         for (group, key), parts in touched.items():
             mark_us = self._marks[group]
-            for start_us, end_us, ids in self._windows(self._held[group, key]):
-                is_open = end_us - 1 <= mark_us < end_us - 1 + self._allowed_us
-                if is_open and any(start_us <= part.start_us < end_us for part in parts):
+            open_us = range(
+                mark_us - self._allowed_us + 2, mark_us + 2
+            )  # ends of windows that have fired and take rows
+            for start_us, end_us, ids in self._windows(self._held[group, key], open_us):
+                if any(start_us <= part.start_us < end_us for part in parts):
                     emitted[key, start_us, end_us, ids] = None
         return late, Counter(emitted.keys())
 
@@ -96,8 +98,7 @@ class WindowReference:
         return Counter(
             (key, start_us, end_us, ids)
             for (group, key), held in self._held.items()
-            for start_us, end_us, ids in self._windows(held)
-            if self._marks[group] < end_us - 1 <= watermark_us
+            for start_us, end_us, ids in self._windows(held, range(self._marks[group] + 2, watermark_us + 2))
         )
 
     def reach(self, watermark_us: int) -> None:
@@ -119,9 +120,10 @@ class WindowReference:
         """
         found = []
         for (group, key), held in self._held.items():
-            windows = {window: (key, *window) in emitted for window in self._windows(held)}
             before_us = self._marks[group]
-            found.append((group, before_us, {w[1]: fired for w, fired in windows.items() if before_us < w[1] - 1}))
+            ends_us = range(before_us + 2, MAX_WATERMARK_US)
+            windows = {window: (key, *window) in emitted for window in self._windows(held, ends_us)}
+            found.append((group, before_us, {w[1]: fired for w, fired in windows.items()}))
         return found
 
     def _end_us(self, part: _Part) -> int:
@@ -131,18 +133,22 @@ class WindowReference:
         size_us, slide_us = _BOUNDS_US[self._kind]
         return part.start_us // slide_us * slide_us + size_us
 
-    def _windows(self, held: Iterable[_Part]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Start, end and rows of each window of one key."""
+    def _windows(self, held: Iterable[_Part], ends_us: range) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Start, end and rows of each window of one key that ends at one of `ends_us`."""
         if self._kind == "session":
             for part in held:
-                yield part.start_us, part.end_us, tuple(sorted(part.ids.elements()))
+                if part.end_us in ends_us:
+                    yield part.start_us, part.end_us, tuple(sorted(part.ids.elements()))
+            return
+        if not ends_us:
             return
         size_us, slide_us = _BOUNDS_US[self._kind]
         ids: dict[int, list[int]] = {}
         for part in held:
             last_us = part.start_us // slide_us * slide_us
             for start_us in range(last_us - size_us + slide_us, last_us + 1, slide_us):
-                ids.setdefault(start_us, []).extend(part.ids.elements())
+                if start_us + size_us in ends_us:
+                    ids.setdefault(start_us, []).extend(part.ids.elements())
         for start_us, rows in ids.items():
             yield start_us, start_us + size_us, tuple(sorted(rows))
 

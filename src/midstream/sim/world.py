@@ -378,6 +378,12 @@ class Process:
             world.now_us += world.delay(self._clock_tick_us)
         return world.now_us / 1e6
 
+    def stopwatch_s(self) -> float:
+        return self.world.now_us / 1e6
+
+    own_core_s = monotonic_s
+    core_share = 1.0
+
     # ---- Ids
 
     def new_id(self) -> str:

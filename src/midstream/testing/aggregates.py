@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-import cloudpickle
 import polars as pl
 import pyarrow as pa
 
 from midstream.connectors.collection import from_rows
 from midstream.core.batches import to_polars
+from midstream.core.pickling import pickled, unpickled_apart
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.operators.aggregates import AnyAggregate
 from midstream.operators.reduction import ALL, Reduction
 from midstream.state.own_code import own_code
 from midstream.testing.inputs import as_batch
+from midstream.testing.nearness import is_near
 
 RESULT: Final = "result"
 WAYS: Final = 30
-RELATIVE_ERROR_MAX: Final = 1e-9
+CLOSE: Final = 1e-9
+"""A result such as a variance has larger errors than the sums that it is made of."""
 
 
 def check_aggregate(
@@ -52,13 +53,13 @@ def check_aggregate(
         other = _reduction(aggregate, timed.schema, name)
         parts = [_part(other, frame[first:end]) for first, end in cuts]
         found = _result(other, _folded(other, parts, right_first))
-        if not _equal(whole, found):
+        if not is_near(whole, found, CLOSE):
             raise AssertionError(
                 f"{name}: {text} give {found!r}, all rows at once give {whole!r}: windows reduce rows batch by batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
     again = _result(reduction, _merged(reduction, [_part(reduction, frame)]))
-    if not _equal(whole, again):
+    if not is_near(whole, again, CLOSE):
         raise AssertionError(
             f"{name}: the same rows give {whole!r} the first time and {again!r} the next: something is kept from one call to "
             "the next; init() must return a new accumulator each time"
@@ -73,7 +74,7 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
 def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
     """As a window of one slot has it."""
     try:
-        copied = cloudpickle.loads(cloudpickle.dumps(aggregate))
+        copied = unpickled_apart(pickled(aggregate))
     except Exception as error:
         raise AssertionError(
             f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots"
@@ -119,13 +120,3 @@ def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool]]:
         order = "the last parts merged first" if right_first else "the first parts merged first"
         found.append((f"parts of {sizes} rows, {order},", cuts, right_first))
     return found
-
-
-def _equal(one: Any, two: Any) -> bool:
-    if isinstance(one, float) and isinstance(two, float):
-        return (math.isnan(one) and math.isnan(two)) or math.isclose(one, two, rel_tol=RELATIVE_ERROR_MAX)
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        return len(one) == len(two) and all(map(_equal, one, two))
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(_equal(one[key], two[key]) for key in one)
-    return bool(one == two)

@@ -11,11 +11,12 @@ from midstream.inprocess.ends import table_rows
 from midstream.operators.window_specs import LATE
 from midstream.testing.inputs import Cut, Rows
 from midstream.testing.jobs import What, run
+from midstream.testing.nearness import close_of, is_near
 from midstream.testing.results import Result
 
 ROWS_SHOWN_MAX: Final = 5
-DIGITS: Final = 12
-"""Of floats, that are compared."""
+MATCHED_MAX: Final = 400
+"""Of more differing rows than that, near ones are not looked for."""
 
 
 def check_cuts(
@@ -60,7 +61,8 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
     theirs = other.tables()
     for label, table in first.tables().items():
         one, two = table_rows(table), table_rows(theirs[label])
-        only_one, only_two = _without(one, two), _without(two, one)
+        close = {field.name: close_of(field.type) for field in table.schema}
+        only_one, only_two = _only_in_one(one, two, close)
         if only_one or only_two:
             is_late = is_late or label.endswith(f"side output {LATE!r}")
             texts.append(f"{label}:")
@@ -93,10 +95,10 @@ def _cut_text(cut: Cut) -> str:
 
 def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the first that the second does not have, or not as often. A row may hold what cannot be hashed."""
-    left = Counter(map(_text, others))
+    left = Counter(map(repr, others))
     found = []
     for row in rows:
-        text = _text(row)
+        text = repr(row)
         if left[text]:
             left[text] -= 1
         else:
@@ -104,12 +106,19 @@ def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[d
     return found
 
 
-def _text(value: Any) -> str:
-    """Equal for equal values, and for floats that differ in their last digits only: a sum depends on the order of adding."""
-    if isinstance(value, float):
-        return f"{value:.{DIGITS}g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{_text(key)}: {_text(each)}" for key, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_text, value))}]"
-    return repr(value)
+def _only_in_one(
+    one: list[dict[str, Any]], two: list[dict[str, Any]], close: Mapping[str, float]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of each that the other does not have; floats may differ by the order of adding (`nearness`)."""
+    only_one, only_two = _without(one, two), _without(two, one)
+    if len(only_one) <= MATCHED_MAX and len(only_two) <= MATCHED_MAX:
+        for row in list(only_one):
+            near = next((at for at, other in enumerate(only_two) if _is_near_row(row, other, close)), None)
+            if near is not None:
+                only_one.remove(row)
+                del only_two[near]
+    return only_one, only_two
+
+
+def _is_near_row(one: Mapping[str, Any], two: Mapping[str, Any], close: Mapping[str, float]) -> bool:
+    return all(is_near(value, two[name], close[name]) for name, value in one.items())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, TypeAlias
+from datetime import datetime, timezone
+from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -21,6 +21,10 @@ Instant: TypeAlias = "str | datetime | int"
 """An ISO text such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970."""
 Cut: TypeAlias = 'int | Literal["whole"] | Sequence[int]'
 """How many rows go into a batch; "whole" for all of one input; or the size of each batch, the last one of which is repeated."""
+
+
+FIRST_US: Final = instant_us(datetime.min)
+LAST_US: Final = instant_us(datetime.max)
 
 
 def as_batch(rows: Rows | str, schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -75,11 +79,11 @@ def as_us(at: Instant, where: str) -> int:
             raise ConfigError(f"{where}: {at!r} is not a time; write for example '2024-01-01 12:05:30'") from None
     if isinstance(at, bool) or not isinstance(at, (datetime, int)):
         raise ConfigError(f"{where}: {at!r} is not a time; give a datetime, or text such as '2024-01-01 12:05:30'")
+    if isinstance(at, int) and not FIRST_US <= at <= LAST_US:
+        raise ConfigError(
+            f"{where}: {at} is in microseconds since 1970 and so not in the years 1 to 9999, which a time has"
+        )
     return instant_us(at)
-
-
-def instant_text(us: int) -> str:
-    return (datetime(1970, 1, 1) + timedelta(microseconds=us)).isoformat(" ")
 
 
 def batches(batch: pa.RecordBatch, cut: Cut) -> Iterator[pa.RecordBatch]:

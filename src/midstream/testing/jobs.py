@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
@@ -19,13 +19,14 @@ from midstream.connectors.collection import CollectionSource
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.config import Duration, JobConfig, check_parallelism, duration_us
 from midstream.core.errors import ConfigError, JobError
+from midstream.core.pickling import in_the_programs_classes
 from midstream.graph.logical import Node
 from midstream.inprocess.ends import FedSource, table_rows
 from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, noted, surfaced
 from midstream.inprocess.rewriting import End, rewritten
 from midstream.operators.base import Operator
 from midstream.operators.source import DiscoveryContext, Source, rows_text
-from midstream.testing.inputs import Cut, Instant, Rows, as_batch, as_us, batches
+from midstream.testing.inputs import LAST_US, Cut, Instant, Rows, as_batch, as_us, batches
 from midstream.testing.results import Name, Result, Row, find, only
 from midstream.testing.states import contents
 
@@ -181,14 +182,17 @@ class RunningJob:
     def advance_processing_time(self, by: Duration) -> RunningJob:
         """The wall clock goes on by a duration such as "10 s": timers of processing time fire, inputs become idle."""
         by_us = duration_us(by, "advance_processing_time")
+        until_us = self._engine.loop.now_us + by_us
+        if until_us > LAST_US:
+            raise ConfigError(f"advance_processing_time: {by} from {self.now} is after the year 9999, where times end")
         with _surfacing():
-            self._engine.advance_processing_time(self._engine.loop.now_us + by_us)
+            self._engine.advance_processing_time(until_us)
         return self
 
     @property
     def now(self) -> datetime:
         """The wall clock of the job, UTC."""
-        return datetime.fromtimestamp(self._engine.loop.now_us / 1e6, timezone.utc)
+        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=self._engine.loop.now_us)
 
     # ---- what comes out ----
 
@@ -211,7 +215,7 @@ class RunningJob:
 
         `operator`: its uid or name.
         """
-        return contents(self.operators(operator), operator)
+        return in_the_programs_classes(contents(self.operators(operator), operator), self._engine.originals)
 
     def operators(self, operator: str) -> list[Operator]:
         """Those of that uid or name as they run, one per subtask."""
@@ -300,7 +304,7 @@ def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:
     if len({id(stream._program) for stream in streams}) > 1:
         raise ConfigError("the streams are of different Environments; give those of one")
     ends = [End(tuple((origin.node, origin.tag) for origin in stream._origins), stream.schema) for stream in streams]
-    return streams[0]._program, JobConfig(name="test"), ends
+    return streams[0]._program, streams[0]._program.config, ends
 
 
 def _may_be_rows(value: object) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-import cloudpickle
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv
@@ -16,10 +15,11 @@ import pyarrow.json
 import pyarrow.parquet
 
 from midstream.api.environment import Environment
-from midstream.api.modules import collect, top_level_names
+from midstream.api.modules import top_level_names
 from midstream.api.stream import DataStream
 from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError
+from midstream.core.pickling import pickled
 from midstream.graph.build import assign_uids
 from midstream.graph.logical import LogicalGraph
 from midstream.operators.sinks import SinkOperator
@@ -118,12 +118,10 @@ def campaign_of(
 
 
 def _graph_of(job: Environment | DataStream) -> tuple[LogicalGraph, JobConfig, frozenset[str]]:
-    if isinstance(job, Environment):
-        modules = collect(job._file, job._modules, cloudpickle.dumps(job._program.graph))
-        return job._program.graph, job._config, top_level_names(modules)
-    if isinstance(job, DataStream):
-        return _graph_of_stream(job), JobConfig(), frozenset()
-    raise JobError(f"simulate: {job!r} is neither an Environment nor a stream")
+    if not isinstance(job, (Environment, DataStream)):
+        raise JobError(f"simulate: {job!r} is neither an Environment nor a stream")
+    graph = job._program.graph if isinstance(job, Environment) else _graph_of_stream(job)
+    return graph, job._program.config, top_level_names(job._program.collected(pickled(graph)))
 
 
 def _graph_of_stream(stream: DataStream) -> LogicalGraph:

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-import cloudpickle
 import msgspec
 
 from midstream.core.errors import ClusterError
+from midstream.core.pickling import pickled
+from midstream.core.row_text import counted
+from midstream.inprocess.own_modules import by_value, own_modules
+from midstream.sim.garbage import collect, collecting_rarely
 from midstream.testing.simulated_causes import Cause, Diagnosis, all_clues, diagnose
 from midstream.testing.simulated_code import Clue, Habit
-from midstream.testing.simulated_job import SimulatedJob, by_value, own_modules
+from midstream.testing.simulated_job import SimulatedJob
 from midstream.testing.simulated_output import Contract
 from midstream.testing.simulated_run import Ran, run_job
 from midstream.testing.simulated_scenario import REFERENCE, JobScenario, draw
@@ -65,6 +68,8 @@ class Report:
     rows_needed: Mapping[str, int] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     warnings: list[str] = field(default_factory=list)
+    late: tuple[str, ...] = ()
+    """Uids of windows whose late rows the job counts on."""
     replay: str = ""
 
     @property
@@ -77,22 +82,31 @@ class Report:
 
     def _lines(self) -> Iterable[str]:
         per_run = f", {1000 * self.seconds / self.seeds:.0f} ms each" if self.seeds else ""
-        ran = f"{self.seeds:,} runs over {self.rows:,} rows{per_run}"
+        ran = f"{counted(self.seeds, 'run')} over {counted(self.rows, 'row')}{per_run}"
         if self.ok:
             yield f"{self.job}: the output with failures is the output without: {ran}"
             if self.long:
-                yield f"{self.long} of the runs had not come to their end after as many steps as a run has"
+                its = "its" if self.long == 1 else "their"
+                yield f"{self.long:,} of the runs had not come to {its} end after as many steps as a run has"
         else:
-            yield f"{self.job}: {self._headline()} ({ran})"
+            yield f"{self.job}: {self._headline()} (found after {ran})"
             yield from self.found
             if self.schedule:
                 yield f"Schedule: {self.schedule}"
             if self.rows_needed:
-                yield "Rows: " + ", ".join(f"the first {n} of {uid!r}" for uid, n in self.rows_needed.items())
+                yield "Rows: " + ", ".join(
+                    f"the first row of {uid!r}" if n == 1 else f"the first {n} rows of {uid!r}"
+                    for uid, n in self.rows_needed.items()
+                )
             if self.diagnosis is not None:
                 yield from self.diagnosis.lines()
             if self.replay and self.seed is not None:
                 yield f"Replay: {self.replay} --seed {self.seed}"
+        if self.late:
+            yield (
+                f"Late rows of {', '.join(map(repr, self.late))} may be others in each run, as the job reads them: a run is "
+                "compared with one without failures in which the same rows are late"
+            )
         yield from (f"Warning: {warning}" for warning in self.warnings)
 
     def _headline(self) -> str:
@@ -133,6 +147,7 @@ class Campaign:
     def go(self, seeds: Sequence[int]) -> Report:
         began_s = time.monotonic()
         report = Report(self.name, rows=sum(recorded.rows for recorded in self.job.inputs.values()), replay=self.replay)
+        report.late = tuple(self.job.late_books)
         clues = all_clues(self.job)
         report.warnings = [str(clue) for clue in clues if clue.habit in WARNED]
         reference = run_job(self.job, REFERENCE)
@@ -178,15 +193,17 @@ class Campaign:
         self._explain(report, failing.seed, Small(self.job, reference, scenario, verdict))
 
     def _here(self, report: Report, reference: Ran, seeds: Sequence[int], end_s: float | None) -> Finished | None:
-        for seed in seeds:
-            if end_s is not None and time.monotonic() >= end_s:
-                break
-            done = finished(self.job, reference, self.contracts, seed, self.scenario(seed))
-            report.seeds += 1
-            report.long += done.kind == LONG
-            self.progress(report.seeds)
-            if done.kind not in ("", LONG):
-                return done
+        with collecting_rarely():
+            for seed in seeds:
+                if end_s is not None and time.monotonic() >= end_s:
+                    break
+                done = finished(self.job, reference, self.contracts, seed, self.scenario(seed))
+                collect()
+                report.seeds += 1
+                report.long += done.kind == LONG
+                self.progress(report.seeds)
+                if done.kind not in ("", LONG):
+                    return done
         return None
 
     def _in_processes(
@@ -194,7 +211,7 @@ class Campaign:
     ) -> Finished | None:
         count = min(self.jobs, len(seeds)) or PROBES
         with by_value(own_modules(self.job.logical)):
-            data = cloudpickle.dumps((self.job, reference.output, reference.effects, self.contracts, self.parallelisms))
+            data = pickled((self.job, reference.output, reference.effects, self.contracts, self.parallelisms))
         news: queue.Queue[Finished | str] = queue.Queue()
         workers = [_Worker(number, data, list(seeds[number::count]), news) for number in range(count)]
         left = count

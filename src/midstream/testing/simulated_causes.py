@@ -12,16 +12,18 @@ from enum import Enum
 from typing import Final
 
 from midstream.graph.logical import Node
+from midstream.operators.window_base import WindowOperator
 from midstream.testing.simulated_code import UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulated_job import TAP, Place, SimulatedJob, place_of
 from midstream.testing.simulated_output import Contract, differences
 from midstream.testing.simulated_run import Ran, run_job
 from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
-from midstream.testing.simulated_verdict import reference_of
+from midstream.testing.simulated_verdict import compared, reference_of
 
 TRIES: Final = {"clock": 4, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
 """How many runs each experiment has at most."""
 
+AGAIN: Final = "nothing"
 CLOCKS: Final = (Habit.CLOCK, Habit.REAL_CLOCK)
 BATCHES: Final = ("map_batches", "process_batches", "co_process_batches")
 """Kinds of operators whose functions take batches."""
@@ -67,6 +69,11 @@ class Cause(Enum):
         "watermark says that rows are out of order by less than they are. Allow more: "
         "WatermarkStrategy.bounded('10 s'), allowed_lateness, or read the side output of late rows."
     )
+    UPDATES = (
+        "A window with allowed_lateness fires again for rows that come behind its end, so what it gives is a stream of "
+        "updates: how many there are depends on where batches are cut. Say which rows replace which: "
+        "--latest SINK=KEY,window_start compares only the last row of each key and window."
+    )
     CUTS = (
         "The result depends on where batches are cut. How many rows a batch has is nobody's choice: it follows from how "
         "fast rows come. A batch function has to give the same for rows in one batch and in several; what belongs "
@@ -81,8 +88,8 @@ class Cause(Enum):
     )
     STATE = (
         "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or doubled "
-        "when the job goes on after a failure, and each subtask has its own. Declare it: count = ValueState() in a "
-        "ProcessFunction behind key_by()."
+        "when the job goes on after a failure, and each subtask has its own. Declare it in the class of a "
+        "KeyedProcessFunction, behind key_by(), such as: count = ValueState()."
     )
     EFFECT = (
         "A function has a side effect: it changes something outside of the job. After a failure rows are processed "
@@ -132,8 +139,7 @@ class _Lab:
         self.job = job.tapped()
         self.contracts = contracts
         self.parallelisms = parallelisms
-        self.sinks = list(job.sinks.values())
-        self.places = list(self.job.sinks.values())
+        self.places = list(self.job.books.values())
         self.reference = run_job(self.job, REFERENCE)
         self.seen: dict[str, _Seen] = {}
         self.experiments: list[str] = []
@@ -148,7 +154,7 @@ class _Lab:
         if not ran.is_over:
             return False
         reference = reference_of(self.job, self.reference, ran)
-        return bool(differences(reference.output, ran.output, self.sinks, self.contracts))
+        return bool(differences(reference.output, ran.output, compared(self.job), self.contracts))
 
     def vary(self, name: str, what: str, scenarios: Iterator[JobScenario]) -> bool:
         """Whether one of them gives another output."""
@@ -156,16 +162,17 @@ class _Lab:
             ran = run_job(self.job, scenario)
             if self.differs(ran):
                 self.seen[name] = _Seen(scenario, ran)
-                self.experiments.append(
-                    f"Experiment: when only {what} changes, the output differs (in run {number}: {scenario.describe()})"
-                )
+                when = "when the run is repeated" if what == AGAIN else f"when this alone is changed: {what}"
+                self.experiments.append(f"Tried: the output differs {when} (on try {number}: {scenario.describe()})")
                 return True
-        self.same.append(what)
+        if what != AGAIN:
+            self.same.append(what)
         return False
 
     def told(self) -> list[str]:
         """What was tried, and what came of it."""
-        same = [f"Experiment: the output stays the same when only one of these changes: {', '.join(self.same)}"]
+        alone = "this alone" if len(self.same) == 1 else "one of these alone"
+        same = [f"Tried: the output stays the same when {alone} is changed: {', '.join(self.same)}"]
         return [*(same if self.same else ()), *self.experiments]
 
     def sided(self, *sides: str) -> Iterator[JobScenario]:
@@ -204,7 +211,7 @@ def diagnose(
     """`failing`: a scenario in which the output differs."""
     lab = _Lab(job, contracts, parallelisms)
     say("looking for the reason: the reference run again")
-    if lab.vary("again", "nothing", iter([REFERENCE])):
+    if lab.vary("again", AGAIN, iter([REFERENCE])):
         return _made(lab, lab.seen["again"], Cause.RUN_TO_RUN, tuple(Habit))
     experiments: dict[str, tuple[str, Callable[[int], Outer], Cause, tuple[Habit, ...]]] = {
         "clock": ("the time of day", lambda n: Outer(clock_s=195_145.678 * n), Cause.CLOCK, CLOCKS),
@@ -266,6 +273,8 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
         return _at(lab, late, Cause.LATE)
     node = lab.first_differing(seen)
     undeclared = _clues(lab, node, UNDECLARED)
+    if node is not None and isinstance(node.operator, WindowOperator) and node.operator.fires_again:
+        return Diagnosis(Cause.UPDATES, place_of(node), [], lab.told())
     if node is None:
         return Diagnosis(Cause.ORDER, None, [], lab.told())
     takes_batches = node.kind in BATCHES

@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 from typing import Final
 
 from midstream.graph.logical import LogicalGraph, Node
-from midstream.testing.simulated_job import by_value, methods_of, own_modules, user_code
+from midstream.inprocess.own_modules import by_value, methods_of, own_modules, user_code
 
 
 class Habit(Enum):

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import io
-import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType, ModuleType
 from typing import Any, Final, TypeAlias
 
-import cloudpickle
 import msgspec
 import pyarrow as pa
 
 from midstream.core.batches import canonical_schema, conform, single_batch
 from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
-from midstream.core.installed import is_installed
+from midstream.core.pickling import ApartUnpickler, JobPickler
 from midstream.graph.build import assign_uids, build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import Input, LogicalGraph, Node
+from midstream.inprocess.own_modules import by_value, own_modules, user_code
 from midstream.operators.reduction import Reduction
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
 from midstream.operators.sinks import SinkOperator
+from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.operators.window_base import WindowOperator
 from midstream.operators.windows import LATE
 from midstream.state.own_code import own_code
 from midstream.testing.inputs import as_batch
+from midstream.testing.simulated_surroundings import by_name
 
 ROWS_MAX: Final = 200
 """Of each source, unless told otherwise."""
@@ -109,6 +108,8 @@ class SimulatedJob:
     config: JobConfig
     inputs: Mapping[str, Recorded]
     """By uid of the source."""
+    own_names: tuple[str, ...] = ()
+    """The user's modules that each subtask has for itself."""
     is_tapped: bool = False
     _pickled: dict[int, bytes] = field(default_factory=dict)
     _constants: list[object] = field(default_factory=list)
@@ -116,8 +117,19 @@ class SimulatedJob:
 
     @property
     def sinks(self) -> dict[str, Place]:
-        """By uid, in the order of the program."""
+        """Of the program, by uid, in its order."""
+        return {uid: place for uid, place in self.books.items() if not uid.startswith(TAP)}
+
+    @property
+    def books(self) -> dict[str, Place]:
+        """Sinks and taps, by uid, in the order of the program."""
         return {place.uid: place for node in self.logical.nodes if node.sink for place in (place_of(node),)}
+
+    @property
+    def late_books(self) -> dict[str, str]:
+        """By uid of a window whose late rows the program counts on: the book with these rows."""
+        windows = (node for node in self.logical.nodes if _reads_late_rows(self.logical, node))
+        return {str(node.uid): _tap_uid(node, LATE) for node in windows}
 
     @property
     def node_of(self) -> dict[str, Node]:
@@ -150,7 +162,7 @@ class SimulatedJob:
         data = self._pickled.get(parallelism)
         if data is None:
             buffer = io.BytesIO()
-            with by_value(own_modules(self.logical)):
+            with by_value([sys.modules[name] for name in self.own_names if name in sys.modules]):
                 _Pickler(buffer, self._constants).dump(self.graph(parallelism))  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
             data = self._pickled[parallelism] = buffer.getvalue()
         return data
@@ -162,7 +174,7 @@ class SimulatedJob:
 
     def with_inputs(self, inputs: Mapping[str, Recorded]) -> SimulatedJob:
         """The same job over other rows."""
-        return SimulatedJob(self.logical, self.config, inputs, self.is_tapped, self._pickled, self._constants)
+        return replace(self, inputs=inputs)
 
     def cut_off(self, rows: Mapping[str, Sequence[int]]) -> SimulatedJob:
         """The same job over the first rows of each split."""
@@ -185,9 +197,9 @@ class SimulatedJob:
                 for tag, schema in _read_sides(self.logical, node):
                     if tag != LATE:
                         _tap(graph, node, tag, schema)
-            if isinstance(node.operator, WindowOperator):
+            if isinstance(node.operator, WindowOperator) and _tap_uid(node, LATE) not in self.books:
                 _tap(graph, node, LATE, node.inputs[0].schema)
-        return SimulatedJob(graph, self.config, self.inputs, is_tapped=True)
+        return SimulatedJob(graph, self.config, self.inputs, self.own_names, is_tapped=True)
 
 
 def _read_sides(logical: LogicalGraph, node: Node) -> dict[tuple[str, pa.Schema], None]:
@@ -196,7 +208,7 @@ def _read_sides(logical: LogicalGraph, node: Node) -> dict[tuple[str, pa.Schema]
 
 def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) -> None:
     book = Book()
-    uid = f"{TAP}{node.uid}" + (f" {tag}" if tag else "")
+    uid = _tap_uid(node, tag)
     graph.add(
         "tap",
         uid=uid,
@@ -206,6 +218,19 @@ def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) ->
         sink=book,
         place=node.place,
     )
+
+
+def _tap_uid(node: Node, tag: str | None) -> str:
+    return f"{TAP}{node.uid}" + (f" {tag}" if tag else "")
+
+
+def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
+    """Whether it is a tumbling window, where a row is late as a whole, and the program reads its late rows."""
+    operator = node.operator
+    if not isinstance(operator, SlidingWindowOperator) or not operator.is_tumbling:
+        return False
+    readers = (n for n in logical.nodes for i in n.inputs if i.node == node.id and i.tag == LATE)
+    return any(not str(reader.uid).startswith(TAP) for reader in readers)
 
 
 def place_of(node: Node) -> Place:
@@ -241,9 +266,11 @@ def simulated_job(
     with by_value(own_modules(logical)):
         own = own_code(logical, own_names, config.trusted_packages)
     graph = LogicalGraph([_simulated(node, uids[node.id]) for node in logical.nodes])
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.operator is not None:
             node.operator.own = own
+        if _reads_late_rows(graph, node):
+            _tap(graph, node, LATE, node.inputs[0].schema)
     recorded = {
         uid: _given(given[uid], uid, node.source.schema) if uid in given else record(node, uid, config, rows_max)
         for uid, node in sources.items()
@@ -254,7 +281,7 @@ def simulated_job(
             raise JobError(
                 f"source {uid!r} gives no rows, so there is nothing to simulate; give it some with --rows {uid}=FILE"
             )
-    return SimulatedJob(graph, config, recorded)
+    return SimulatedJob(graph, config, recorded, tuple(module.__name__ for module in own_modules(graph)))
 
 
 def _simulated(node: Node, uid: str) -> Node:
@@ -339,13 +366,16 @@ def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> pa.Table:
 # ---- pickling
 
 
-class _Pickler(cloudpickle.CloudPickler):
+class _Pickler(JobPickler):
     """Sinks, schemas and reductions are names, which each run has things of its own for, or shares with all others."""
 
     def __init__(self, buffer: io.BytesIO, constants: list[object]) -> None:
-        super().__init__(buffer)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+        super().__init__(buffer)
         self._constants = constants
         self._numbers = {id(item): number for number, item in enumerate(constants)}
+
+    def reducer_override(self, item: Any) -> Any:
+        return by_name(item) or super().reducer_override(item)
 
     def persistent_id(self, item: Any) -> object:
         if isinstance(item, Book):
@@ -363,97 +393,13 @@ def _has_code(reduction: Reduction) -> bool:
     return bool(user_code(reduction))
 
 
-class Unpickler(pickle.Unpickler):
+class Unpickler(ApartUnpickler):
     """Reads the graph of `SimulatedJob.pickled`."""
 
     def __init__(self, data: bytes, sink: Sink, constants: Sequence[object]) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(data)
         self._sink = sink
         self._constants = constants
 
     def persistent_load(self, name: Any) -> Any:
         return self._sink if name == "sink" else self._constants[name]
-
-
-def own_modules(logical: LogicalGraph) -> list[ModuleType]:
-    """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own.
-
-    Not those that hold what cannot be pickled, such as a lock: of these there is one for all tasks.
-    """
-    found: dict[str, ModuleType] = {"__main__": sys.modules["__main__"]}
-    taken: list[ModuleType] = []
-    while True:
-        with by_value(taken):
-            named = {item.__module__ or "" for item in user_code(logical)} - found.keys()
-        new = [sys.modules[name] for name in sorted(named) if name in sys.modules]
-        if not new:
-            return taken
-        for module in new:
-            found[module.__name__] = module
-            if _is_separable(logical, [*taken, module]):
-                taken.append(module)
-
-
-def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
-    try:
-        with by_value(modules):
-            user_code(logical)
-    except Exception:  # noqa: BLE001 - any __reduce__ may raise anything
-        return False
-    return True
-
-
-def user_code(item: object) -> list[FunctionType | type]:
-    """The user's functions and classes that `item` refers to, each once."""
-    recorder = _Recorder(io.BytesIO())
-    recorder.dump(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
-    return list(recorder.found.values())
-
-
-class _Recorder(cloudpickle.CloudPickler):
-    def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
-        self.found: dict[int, FunctionType | type] = {}
-
-    def reducer_override(self, item: Any) -> Any:
-        if isinstance(item, (FunctionType, type)) and is_users(item):
-            self.found[id(item)] = item
-        return super().reducer_override(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
-
-
-def is_users(item: FunctionType | type) -> bool:
-    """Whether the user has written it: it is neither midstream's nor installed nor of the standard library."""
-    module = sys.modules.get(item.__module__ or "")
-    file = getattr(module, "__file__", None) if module is not None else file_of(item)
-    return (
-        isinstance(file, str)
-        and (item.__module__ or "").partition(".")[0] not in ("midstream", "pyspark", "cloudpickle")
-        and not is_installed(file)
-    )
-
-
-def file_of(item: FunctionType | type) -> str | None:
-    """Where it was written, if any code of it says so."""
-    if isinstance(item, FunctionType):
-        return item.__code__.co_filename
-    return next((m.__code__.co_filename for m in methods_of(item)), None)
-
-
-def methods_of(item: type) -> Iterator[FunctionType]:
-    """Functions written in the class itself, also those behind property, staticmethod and classmethod."""
-    for value in vars(item).values():
-        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-        if isinstance(inner, FunctionType):
-            yield inner
-
-
-@contextmanager
-def by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """Meanwhile functions of `modules` are pickled with the variables that they use."""
-    already = cloudpickle.list_registry_pickle_by_value()
-    with ExitStack() as undo:
-        for module in modules:
-            if module.__name__ not in already and sys.modules.get(module.__name__) is module:
-                cloudpickle.register_pickle_by_value(module)
-                undo.callback(cloudpickle.unregister_pickle_by_value, module)
-        yield

@@ -1,8 +1,8 @@
 """What sinks got, compared with what they should have got: rows of each as a multiset, in any order.
 
 The order of rows is not compared: which of two keys comes first, when a window fires, and how inputs are
-interleaved may differ between any two runs. Floating-point numbers may differ in their last digits, since sums of
-them depend on the order of adding.
+interleaved may differ between any two runs. Floating-point numbers may differ by what the order of adding does to them
+(`nearness`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from midstream.core.errors import SchemaError
+from midstream.testing.nearness import CANCELLED, close_of, has_cancelled, is_near
 from midstream.testing.simulated_job import Place
 
 SHOWN: Final = 3
 """How many rows of each kind a report shows."""
 MATCHED_MAX: Final = 400
 """Of more differing rows than that, near ones are not looked for."""
-_CLOSE: Final = 1e-9
 Row = Mapping[str, Any]
 
 
@@ -61,6 +62,8 @@ class Difference:
         for before, after in self.changed[:SHOWN]:
             lines += [f"  expected:  {_text(before)}", f"  instead:   {_text(after)}"]
         lines += [f"  surplus:   {_text(row)}" for row in self.surplus[:SHOWN]]
+        if self.changed and all(_has_only_cancelled(before, after) for before, after in self.changed):
+            lines.append(f"  {CANCELLED}")
         return lines
 
 
@@ -76,7 +79,8 @@ def differences(
         contract = contracts.get(place.uid, Contract())
         before, after = rows_of(expected.get(place.uid), contract), rows_of(found.get(place.uid), contract)
         if before != after:
-            difference = _difference(place, before, after)
+            close = _closeness(expected.get(place.uid), found.get(place.uid))
+            difference = _difference(place, before, after, close)
             if difference is not None:
                 differing.append(difference)
     return differing
@@ -87,13 +91,24 @@ def rows_of(table: pa.Table | None, contract: Contract = Contract()) -> Counter[
     if table is None or not table.num_rows:
         return Counter()
     names = [name for name in table.column_names if name not in contract.ignored]
-    columns = [table.column(name).to_pylist() for name in names]
+    columns = [_values(table.column(name)) for name in names]
     if contract.latest:
-        keys = zip(*(map(_frozen, table.column(name).to_pylist()) for name in contract.latest), strict=True)
+        keys = zip(*(map(_frozen, _values(table.column(name))) for name in contract.latest), strict=True)
         last = sorted({key: index for index, key in enumerate(keys)}.values())
         columns = [[column[index] for index in last] for column in columns]
     plain = [column if _is_plain(column) else [_frozen(value) for value in column] for column in columns]
     return Counter(tuple(zip(names, row, strict=True)) for row in zip(*plain, strict=True))
+
+
+def _values(column: pa.ChunkedArray[Any]) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError) as error:  # a time that no datetime can hold
+        try:
+            values = column.cast(pa.int64()).to_pylist()
+        except pa.ArrowException:
+            raise SchemaError(f"a column of {column.type} has a value that Python cannot represent: {error}") from error
+    return values
 
 
 def _is_plain(column: Sequence[Any]) -> bool:
@@ -114,12 +129,20 @@ def _frozen(value: Any) -> Any:
 Rows = Counter[tuple[tuple[str, Any], ...]]
 
 
-def _difference(place: Place, before: Rows, after: Rows) -> Difference | None:
-    """None when they differ in the last digits of floating-point numbers only."""
+Closeness = Mapping[str, float]
+"""By column: the relative error of floats that the order of adding explains."""
+
+
+def _closeness(*tables: pa.Table | None) -> Closeness:
+    return {field.name: close_of(field.type) for table in tables if table is not None for field in table.schema}
+
+
+def _difference(place: Place, before: Rows, after: Rows, close: Closeness) -> Difference | None:
+    """None when they differ by the order of adding floating-point numbers only."""
     missing, surplus = list((before - after).elements()), list((after - before).elements())
     if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
         for row in list(missing):
-            near = next((other for other in surplus if _is_near(row, other)), None)
+            near = next((other for other in surplus if _alike(row, other, close) == len(row)), None)
             if near is not None:
                 missing.remove(row)
                 surplus.remove(near)
@@ -132,8 +155,8 @@ def _difference(place: Place, before: Rows, after: Rows) -> Difference | None:
             found.doubled.append(dict(row))
     if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
         for row in list(missing):
-            like = max(surplus, key=lambda other: _alike(row, other), default=None)
-            if like is not None and 2 * _alike(row, like) >= len(row):
+            like = max(surplus, key=lambda other: _alike(row, other, close), default=None)
+            if like is not None and 2 * _alike(row, like, close) >= len(row):
                 missing.remove(row)
                 surplus.remove(like)
                 found.changed.append((dict(row), dict(like)))
@@ -142,16 +165,15 @@ def _difference(place: Place, before: Rows, after: Rows) -> Difference | None:
     return found
 
 
-def _is_near(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_CLOSE)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_is_near, one, other))
-    return bool(one == other)
+def _alike(one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]], close: Closeness) -> int:
+    """How many columns have the same value, in two rows of one sink."""
+    pairs = zip(one, other, strict=True)
+    return sum(is_near(before, after, close[name]) for (name, before), (_, after) in pairs)
 
 
-def _alike(one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]]) -> int:
-    return sum(map(_is_near, one, other))
+def _has_only_cancelled(before: Row, after: Row) -> bool:
+    differing = [(before[name], after[name]) for name in before if before[name] != after[name]]
+    return bool(differing) and all(has_cancelled(one, other) for one, other in differing)
 
 
 def _count(rows: Sequence[object], one: str, many: str) -> str:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from midstream.runtime.threads import limit_threads
+from midstream.sim.garbage import collect, collecting_rarely
 from midstream.testing.simulated_campaign import PROBE, Campaign, finished
 from midstream.testing.simulated_job import SimulatedJob
 from midstream.testing.simulated_run import Ran
@@ -31,10 +32,12 @@ def main() -> None:
     seeds = msgspec.json.decode(_part(given), type=list[int])
     reference = Ran(REFERENCE, output=output, effects=effects)
     campaign = Campaign("", job, contracts, parallelisms)
-    for seed in (PROBE, *seeds):
-        scenario = REFERENCE if seed == PROBE else campaign.scenario(seed)
-        done = finished(job, reference, contracts, seed, scenario)
-        answers.write(msgspec.json.encode(done) + b"\n")
+    with collecting_rarely():
+        for seed in (PROBE, *seeds):
+            scenario = REFERENCE if seed == PROBE else campaign.scenario(seed)
+            done = finished(job, reference, contracts, seed, scenario)
+            answers.write(msgspec.json.encode(done) + b"\n")
+            collect()
 
 
 def _part(stream: BinaryIO) -> bytes:

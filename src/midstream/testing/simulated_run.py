@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import signature
 from random import Random
 from typing import Any, Final
 from unittest.mock import patch
@@ -48,8 +47,6 @@ ROOT: Final = "sim://checkpoints"
 KEEPER_US: Final = 5_000
 LAUNCHES_MAX: Final = 30
 SAME_FAILURES: Final = 3
-UNTRACKED: Final = frozenset(("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar"))
-"""What cloudpickle makes classes with."""
 SETTLING_STEPS: Final = 20_000
 LEAST_POOL: Final = 8
 
@@ -254,24 +251,9 @@ class _JobCluster(Cluster):
 
 class _Unpickler(Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        if not module.startswith("cloudpickle"):
-            return found
-        if name == "_function_setstate":
+        if name == "_function_setstate" and module.startswith("cloudpickle"):
             return set_function_state
-        if name in UNTRACKED:
-            return partial(_untracked, found)
-        return found
-
-
-def _untracked(make: Callable[..., Any], *arguments: Any) -> Any:
-    """A class of the user's, made anew.
-
-    cloudpickle makes a class once in a process and gives it to all that unpickle it, also to the process that has
-    pickled it: its methods, and so the global variables that they use, would be those of the task that came last.
-    """
-    tracker = list(signature(make).parameters).index("class_tracker_id")
-    return make(*arguments[:tracker], None, *arguments[tracker + 1 :])
+        return super().find_class(module, name)
 
 
 def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> JobGraph:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import Final
 
+from midstream.core.row_text import counted
 from midstream.sim.scenario import IN_FLIGHT, RECOVERING, Fault
 from midstream.sim.world import Tempo
 
@@ -156,7 +157,7 @@ class JobScenario:
             said.append(f"parallelism {self.width.first}{then}")
         if self.cuts != Cuts():
             said.append(
-                f"batches of {'1 to ' * (self.cuts.are_random and self.cuts.batch_rows > 1)}{self.cuts.batch_rows} rows"
+                f"batches of {'1 to ' * (self.cuts.are_random and self.cuts.batch_rows > 1)}{counted(self.cuts.batch_rows, 'row')}"
             )
         if self.order.rates and any(self.order.rates):
             rates = ", ".join("unlimited" if r is None else f"{r:g}" for r in self.order.rates)

@@ -7,6 +7,7 @@ are made are counted. Only the thread of the run is concerned; everything is as 
 
 from __future__ import annotations
 
+import dis
 import os
 import random
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone, tzinfo
-from types import FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -188,24 +189,85 @@ class SimulatedDate(date, metaclass=_Like):
 
 
 _CLOCKS: Final = frozenset(("now", "utcnow", "today"))
+_STAND_INS: Final[dict[object, tuple[str, object]]] = {
+    datetime: ("the run's datetime", SimulatedDatetime),
+    date: ("the run's date", SimulatedDate),
+}
+"""For what, and under which name of a variable that no program has."""
+_INDEX_SHIFT: Final = 1 if sys.version_info >= (3, 11) else 0
+"""Of the argument of LOAD_GLOBAL: the lowest bit says something else since 3.11."""
+_ARGUMENT_MAX: Final = 255
+
+
+def by_name(item: object) -> tuple[Any, ...] | None:
+    """How a clock, or a function of the module `random`, that a variable refers to is pickled: a run finds its own there.
+
+    Else `from random import random` would be a copy of the generator, and `from time import time` could not be
+    pickled while another clock is in its place.
+    """
+    if not isinstance(item, (BuiltinFunctionType, MethodType)):
+        return None
+    owner, name = item.__self__, item.__name__
+    if owner is time:
+        return getattr, (time, name)
+    if owner is random._inst:
+        return getattr, (random, name)
+    if owner is np.random.mtrand._rand:
+        return getattr, (np.random, name)
+    if (owner is datetime or owner is date) and name in _CLOCKS:
+        return getattr, (_STAND_INS[owner][1], name)
+    return None
 
 
 def set_function_state(function: FunctionType, state: Any) -> None:
-    """In place of cloudpickle's: what a function finds under the names of clocks and of hash() are the run's."""
+    """In place of cloudpickle's: the clocks and the hash() that a function calls are the run's."""
     _function_setstate(function, state)
-    names = function.__code__.co_names
     variables = function.__globals__
+    names = set(_names(function.__code__))
     if not _CLOCKS.isdisjoint(names):
-        for name in names:
-            found = variables.get(name)
-            if found is datetime:
-                variables[name] = SimulatedDatetime
-            elif found is date:
-                variables[name] = SimulatedDate
-            elif isinstance(found, ModuleType) and found.__name__ == "datetime":
-                variables[name] = _datetime_module(found)
+        function.__code__ = _with_the_runs_clocks(function.__code__, variables)
     if "hash" in names and "hash" not in variables:
         variables["hash"] = simulated_hash
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _with_the_runs_clocks(code: CodeType, variables: dict[str, Any]) -> CodeType:
+    """The same code, which asks the run where it asks `datetime.now()`, and still means datetime in `type(x) is datetime`."""
+    instructions = list(dis.get_instructions(code))
+    made, names = bytearray(code.co_code), list(code.co_names)
+    for at, instruction in enumerate(instructions):
+        if instruction.opname != "LOAD_GLOBAL":
+            continue
+        found = variables.get(instruction.argval)
+        reached = [each.argval for each in instructions[at + 1 : at + 3] if each.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+        is_module = isinstance(found, ModuleType) and found.__name__ == "datetime"
+        if is_module and len(reached) == 2 and reached[1] in _CLOCKS:
+            name, stand_in = _MODULE
+        elif isinstance(found, type) and found in _STAND_INS and reached and reached[0] in _CLOCKS:
+            name, stand_in = _STAND_INS[found]
+        else:
+            continue
+        index = names.index(name) if name in names else len(names)
+        argument = index << _INDEX_SHIFT | (instruction.arg or 0) & _INDEX_SHIFT
+        if max(argument, instruction.arg or 0) > _ARGUMENT_MAX:  # no room: then the name means the run's everywhere
+            variables[instruction.argval] = stand_in
+            continue
+        if index == len(names):
+            names.append(name)
+        made[instruction.offset + 1] = argument
+        variables[name] = stand_in
+    constants = [
+        _with_the_runs_clocks(each, variables) if isinstance(each, CodeType) else each for each in code.co_consts
+    ]
+    if len(names) == len(code.co_names) and all(one is two for one, two in zip(constants, code.co_consts, strict=True)):
+        return code
+    return code.replace(co_code=bytes(made), co_names=tuple(names), co_consts=tuple(constants))
 
 
 def _datetime_module(real: ModuleType) -> ModuleType:
@@ -213,6 +275,9 @@ def _datetime_module(real: ModuleType) -> ModuleType:
     module.__dict__.update(vars(real))
     module.__dict__.update(datetime=SimulatedDatetime, date=SimulatedDate)
     return module
+
+
+_MODULE: Final[tuple[str, object]] = ("the run's module datetime", _datetime_module(sys.modules["datetime"]))
 
 
 def simulated_hash(item: object) -> int:

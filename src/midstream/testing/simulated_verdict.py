@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from midstream.testing.simulated_job import SimulatedJob
+from midstream.core.row_text import counted
+from midstream.testing.simulated_job import Place, SimulatedJob
+from midstream.testing.simulated_late import held_late
 from midstream.testing.simulated_output import Contract, Difference, differences
 from midstream.testing.simulated_run import Ran, run_job
 from midstream.testing.simulated_scenario import REFERENCE, SIDES, Cuts, JobScenario, Width, without
@@ -35,7 +37,7 @@ class Verdict:
         if self.error:
             lines += _short(self.error)
         for effect, before, after in self.effects:
-            lines.append(f"{effect.place}: a function {effect.what}: {after} times instead of {before}")
+            lines.append(f"{effect.place}: a function {effect.what}: {counted(after, 'time')} instead of {before}")
         return lines
 
 
@@ -60,7 +62,7 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
     if not ran.is_over:
         return Verdict(LONG, error=f"the job had not come to its end after {ran.steps:,} steps")
     reference = reference_of(job, reference, ran)
-    found = differences(reference.output, ran.output, job.sinks.values(), contracts)
+    found = differences(reference.output, ran.output, compared(job), contracts)
     if found:
         return Verdict(DIFFERS, found)
     more = [
@@ -72,10 +74,20 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
 
 
 def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
-    """What `ran` is compared with: of a job that was drained the run without failures over the rows that it has read."""
-    if ran.drained is None:
+    """What `ran` is compared with: a run without failures over the rows that `ran` has read, in which the same rows are late."""
+    late = {uid: ran.output.get(book) for uid, book in job.late_books.items()}
+    is_late = any(reference.output.get(book) or ran.output.get(book) for book in job.late_books.values())
+    if ran.drained is None and not is_late:
         return reference
-    return run_job(job.cut_off(ran.drained), REFERENCE)
+    if ran.drained is not None:
+        job = job.cut_off(ran.drained)
+    return run_job(held_late(job, late) if is_late else job, REFERENCE)
+
+
+def compared(job: SimulatedJob) -> list[Place]:
+    """The program's sinks, and the late rows that it counts on."""
+    books = job.books
+    return [*job.sinks.values(), *(books[book] for book in job.late_books.values())]
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-import cloudpickle
 import pyarrow as pa
 
 from midstream.core.batches import conform
+from midstream.core.pickling import pickled, unpickled_apart
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.core.seams import Storage
 from midstream.inprocess.ends import table_rows
@@ -82,7 +82,7 @@ class _Place:
     def copy(self) -> Sink:
         """As a slot gets it, or a driver that was started anew."""
         try:
-            copied = cloudpickle.loads(cloudpickle.dumps(self.sink))
+            copied = unpickled_apart(pickled(self.sink))
         except Exception as error:
             raise AssertionError(
                 f"{self.name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots; open "

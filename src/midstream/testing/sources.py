@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import cloudpickle
 import msgspec
 import pyarrow as pa
 
 from midstream.core.batches import canonical_schema
+from midstream.core.pickling import pickled, unpickled_apart
+from midstream.core.row_text import counted
 from midstream.inprocess.ends import table_rows
 from midstream.inprocess.loop import MemoryStorage
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
@@ -18,6 +20,12 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 UID: Final = "source"
 ROWS_MAX: Final = (1000, 1, 7)
 """Batches of so many rows are asked for: one way of reading, and others that must give the same rows."""
+QUIET_S: Final = 1.0
+"""A reader that has had no rows for so long, and no reason to have more, is at what there is for now."""
+MISSING_S: Final = 10.0
+"""So long is waited for rows that the same split has had before, and for the end of a source that has one."""
+PAUSE_S: Final = 0.004
+"""Before a reader that had nothing is asked again, as an engine does."""
 OFFSETS_MAX: Final = 50
 """So many places of a split are gone on from."""
 PARALLELISMS: Final = (1, 4)
@@ -29,7 +37,8 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
         rows = testing.check_source(Countdown())
         assert rows.column("n").to_pylist() == list(range(100, 0, -1))
 
-    `source` must have some rows to read, and must not get others meanwhile. `rows_max`: of each split no more rows are
+    `source` must have some rows to read, and must not get others meanwhile. Where readers answer batches without rows for
+    a second, that is what there is for now; those of a bounded source must come to their end. `rows_max`: of each split no more rows are
     read than about so many. `discoveries`: how often an unbounded source is asked for more splits.
 
     Raises AssertionError saying which rule is broken, and with which call: that it pickles; that `discover`, asked again
@@ -43,10 +52,10 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
     _check_settings(source, name)
     made = _copy(source, name)
     found = _discover(made, name, PARALLELISMS[0], discoveries)
-    table = pa.Table.from_batches(
-        [batch for split in found for batch in _check_split(source, name, split, rows_max)], schema=source.schema
-    )
-    _check_discovery(source, name, found, discoveries, rows_max, table)
+    parts = {split.id: _check_split(source, name, split, rows_max) for split in found}
+    table = pa.Table.from_batches([batch for part in parts.values() for batch in part], schema=source.schema)
+    counts = {split_id: sum(batch.num_rows for batch in part) for split_id, part in parts.items()}
+    _check_discovery(source, name, counts, discoveries, rows_max, table)
     _check_settled(source, name, rows_max)
     made.close()
     return table
@@ -69,7 +78,7 @@ def _check_settings(source: Source, name: str) -> None:
 def _copy(source: Source, name: str) -> Source:
     """As a slot gets it."""
     try:
-        copied = cloudpickle.loads(cloudpickle.dumps(source))
+        copied = unpickled_apart(pickled(source))
     except Exception as error:
         raise AssertionError(
             f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots; open connections "
@@ -124,9 +133,12 @@ def _one_discovery(source: Source, name: str, position: bytes | None, context: D
 
 
 def _read(
-    source: Source, name: str, split: Split, batch_rows: int, rows_max: int
+    source: Source, name: str, split: Split, batch_rows: int, rows_max: int, expected: int | None = None
 ) -> tuple[list[pa.RecordBatch], list[int]]:
-    """Batches from the split's offset on, and the offset behind each; less of it where there is very much."""
+    """Batches from the split's offset on, and the offset behind each; less of it where there is very much.
+
+    `expected`: how many rows the split has, as far as is known.
+    """
     where = f"{name}: split {split.id!r} from offset {split.offset}"
     try:
         reader = source.open_split(split)
@@ -138,7 +150,7 @@ def _read(
     batches: list[pa.RecordBatch] = []
     offsets: list[int] = []
     rows = 0
-    standing = 0
+    quiet_since_s: float | None = None
     while rows < rows_max:
         answer = reader.read(batch_rows)
         if answer is None:
@@ -155,7 +167,7 @@ def _read(
         )
         _require(
             batch.num_rows <= batch_rows,
-            f"{where}: read({batch_rows}) returned {batch.num_rows} rows, more than it may",
+            f"{where}: read({batch_rows}) returned {counted(batch.num_rows, 'row')}, more than it may",
         )
         _require(
             isinstance(offset, int) and not isinstance(offset, bool) and -(2**63) <= offset < 2**64,
@@ -164,19 +176,43 @@ def _read(
         before = offsets[-1] if offsets else split.offset
         _require(
             not batch.num_rows or offset != before,
-            f"{where}: read returned {batch.num_rows} rows and the offset before them, {offset}: after a restart they would "
-            "come again",
+            f"{where}: read returned {counted(batch.num_rows, 'row')} and the offset before, {offset}: after a restart the same rows "
+            "would come again",
         )
-        standing = standing + 1 if offset == before else 0
-        _require(
-            standing < 1000,
-            f"{where}: read returned {standing} empty batches at the offset {offset}; return None at the end of the split",
-        )
-        batches.append(batch)
-        offsets.append(offset)
-        rows += batch.num_rows
+        if batch.num_rows or offset != before:
+            batches.append(batch)
+            offsets.append(offset)
+            rows += batch.num_rows
+        if batch.num_rows or (source.bounded and offset != before):
+            quiet_since_s = None
+        else:
+            now_s = time.monotonic()
+            quiet_since_s = now_s if quiet_since_s is None else quiet_since_s
+            if _is_all_there_is(source, where, now_s - quiet_since_s, rows, expected):
+                break
+            time.sleep(PAUSE_S)
     reader.close()
     return batches, offsets
+
+
+def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expected: int | None) -> bool:
+    """Whether a reader that has nothing for now is not waited for. Raises AssertionError for one that must not be waited for."""
+    _require(
+        source.blocking or quiet_s < QUIET_S,
+        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s behind {counted(rows, 'row')}, which says that there are none "
+        "for now; a source with blocking = False is asked again at once, and so takes all of the processor's time: return "
+        "None at the end of the split, or set blocking = True",
+    )
+    if source.bounded:
+        _require(
+            quiet_s < MISSING_S,
+            f"{where}: read returned nothing but empty batches for {MISSING_S:g} s behind {counted(rows, 'row')}, and the source is bounded; "
+            "return None at the end of the split",
+        )
+        return False
+    if expected is not None and rows >= expected:
+        return True
+    return quiet_s >= (QUIET_S if expected is None else MISSING_S)
 
 
 def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list[pa.RecordBatch]:
@@ -184,7 +220,7 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
     batches, _ = _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max)
     whole = _rows(source, batches)
     for batch_rows in ROWS_MAX[1:]:
-        parts, offsets = _read(_copy(source, name), name, split, batch_rows, rows_max)
+        parts, offsets = _read(_copy(source, name), name, split, batch_rows, rows_max, len(whole))
         limit = min(len(whole), sum(part.num_rows for part in parts))
         _same(
             whole[:limit],
@@ -197,7 +233,9 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
             done += part.num_rows
             if number % step == 0 or number == len(offsets) - 1:
                 resumed = msgspec.structs.replace(split, offset=offset)
-                rest = _rows(source, _read(_copy(source, name), name, resumed, ROWS_MAX[0], rows_max)[0])
+                rest = _rows(
+                    source, _read(_copy(source, name), name, resumed, ROWS_MAX[0], rows_max, len(whole) - done)[0]
+                )
                 limit = len(whole) - done
                 _same(
                     whole[done:],
@@ -209,15 +247,18 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
 
 
 def _check_discovery(
-    source: Source, name: str, found: Sequence[Split], discoveries: int, rows_max: int, table: pa.Table
+    source: Source, name: str, counts: Mapping[str, int], discoveries: int, rows_max: int, table: pa.Table
 ) -> None:
-    """Asked again by somebody who knows nothing, from the beginning and from each position in between."""
+    """Asked again by somebody who knows nothing, from the beginning and from each position in between.
+
+    `counts`: how many rows each split had the first time, by its id.
+    """
     expected = _counted(table)
     for parallelism in PARALLELISMS:
         other = _copy(source, name)
         again = _discover(other, name, parallelism, discoveries)
         what = f"{name}.discover, asked again from the beginning (parallelism {parallelism})"
-        _compare(other, name, again, expected, rows_max, what)
+        _compare(other, name, again, expected, counts, rows_max, what)
     context = DiscoveryContext(UID, PARALLELISMS[0], MemoryStorage())
     position: bytes | None = None
     one = _copy(source, name)
@@ -231,14 +272,24 @@ def _check_discovery(
         other = _copy(source, name)
         left = discoveries - asked - 1
         behind = _discover(other, name, PARALLELISMS[0], left, position) if source.bounded or left else []
-        what = f"{name}.discover, asked by a new driver from the position {position!r} after {len(before)} splits"
-        _compare(other, name, [*before, *behind], expected, rows_max, what)
+        what = f"{name}.discover, asked by a new driver from the position {position!r} after {counted(len(before), 'split')}"
+        _compare(other, name, [*before, *behind], expected, counts, rows_max, what)
 
 
 def _compare(
-    source: Source, name: str, splits: Sequence[Split], expected: Counter[str], rows_max: int, what: str
+    source: Source,
+    name: str,
+    splits: Sequence[Split],
+    expected: Counter[str],
+    counts: Mapping[str, int],
+    rows_max: int,
+    what: str,
 ) -> None:
-    batches = [batch for split in splits for batch in _read(source, name, split, ROWS_MAX[0], rows_max)[0]]
+    batches = [
+        batch
+        for split in splits
+        for batch in _read(source, name, split, ROWS_MAX[0], rows_max, counts.get(split.id))[0]
+    ]
     other = _counted(pa.Table.from_batches(batches, schema=source.schema))
     missing, extra = expected - other, other - expected
     if missing or extra:
@@ -261,7 +312,7 @@ def _check_settled(source: Source, name: str, rows_max: int) -> None:
     for split, before in zip(step.splits, rows, strict=True):
         _same(
             before,
-            _rows(source, _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max)[0]),
+            _rows(source, _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max, len(before))[0]),
             f"{name}: split {split.id!r} has other rows after checkpoint_completed, which named it as unfinished",
         )
 

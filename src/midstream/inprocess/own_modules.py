@@ -1,0 +1,107 @@
+"""The user's functions and classes in a job, and their modules, pickled by value for as long as that is wanted.
+
+On slots each process imports the user's modules anew, so their variables are its own. Where several subtasks, or several
+runs, share a process, modules that are pickled by value have the same effect.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from midstream.core.installed import is_installed
+from midstream.core.pickling import JobPickler, pickled, unpickled_apart
+from midstream.graph.logical import LogicalGraph
+
+
+def own_modules(logical: LogicalGraph) -> list[ModuleType]:
+    """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own.
+
+    Not those that hold what cannot be pickled, such as a lock: of these there is one for all tasks. Nor the job's file,
+    which always travels by value.
+    """
+    found: dict[str, ModuleType] = {"__main__": sys.modules["__main__"]}
+    taken: list[ModuleType] = []
+    while True:
+        with by_value(taken):
+            named = {item.__module__ or "" for item in user_code(logical)} - found.keys()
+        new = [sys.modules[name] for name in sorted(named) if name in sys.modules]
+        before = len(taken)
+        already = cloudpickle.list_registry_pickle_by_value()
+        for module in new:
+            found[module.__name__] = module
+            if module.__name__ not in already and _is_separable(logical, [*taken, module]):
+                taken.append(module)
+        if len(taken) == before:  # what the job refers to is what it was
+            return taken
+
+
+def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
+    try:
+        with by_value(modules):
+            unpickled_apart(pickled(logical))
+    except Exception:  # noqa: BLE001 - any __reduce__, and what it answers, may raise anything
+        return False
+    return True
+
+
+def user_code(item: object) -> list[FunctionType | type]:
+    """The user's functions and classes that `item` refers to, each once."""
+    recorder = _Recorder(io.BytesIO())
+    recorder.dump(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+    return list(recorder.found.values())
+
+
+class _Recorder(JobPickler):
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer)
+        self.found: dict[int, FunctionType | type] = {}
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, (FunctionType, type)) and is_users(item):
+            self.found[id(item)] = item
+        return super().reducer_override(item)
+
+
+def is_users(item: FunctionType | type) -> bool:
+    """Whether the user has written it: it is neither midstream's nor installed nor of the standard library."""
+    module = sys.modules.get(item.__module__ or "")
+    file = getattr(module, "__file__", None) if module is not None else file_of(item)
+    return (
+        isinstance(file, str)
+        and (item.__module__ or "").partition(".")[0] not in ("midstream", "pyspark", "cloudpickle")
+        and not is_installed(file)
+    )
+
+
+def file_of(item: FunctionType | type) -> str | None:
+    """Where it was written, if any code of it says so."""
+    if isinstance(item, FunctionType):
+        return item.__code__.co_filename
+    return next((m.__code__.co_filename for m in methods_of(item)), None)
+
+
+def methods_of(item: type) -> Iterator[FunctionType]:
+    """Functions written in the class itself, also those behind property, staticmethod and classmethod."""
+    for value in vars(item).values():
+        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(inner, FunctionType):
+            yield inner
+
+
+@contextmanager
+def by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Meanwhile functions of `modules` are pickled with the variables that they use."""
+    already = cloudpickle.list_registry_pickle_by_value()
+    with ExitStack() as undo:
+        for module in modules:
+            if module.__name__ not in already and sys.modules.get(module.__name__) is module:
+                cloudpickle.register_pickle_by_value(module)
+                undo.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield

@@ -1,0 +1,87 @@
+"""Jobs that are late by design: which rows come too late differs from run to run, and each is somewhere exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
+from midstream.testing import simulate
+from midstream.testing.simulate import campaign_of
+from midstream.testing.simulated_run import run_job
+from midstream.testing.simulated_scenario import REFERENCE, Cuts
+from midstream.testing.simulated_verdict import DIFFERS, judge
+
+NOON = datetime(2024, 1, 1, 12)
+ROWS = [{"id": i, "k": "ab"[i % 2], "at": NOON + timedelta(seconds=(i * 37) % 60)} for i in range(60)]
+LATE_COUNT = {"k": str, "id": int}
+
+
+class Doubling:
+    """A mistake: it counts in an attribute."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.count += 1
+        return {"k": row["k"], "id": self.count}
+
+
+def job(allowed: str = "0 s", late_too: bool = True, mistake: bool = False) -> Environment:
+    env = Environment("late")
+    rows = env.from_collection(ROWS).with_watermarks("at", WatermarkStrategy.bounded("3 s"))
+    counted = rows.key_by("k").window(tumbling("10 s")).allowed_lateness(allowed).aggregate(n=Count()).uid("counted")
+    counted.collect()
+    if late_too:
+        late = counted.side_output(LATE)
+        if mistake:
+            late = late.map(Doubling(), LATE_COUNT).uid("mistake")
+        late.collect()
+    return env
+
+
+def test_a_job_that_reads_its_late_rows_is_right_whichever_rows_are_late():
+    report = simulate(job(), seeds=range(30))
+    assert "Late rows of 'counted' may be others in each run" in report.text
+    campaign = campaign_of(job(), {}, latest={}, ignore={})
+    [book] = campaign.job.late_books.values()
+    late = run_job(campaign.job, replace(REFERENCE, cuts=Cuts(3))).output[book]
+    assert late.num_rows > 0
+
+
+@pytest.mark.parametrize("rows", ["fewer", "more"])
+def test_a_late_row_that_is_nowhere_or_there_twice_is_told(rows):
+    campaign = campaign_of(job(), {}, latest={}, ignore={})
+    [book] = campaign.job.late_books.values()
+    reference = run_job(campaign.job, REFERENCE)
+    ran = run_job(campaign.job, replace(REFERENCE, cuts=Cuts(3)))
+    assert judge(campaign.job, reference, ran, {}).kind == ""
+    late = ran.output[book]
+    ran.output[book] = (
+        late.slice(1) if rows == "fewer" else late.from_batches([*late.to_batches(), *late.slice(0, 1).to_batches()])
+    )
+    assert judge(campaign.job, reference, ran, {}).kind == DIFFERS
+
+
+def test_a_mistake_in_what_becomes_of_late_rows_is_found():
+    with pytest.raises(AssertionError) as raised:
+        simulate(job(mistake=True), seeds=range(200))
+    assert "'mistake'" in str(raised.value)
+    assert "self.count += 1" in str(raised.value)
+
+
+def test_late_rows_that_are_not_read_are_reported():
+    with pytest.raises(AssertionError, match="Rows come too late"):
+        simulate(job(late_too=False), seeds=range(200))
+
+
+def test_windows_that_fire_again_give_updates():
+    with pytest.raises(AssertionError, match="--latest SINK=KEY,window_start"):
+        simulate(job(allowed="1 min"), seeds=range(50))
+    latest = {"collect-1": ["k", "window_start"]}
+    assert simulate(job(allowed="1 min"), seeds=range(15), latest=latest).ok
+    assert simulate(job(allowed="10 s"), seeds=range(15), latest=latest).ok

@@ -1,0 +1,64 @@
+"""Times before the year 1 and after 9999, which no datetime can hold: refused by name, wherever a test meets them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pyarrow as pa
+import pytest
+
+from midstream import ConfigError, Count, Environment, JobError, SchemaError, WatermarkStrategy, testing, tumbling
+from midstream.testing.inputs import FIRST_US, LAST_US
+
+FAR = pa.table({"k": ["a"], "at": pa.array([1 << 62], pa.timestamp("us"))})
+ROW = {"k": str, "at": datetime}
+
+
+def timed():
+    rows = Environment().from_collection([], schema=ROW).uid("rows")
+    return rows.with_watermarks("at", WatermarkStrategy.bounded("5 s"))
+
+
+def counted():
+    return timed().key_by("k").window(tumbling("1 min")).aggregate(n=Count())
+
+
+@pytest.mark.parametrize("us", [FIRST_US - 1, LAST_US + 1, 1 << 62, -(1 << 62)])
+def test_a_time_in_the_tests_hand_is_refused(us):
+    with pytest.raises(ConfigError, match=r"now: .* not in the years 1 to 9999"):
+        testing.job(timed(), now=us)
+    with testing.job(timed()) as job, pytest.raises(ConfigError, match=r"advance_to: .* not in the years 1 to 9999"):
+        job.advance_to(us)
+
+
+def test_the_wall_clock_goes_to_the_last_moment_and_no_further():
+    with testing.job(timed(), now=datetime.max - timedelta(days=1)) as job:
+        assert job.now == datetime.max.replace(tzinfo=timezone.utc) - timedelta(days=1)
+        job.advance_processing_time("24 h")
+        assert job.now == datetime.max.replace(tzinfo=timezone.utc)
+        with pytest.raises(ConfigError, match=r"advance_processing_time: 1 s from .* is after the year 9999"):
+            job.advance_processing_time("1 s")
+    with testing.job(timed(), now=datetime.min) as job:
+        assert job.now == datetime.min.replace(tzinfo=timezone.utc)
+
+
+def test_rows_with_such_a_time_are_in_tables_and_are_named_elsewhere():
+    result = testing.run(timed(), FAR)
+    assert result.table(next(iter(result))).num_rows == 1
+    with pytest.raises(SchemaError, match=r"column 'at', timestamp.* has a value that Python cannot represent"):
+        _ = result.rows
+    with pytest.raises(SchemaError, match=r"column 'at'"):
+        testing.check_cuts(timed(), FAR)
+    last = [{"k": "a", "at": "9999-12-31 23:59:59.999999"}]
+    with pytest.raises(SchemaError, match=r"column 'window_end'"):
+        _ = testing.run(counted(), last).rows
+
+
+def test_a_function_that_gets_such_a_time_fails_with_the_columns_name():
+    with pytest.raises(JobError, match=r"column 'at', timestamp.* has a value that Python cannot represent"):
+        testing.run(timed().map(lambda row: row), FAR)
+
+
+def test_a_job_with_such_times_is_simulated():
+    assert testing.simulate(timed(), {"rows": FAR}, seeds=range(3)).ok
+    assert testing.simulate(counted(), {"rows": [{"k": "a", "at": "9999-12-31 23:59:59"}]}, seeds=range(3)).ok
