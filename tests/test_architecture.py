@@ -29,6 +29,7 @@ ROOMS = (
     "runtime",
     "spark",
     "inprocess",
+    "page",
     "api",
     "sim",
     "bench",

@@ -14,7 +14,7 @@ from midstream import Environment
 from midstream.api.arguments import calling_file, calling_place, check_uid, raised_at
 from midstream.core.arrow_types import schema_of
 from midstream.core.config import duration_s
-from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.core.schemas import as_schema
 from midstream.runtime.processes import ProcessSlots
 
@@ -99,7 +99,7 @@ def test_places_are_the_users_file_and_line():
 
 def test_where_a_job_begins_is_said_at_once_and_starting_over_is_asked_for(tmp_path, monkeypatch, caplog):
     started = []
-    monkeypatch.setattr("midstream.api.submit.start_job", lambda plan, slots: started.append(plan))
+    monkeypatch.setattr("midstream.api.submit.start_job", lambda plan, slots, page: started.append(plan))
     monkeypatch.chdir(tmp_path)
 
     def env():
@@ -120,4 +120,11 @@ def test_where_a_job_begins_is_said_at_once_and_starting_over_is_asked_for(tmp_p
         env().start(newer_output="keep", slots=ProcessSlots())
     with pytest.raises(ConfigError, match="start over"):
         env().start(restore_from="latest", fresh=True, slots=ProcessSlots())
+    for contradiction in ({"restore_from": "3"}, {"newer_output": "keep"}, {"fresh": True}):
+        with pytest.raises(ConfigError, match=r"--resume \(resume=True\) goes on from the newest checkpoint"):
+            env().start(resume=True, slots=ProcessSlots(), **contradiction)
+    without = Environment("without")
+    without.from_collection([{"n": 1}]).print()
+    with pytest.raises(JobError, match="has no checkpoint_dir, so there is nothing to go on from"):
+        without.start(resume=True, slots=ProcessSlots())
     assert len(started) == 1

@@ -100,6 +100,14 @@ def test_files_without_a_usable_job_are_refused(tmp_path, text, message):
     assert "job.py" in str(caught.value)
 
 
+def test_a_syntax_error_is_shown_at_its_place_and_said_once(tmp_path):
+    with pytest.raises(JobError) as caught:
+        load_job(write(tmp_path, "env = (1\nfoo = 2"))
+    shown = user_traceback(caught.value.__cause__)
+    assert "env = (1" in shown and "^" in shown
+    assert "never closed" in str(caught.value) and "never closed" not in shown
+
+
 def test_missing_files_and_directories_are_refused(tmp_path):
     with pytest.raises(JobError, match="there is no such file"):
         load_job(tmp_path / "nope.py")

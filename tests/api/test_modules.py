@@ -105,7 +105,7 @@ def test_functions_of_a_module_that_makes_an_environment_travel_by_value(tmp_pat
     pipeline = importlib.import_module("mods_pipeline")
     pickled = cloudpickle.dumps(pipeline.f)
     assert "mods_pipeline" not in modules._references(pickled)
-    assert pipeline.env._file == JobFile(str(tmp_path / "mods_pipeline.py"), "")
+    assert pipeline.env._program.file == JobFile(str(tmp_path / "mods_pipeline.py"), "")
 
 
 def test_what_the_jobs_file_imports_anywhere_goes_along_and_what_that_imports(tmp_path: Path) -> None:

@@ -380,7 +380,11 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
         assert main([*arguments, "--json"]) == status
         return json.loads(capsys.readouterr().out)
 
-    assert said("savepoint", job.job_id, "saved") == {"job_id": job.job_id, "savepoint": str(tmp_path / "saved")}
+    assert said("savepoint", job.job_id, "saved") == {
+        "format_version": 1,
+        "job_id": job.job_id,
+        "savepoint": str(tmp_path / "saved"),
+    }
     assert "the place is taken (it has _savepoint)" in said("savepoint", job.job_id, "saved", status=1)["error"]
     shown = said("inspect", "saved")
     assert shown["savepoint"] is True and shown["problems"] == []

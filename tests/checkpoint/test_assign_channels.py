@@ -8,10 +8,10 @@ from itertools import pairwise
 import msgspec
 import pyarrow as pa
 import pytest
-from checkpoint_samples import chain, metadata_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint_samples import chain, metadata_of
 from in_memory import MemoryStorage, NoRows
 from midstream.checkpoint.assign_channels import assign_channels
 from midstream.checkpoint.channel_state import Captured, store_channels

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, chain, metadata_of, pipeline
 
+from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, chain, metadata_of, pipeline
 from midstream.checkpoint.assign import assign_state, finished_tasks, has_finished
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId

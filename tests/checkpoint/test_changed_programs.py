@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, metadata_of, pipeline
 
+from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, metadata_of, pipeline
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, settings_of
 from midstream.core.arrow_types import schema_of

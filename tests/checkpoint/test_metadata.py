@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 import xxhash
-from checkpoint_samples import metadata_of, pipeline
 
+from checkpoint_samples import metadata_of, pipeline
 from midstream.checkpoint.compatible import check_hashes
 from midstream.checkpoint.metadata import (
     MAGIC,

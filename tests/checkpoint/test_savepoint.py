@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import xxhash
-from checkpoint_samples import metadata_of, pipeline
 
+from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
 from midstream.checkpoint.channel_state import segment_bytes
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, files_of

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
 from in_memory import MemoryStorage
 from midstream.checkpoint.assign import assign_operator
 from midstream.checkpoint.extents import INLINE_JOB_BYTES_MAX, KINDS, inline_bytes_max

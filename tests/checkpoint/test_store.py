@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from checkpoint_samples import metadata_of, pipeline
 
+from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
 from midstream.checkpoint.state_files import state_file
 from midstream.checkpoint.store import (

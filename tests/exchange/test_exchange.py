@@ -303,6 +303,33 @@ def test_every_row_goes_to_the_owner_of_its_key_in_order(
         assert part.column("n").to_pylist() == [i for i in range(rows) if owners[i] == subtask]
 
 
+@pytest.mark.parametrize(
+    ("partitioning", "times", "batches"),
+    [
+        (Partitioning.GLOBAL, 1, 3),
+        (Partitioning.BROADCAST, 3, 9),
+        (Partitioning.REBALANCE, 1, 4),  # the first one is dealt out in two parts
+        (Partitioning.KEYED, 1, 9),
+    ],
+    ids=lambda value: value.value if isinstance(value, Partitioning) else None,
+)
+def test_a_partition_counts_what_it_gives_to_consumers_by_batch(
+    partitioning: Partitioning, times: int, batches: int
+) -> None:
+    edge = Edge(0, 0, 1, partitioning, SCHEMA, keys=("k",) if partitioning is Partitioning.KEYED else ())
+    pool = BufferPool(1 << 24, 1 << 12)
+    partition = ResultPartition(edge, 0, range(3), 128, pool, 1 << 12)
+    emitted = [batch(0, 9_000), batch(9_000, 900), batch(0, 0), batch(9_900, 100)]
+    for each in emitted:
+        partition.emit(each)
+    partition.broadcast(Watermark(5))
+    assert (partition.rows_out, partition.batches_out) == (10_000 * times, batches)
+    size = sum(each.nbytes for each in emitted)
+    assert partition.bytes_out == pytest.approx(times * size, rel=0.05), "parts of a batch have bitmaps of their own"
+    partition.discard()
+    assert (partition.rows_out, partition.batches_out) == (10_000 * times, batches), "totals outlive the rows"
+
+
 @pytest.mark.parametrize("rows", [1, 5000, 50_000])
 def test_rebalance_reaches_every_consumer(rows: int) -> None:
     pool = BufferPool(1 << 26, 4096)

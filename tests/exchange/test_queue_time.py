@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 from test_exchange import SCHEMA, TwoSlots, batch
@@ -13,6 +15,7 @@ from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.exchange.queue import FIRST_BUFFERS, ElementQueue, InFlight, QueueTime, let_go
 from midstream.graph.job_graph import Edge, Partitioning
+from scarce_cores import Machine
 
 WANTED_S = 0.025
 BUFFER_BYTES = 4096
@@ -55,7 +58,7 @@ def read_at(queue: ElementQueue, now: Now, batch_s: float, batches: int) -> list
 def test_a_slow_reader_has_as_many_buffers_waiting_as_it_reads_in_the_time() -> None:
     now = Now()
     queue = ElementQueue(64, QueueTime(WANTED_S, now))
-    assert read_at(queue, now, 0.0001, 1000)[-1] == 32, "3 ms, an eighth of the time, to read what waits"
+    assert read_at(queue, now, 0.0004, 1000)[-1] == 32, "12.5 ms, half of the time, to read what waits"
     assert set(read_at(queue, now, 0.004, 200)[100:]) == {6}, "6 x 4 ms < 25 ms"
     assert set(read_at(queue, now, 0.05, 20)[10:]) == {1}, "one is always in order"
     assert max(read_at(queue, now, 0.00001, 3000)) == 64
@@ -64,11 +67,31 @@ def test_a_slow_reader_has_as_many_buffers_waiting_as_it_reads_in_the_time() -> 
 def test_a_reader_that_was_held_up_once_is_not_kept_short_for_it() -> None:
     now = Now()
     queue = ElementQueue(64, QueueTime(WANTED_S, now))
-    limits = read_at(queue, now, 0.0001, 1000)
+    limits = read_at(queue, now, 0.0004, 1000)
     now.s += 3.0
     read(queue)
     assert queue.limit == 1
-    assert max(read_at(queue, now, 0.0001, 1000)) == limits[-1]
+    assert max(read_at(queue, now, 0.0004, 1000)) == limits[-1]
+
+
+def test_a_reader_that_gets_no_core_for_most_of_the_time_is_not_kept_short_for_it() -> None:
+    """By a clock that leaves that out its limits are those of a quiet machine; by the wall clock next to nothing waits."""
+    off_core = 9
+
+    def limits(judged: Callable[[Machine], Callable[[], float]]) -> list[int]:
+        machine = Machine(1 / (1 + off_core))
+        queue = ElementQueue(64, QueueTime(WANTED_S, judged(machine)))
+        found = []
+        for _ in range(4000):
+            while queue.waiting < queue.limit:
+                put(queue)
+            machine.work(0.001)
+            read(queue)
+            found.append(queue.limit)
+        return found[1000:]
+
+    assert min(limits(lambda machine: machine.clock().own_core_s)) >= 10
+    assert max(limits(lambda machine: lambda: machine.now_s)) <= 3
 
 
 def test_a_limit_that_is_not_in_the_way_does_not_grow() -> None:

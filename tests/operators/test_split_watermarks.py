@@ -78,6 +78,30 @@ class Stream:
         self.world.advance_clock(self.world.clock.ms + ms)
 
 
+def test_the_slowest_open_split_that_is_not_idle_is_told() -> None:
+    stream = Stream(WatermarkStrategy.bounded("5 us", idle_after="1 s"))
+    operator = stream.world.operator
+    assert isinstance(operator, TimestampsOperator)
+    assert operator.slowest_split() is None, "there is none"
+    stream.begin(1, 2, 3)
+    stream.rows(1, 100)
+    stream.rows(2, 300)
+    assert operator.slowest_split() == (2 + 1, MIN_WATERMARK_US, 294), "no row of it has come"
+    stream.rows(3, 200)
+    assert operator.slowest_split() == (1, 94, 294)
+    stream.end(2)
+    assert operator.slowest_split() == (1, 94, 294), "what was read to the end has come that far"
+    stream.wait(600)
+    stream.rows(3, 201)
+    stream.wait(600)
+    assert operator.slowest_split() == (3, 195, 294), "the other one is idle"
+    stream.wait(2_000)
+    assert operator.slowest_split() is None
+    stream.rows(1, 500)
+    stream.begin(4, all_assigned=False)
+    assert operator.slowest_split() is None, "splits that wait to be handed out hold it back"
+
+
 def test_the_slowest_split_decides_and_one_without_a_row_holds_event_time() -> None:
     stream = Stream(WatermarkStrategy.monotonous())
     stream.begin(1, 2)

@@ -3,7 +3,8 @@
     driver, this process: 10.77.0.1, on a bridge
     node 0: 10.77.0.10, node 1: 10.77.0.11, each in a namespace of its own, on a port of that bridge
 
-Prints one line of JSON. Everything ends with this process.
+What is done there says the first argument: `cut`, `firewall` or `closed`. Prints one line of JSON. Everything ends with
+this process.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import Any
 from jobs import NumbersJob
 from midstream.runtime import processes
 from midstream.runtime.job import Job, start_job
+from midstream.runtime.ports import Ports
 from waiting import until
 
 DRIVER = "10.77.0.1"
 HEARTBEAT_TIMEOUT_S = 4.0
+LET_THROUGH = Ports(7200, 7202, "of the test")
 
 
 def command(*words: str) -> None:
@@ -63,31 +66,65 @@ class Nodes:
         for number in range(2):
             command("bridge", "link", "set", "dev", f"port{number}", "isolated", "on" if is_cut else "off")
 
+    def only_let_through(self, ports: Ports) -> None:
+        """Between all machines nothing else of TCP, by rules of routing: whoever connects to another port is refused."""
+        through = f"{ports.first}-{ports.last}"
+        for inside in ((), *(("nsenter", f"--target={pid}", "--net") for pid in self._pids)):
+            rule = (*inside, "ip", "rule", "add")
+            command(*rule, "pref", "100", "ipproto", "tcp", "dport", through, "lookup", "main")
+            command(*rule, "pref", "101", "ipproto", "tcp", "sport", through, "lookup", "main")
+            command(*rule, "pref", "102", "to", "10.77.0.0/24", "ipproto", "tcp", "unreachable")
+
 
 class OnNodes(processes.ProcessSlots):
     bind_host = DRIVER
     driver_host = DRIVER
 
 
-def main(directory: Path) -> dict[str, Any]:
+class OnPorts(OnNodes):
+    driver_ports = slot_ports = LET_THROUGH
+
+
+def main(what: str, directory: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         nodes = Nodes(stack)
         processes.subprocess = SimpleNamespace(Popen=nodes.popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]  # of its names the module uses two
-        numbers = NumbersJob(
-            400_000, rows_per_s=20_000, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, checkpoint_dir=str(directory)
-        )
-        job = start_job(numbers.plan(), OnNodes())
-        stack.callback(end, job)
-        until("two checkpoints", lambda: job.status().checkpoints_completed >= 2, 60)
-        nodes.cut(True)
-        failures = until("word of the cut", lambda: job.status().failures, 60)
-        nodes.cut(False)
-        status = job.wait(120)
-        return {
-            "failure": failures[0].summary,
-            "state": status.state,
-            "numbers": numbers.numbers() == list(range(400_000)),
-        }
+        if what == "cut":
+            return cut(stack, nodes, directory)
+        nodes.only_let_through(LET_THROUGH)
+        return behind_a_firewall(OnPorts() if what == "firewall" else OnNodes(), directory)
+
+
+def behind_a_firewall(slots: OnNodes, directory: Path) -> dict[str, Any]:
+    """A job that runs to its end, or is given up."""
+    numbers = NumbersJob(20_000, rows_per_s=20_000, checkpoint_dir=str(directory))
+    job = start_job(numbers.plan(), slots)
+    until("the end", lambda: job.ended, 100)
+    status = job.status()
+    return {
+        "failure": status.failures[0].summary if status.failures else "",
+        "state": status.state,
+        "numbers": numbers.numbers() == list(range(20_000)),
+    }
+
+
+def cut(stack: ExitStack, nodes: Nodes, directory: Path) -> dict[str, Any]:
+    """A job whose slots cannot reach each other for a while."""
+    numbers = NumbersJob(
+        400_000, rows_per_s=20_000, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, checkpoint_dir=str(directory)
+    )
+    job = start_job(numbers.plan(), OnNodes())
+    stack.callback(end, job)
+    until("two checkpoints", lambda: job.status().checkpoints_completed >= 2, 60)
+    nodes.cut(True)
+    failures = until("word of the cut", lambda: job.status().failures, 60)
+    nodes.cut(False)
+    status = job.wait(120)
+    return {
+        "failure": failures[0].summary,
+        "state": status.state,
+        "numbers": numbers.numbers() == list(range(400_000)),
+    }
 
 
 def end(job: Job) -> None:
@@ -96,4 +133,4 @@ def end(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]))))

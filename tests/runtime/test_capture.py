@@ -151,7 +151,7 @@ def test_a_function_that_prints_every_row_has_a_budget_and_what_is_dropped_is_co
     running.capture._refilled_s = now_s
     for index in range(100_000):
         print("x" * 50, index)
-    taken = len(running.lines)
+    taken = sum(text.startswith("xxx") for text in running.texts)  # threads of other tests may log
     assert 2_000 < taken < 3_000
     now_s += 1.0
     print("later")

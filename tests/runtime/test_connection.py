@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from midstream.core.errors import ClusterError
+from midstream.core.errors import ClusterError, ConfigError
 from midstream.protocol.framing import LENGTH, UNAUTHENTICATED_FRAME_BYTES_MAX, frame
 from midstream.protocol.handshake import HELLO, MAGIC, VERSION, Dialer, Identity, Role
 from midstream.runtime.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Connection, dial
-from midstream.runtime.listener import Listener, listen
+from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
+from midstream.runtime.ports import Ports, listen
 from midstream.runtime.transport import TcpTransport
 from waiting import until
 
@@ -208,10 +211,37 @@ def test_a_thousand_idle_connections_keep_nobody_out(loops: Loops) -> None:
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:
-    with listen("127.0.0.1", 0) as sock:
+    with listen("127.0.0.1") as sock:
         port = sock.getsockname()[1]
-        with pytest.raises(ClusterError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
-            listen("127.0.0.1", port)
+        with pytest.raises(ClusterError, match=f"port {port} on 127.0.0.1 is in use: choose others"):
+            listen("127.0.0.1", Ports(port, port))
+        with listen("127.0.0.1", Ports(port, port + 20)) as other:
+            assert port < other.getsockname()[1] <= port + 20
+
+
+def test_ports_that_are_all_in_use_are_named_with_what_has_set_them() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(listen("127.0.0.1")).getsockname()[1]
+        ports = Ports(first, first + 2, "they follow from x=1; raise x")
+        with contextlib.suppress(ClusterError):  # until none is left: others on this machine may have some of them
+            while True:
+                stack.enter_context(listen("127.0.0.1", ports))
+        with pytest.raises(
+            ClusterError,
+            match=f"ports {first} to {first + 2} on 127.0.0.1 are all in use: they follow from x=1; raise x",
+        ):
+            listen("127.0.0.1", ports)
+
+
+@pytest.mark.parametrize(("first", "last"), [(70_000, 70_016), (7216, 7200), (-1, 5)])
+def test_what_are_no_ports_is_refused(first: int, last: int) -> None:
+    with pytest.raises(ConfigError, match=f"there are no ports {first} to {last}: .*spark.blockManager.port"):
+        Ports(first, last, "they follow from spark.blockManager.port")
+
+
+def test_an_address_that_is_not_this_machines_is_named_with_the_port() -> None:
+    with pytest.raises(ClusterError, match=r"cannot listen on 192\.0\.2\.1, port 7200 \(as set\): Cannot assign"):
+        listen("192.0.2.1", Ports(7200, 7216, "as set"))
 
 
 # ---- traffic -------------------------------------------------------------------

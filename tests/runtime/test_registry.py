@@ -40,6 +40,17 @@ def test_which_process_it_is_is_told_by_its_boot_and_its_ticks() -> None:
     assert registry.process_started(child.pid) is None
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told of zombies is read from Linux' /proc")
+def test_a_process_that_has_ended_and_that_no_parent_has_reaped_is_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert registry.process_started(child.pid) is not None
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    assert registry.process_started(child.pid) is None
+    child.communicate()
+
+
 def test_files_of_dead_jobs_go_away() -> None:
     entry = announced()
     child = subprocess.Popen([sys.executable, "-c", ""])

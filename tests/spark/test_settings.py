@@ -10,6 +10,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError, ConfigError
+from midstream.runtime.ports import ANY_PORT, Ports
 from midstream.spark import session as sessions
 from midstream.spark.dataframe import DataFrameSource
 from midstream.spark.session import active_session, cores_to_take, get_session
@@ -135,6 +136,27 @@ def test_an_address_of_ipv6_has_no_brackets() -> None:
     session = Standalone("spark://[2001:db8::1]:7077", driver__host="[2001:db8::10]")
     slots = SparkSlots(session)  # type: ignore[arg-type]
     assert (slots.driver_host, slots.bind_host) == ("2001:db8::10", "2001:db8::10")
+
+
+def test_ports_are_those_that_spark_looks_for_free_ones_in() -> None:
+    def ports(**settings: str) -> tuple[Ports, Ports]:
+        slots = SparkSlots(Standalone("spark://192.0.2.1:7077", driver__host="192.0.2.7", **settings))  # type: ignore[arg-type]
+        return slots.driver_ports, slots.slot_ports
+
+    assert ports() == ports(blockManager__port="0") == (ANY_PORT, ANY_PORT)
+    for either in ports(blockManager__port="7200"):
+        assert (either.first, either.last) == (7200, 7216)
+        assert "spark.blockManager.port=7200 and spark.port.maxRetries=16; raise spark.port.maxRetries" in either.set_by
+    drivers, slots = ports(blockManager__port="7200", driver__blockManager__port="7100", port__maxRetries="2")
+    assert (drivers.first, drivers.last, slots.first, slots.last) == (7100, 7102, 7200, 7202)
+    assert "spark.driver.blockManager.port=7100" in drivers.set_by
+    assert ports(blockManager__port="65530")[1].last == 65_535
+    assert ports(driver__blockManager__port="7100")[1] == ANY_PORT
+    for value in ("70000", "-3", "http"):
+        with pytest.raises(ConfigError, match=r"spark\.blockManager\.port"):
+            ports(blockManager__port=value)
+    local = SparkSlots(Standalone("local[2]", blockManager__port="7200"))  # type: ignore[arg-type]
+    assert (local.driver_ports, local.slot_ports) == (ANY_PORT, ANY_PORT), "no firewall is between them"
 
 
 class Connected:

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from midstream.core.errors import ClusterError
+from midstream.runtime.ports import ANY_PORT, Ports, listen
+from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import FileStorage
 from midstream.spark import survey as surveys
 from midstream.spark.survey import PACKAGES, Survey, survey
@@ -20,8 +24,16 @@ pytestmark = pytest.mark.spark
 TOKEN = secrets.token_hex(32)
 
 
-def look(spark: Any, slots: int, timeout_s: float = 60, storage: str | None = None, probe: str = "probe") -> Survey:
-    return survey(spark.sparkContext, "127.0.0.1", "127.0.0.1", slots, timeout_s, storage, probe, TOKEN)
+def look(
+    spark: Any,
+    slots: int,
+    timeout_s: float = 60,
+    storage: str | None = None,
+    probe: str = "probe",
+    provider: SlotProvider | None = None,
+) -> Survey:
+    provider = provider or ProcessSlots()  # whose addresses are those of slots on a local master
+    return survey(spark.sparkContext, provider, slots, timeout_s, storage, probe, TOKEN)
 
 
 def test_every_slot_says_what_it_is_and_reaches_all_others_and_the_storage(spark: Any, tmp_path: Path) -> None:
@@ -50,10 +62,31 @@ def test_a_directory_that_is_another_one_there_is_noticed(spark: Any, tmp_path: 
     assert not (tmp_path / "elsewhere").exists()
 
 
+class OnPorts(ProcessSlots):
+    def __init__(self, driver: Ports, slots: Ports) -> None:
+        super().__init__()
+        self.driver_ports, self.slot_ports = driver, slots
+
+
+def test_processes_listen_on_the_ports_on_which_slots_would(spark: Any) -> None:
+    with listen("127.0.0.1") as taken:
+        first = int(taken.getsockname()[1])
+        ports = Ports(first, first + 9, "raise the setting")
+        found = look(spark, 3, provider=OnPorts(ANY_PORT, ports))
+        assert len(found.slots) == 3 and {slot.found.port for slot in found.slots} <= set(range(first + 1, first + 10))
+        assert all(slot.tried is not None and not slot.tried.unreachable for slot in found.slots)
+        none_left = look(spark, 1, provider=OnPorts(ANY_PORT, Ports(first, first, "raise the setting")))
+        assert none_left.slots == ()
+        assert none_left.failure == f"ClusterError: port {first} on 127.0.0.1 is in use: raise the setting"
+        with pytest.raises(ClusterError, match=f"port {first} on 127.0.0.1 is in use: raise the setting"):
+            look(spark, 1, provider=OnPorts(Ports(first, first, "raise the setting"), ANY_PORT))
+    until_spark_is_idle(spark)
+
+
 def test_a_driver_that_cannot_be_reached_is_why_none_come(spark: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
-    ask = surveys._Ask(address[0], address[1], TOKEN, None, "probe")
+    ask = surveys._Ask(address[0], address[1], TOKEN, None, "probe", ANY_PORT)
     failures: list[str] = []
     surveys._run(spark.sparkContext, "midstream-doctor-test", 1, ask, failures, threading.Event())
     assert len(failures) == 1 and "Connection refused" in failures[0]

@@ -46,19 +46,44 @@ def test_many_small_parts_do_not_pile_up() -> None:
 
 
 def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts() -> None:
-    form = StateForm(SCHEMA, ("k",), 16)
+    form = StateForm(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
     log = PartLog(merge)
     for number, keys in enumerate((range(3), range(OWN_CHUNK_ROWS), range(2))):
         log.append(part(keys, number))
-    chunks = freeze([(("__pane", pa.scalar(7)), log.runs)], form, CountingIds())()
+    chunks = freeze([(7, log.runs)], form, CountingIds())()
     assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
     for chunk in chunks:
         key_rows = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
         assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(key_rows, ("k",), 16).tolist()
-        assert set(chunk.table.column("__pane").to_pylist()) == {7}
+        assert set(chunk.table.column("__pane").cast(pa.int64()).to_pylist()) == {7}
     restored = PartLog(merge)
     for chunk in chunks:
         frame = pl.from_arrow(chunk.table.select(SCHEMA.names))
         assert isinstance(frame, pl.DataFrame)
         restored.restore(frame)
     assert restored.merged().sort("k").equals(log.merged().sort("k"))
+
+
+def test_small_frames_of_many_logs_share_one_table_that_tells_them_apart() -> None:
+    form = StateForm(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
+    logs = []
+    for number in range(40):
+        log = PartLog(merge)
+        for keys in (range(number % 3), range(number, number + 4)):
+            log.append(part(keys, number))
+        logs.append((1000 * number - 7000, log.runs))
+    (chunk,) = freeze(logs, form, CountingIds())()
+    assert chunk.table.schema.types[:2] == [pa.int32(), pa.timestamp("ms")]
+    assert chunk.table.select(SCHEMA.names).to_pylist() == [
+        row for _, runs in logs for run in runs for row in run.frame.to_dicts()
+    ]
+    assert chunk.table.column("__pane").cast(pa.int64()).to_pylist() == [
+        number for number, runs in logs for run in runs for _ in range(run.frame.height)
+    ]
+    groups = chunk.table.column(KEY_GROUP).to_pylist()
+    assert groups == key_groups(chunk.table.select(["k"]).to_batches()[0], ("k",), 16).tolist()
+    apart = [group for _, runs in logs for run in runs for group in form.groups_of(run).tolist()]
+    assert apart == groups
+    logs[0][1][1].groups = None  # known of all frames but one
+    (again,) = freeze(logs, form, CountingIds())()
+    assert again.table.equals(chunk.table)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.api.arguments import calling_file, calling_module, calling_place, require_callable
-from midstream.api.modules import check_extra, collect, job_file, note_modules
+from midstream.api.modules import check_extra, job_file, note_modules
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import DataStream, Origin
@@ -74,7 +73,7 @@ class Environment:
     them; 0 for at once, None for never.
     `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size allow.
     Queues before a slow task are kept that short, so that a checkpoint has little to wait for, or to store;
-    None fills the buffers.
+    None fills the buffers. On a busy machine it is longer, by as much as slots wait for a core.
     `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the
     same failure has come ten times in a row without a checkpoint in between.
     `buffer_size`, `pool_size`: the size of a network buffer, and of all buffers of one slot.
@@ -145,14 +144,12 @@ class Environment:
             heartbeat_timeout_s=duration_s(heartbeat_timeout, "heartbeat_timeout"),
             trusted_packages=_packages(trusted_packages),
         ).check()
-        self._program = Program()
-        self._file = job_file(calling_file(), calling_module())
-        self._modules = check_extra(modules)
+        self._program = Program(self._config, job_file(calling_file(), calling_module()), check_extra(modules))
         note_modules()
 
     def _add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Add modules like `modules=` of the Environment. Raises ConfigError for a path that cannot be imported."""
-        self._modules += check_extra(paths)
+        self._program.modules += check_extra(paths)
 
     def __repr__(self) -> str:
         return f"Environment({self.name!r}, {len(self._program.graph.nodes)} operators)"
@@ -382,6 +379,7 @@ class Environment:
         allow_dropped_state: bool = False,
         newer_output: NewerOutput | None = None,
         fresh: bool = False,
+        resume: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -398,6 +396,7 @@ class Environment:
             allow_dropped_state=allow_dropped_state,
             newer_output=newer_output,
             fresh=fresh,
+            resume=resume,
             checkpoint_dir=checkpoint_dir,
             aligned_timeout=aligned_timeout,
             slots=slots,
@@ -417,6 +416,7 @@ class Environment:
         allow_dropped_state: bool = False,
         newer_output: NewerOutput | None = None,
         fresh: bool = False,
+        resume: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -430,6 +430,8 @@ class Environment:
         `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" makes the
         sinks remove it, "keep" leaves it, and its rows are there twice.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job.
+        `resume`: go on from the newest checkpoint, or begin if none was completed; for programs that a supervisor
+        starts again. A start with `fresh` that has completed none is begun again.
         `slots`: where the job runs instead of Spark: `runtime.processes.ProcessSlots()` for plain processes of
         this machine.
 
@@ -443,6 +445,7 @@ class Environment:
             allow_dropped_state=allow_dropped_state,
             newer_output=newer_output,
             fresh=fresh,
+            resume=resume,
             checkpoint_dir=checkpoint_dir,
             aligned_timeout=aligned_timeout,
             slots=slots,
@@ -457,6 +460,7 @@ class Environment:
         allow_dropped_state: bool = False,
         newer_output: NewerOutput | None = None,
         fresh: bool = False,
+        resume: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
@@ -480,7 +484,7 @@ class Environment:
         if newer_output not in (None, "take-back", "keep"):
             raise ConfigError(f"newer_output: {newer_output!r} is neither 'take-back' nor 'keep'")
         restore = None if restore_from is None else str(restore_from)
-        code = partial(collect, self._file, self._modules)
+        code = self._program.collected
         return submission(
             self._program.graph,
             config.check(),
@@ -489,6 +493,7 @@ class Environment:
             allow_dropped_state,
             newer_output,
             fresh,
+            resume,
             master,
             slots,
         )

@@ -16,7 +16,6 @@ import importlib.metadata
 import importlib.util
 import io
 import os
-import pickle
 import sys
 import zipfile
 import zipimport
@@ -32,6 +31,7 @@ import cloudpickle
 from midstream.api.arguments import is_own_file
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.installed import is_installed
+from midstream.core.pickling import ApartUnpickler
 from midstream.protocol.messages import JobModules
 
 MODULES_BYTES_MAX: Final = 32 * 2**20
@@ -335,11 +335,11 @@ def _distributions() -> dict[str, list[str]]:
 # ---- what refers to modules -----------------------------------------------------
 
 
-class _Recorder(pickle.Unpickler):
+class _Recorder(ApartUnpickler):
     """Records all modules that it imports; cloudpickle imports a module that a function uses by calling `subimport`."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(data)
         self.names: set[str] = set()
 
     def find_class(self, module: str, name: str) -> Any:

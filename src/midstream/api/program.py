@@ -10,12 +10,14 @@ from typing import ParamSpec, TypeVar
 import pyarrow as pa
 
 from midstream.api.arguments import calling_place, check_name, check_uid
-from midstream.core.config import is_whole
+from midstream.api.modules import JobFile, collect
+from midstream.core.config import JobConfig, is_whole
 from midstream.core.errors import ConfigError, JobError, MidstreamError
 from midstream.graph.logical import Input, LogicalGraph, Node
 from midstream.operators.base import Operator
 from midstream.operators.sink import Sink
 from midstream.operators.source import Source
+from midstream.protocol.messages import JobModules
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,11 +44,19 @@ def located(call: Callable[P, T]) -> Callable[P, T]:
 
 
 class Program:
-    """The sources, operators and sinks that one Environment has been given so far."""
+    """The sources, operators and sinks that one Environment has been given so far, and what it was made with."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: JobConfig, file: JobFile, modules: tuple[str, ...]) -> None:
+        self.config = config
+        self.file = file
+        self.modules = modules
+        """Paths of modules that are shipped beside those that the job uses."""
         self.graph = LogicalGraph()
         self._makers: dict[int, MakeOperator] = {}
+
+    def collected(self, pickled: bytes) -> JobModules:
+        """The modules that slots need for the pickled graph; errors as of `collect`."""
+        return collect(self.file, self.modules, pickled)
 
     def add_source(self, kind: str, source: Source) -> Node:
         return self.graph.add(kind, schema=source.schema, source=source, place=calling_place())

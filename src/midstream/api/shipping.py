@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
-
 from midstream.core.errors import JobError
+from midstream.core.pickling import pickled
 
 _ADVICE = (
     "create connections, locks, files and sessions inside the function, or in open() of a process function, "
@@ -28,7 +27,7 @@ _SPARK_ADVICE = (
 def check_shippable(thing: object, where: str) -> None:
     """Raises JobError for an object that cannot be sent to a slot, naming operator and, if possible, variable."""
     try:
-        cloudpickle.dumps(thing)
+        pickled(thing)
     except Exception as error:
         found = _culprit(thing)
         if found is None:
@@ -50,7 +49,7 @@ def _culprit(thing: object) -> tuple[str, object] | None:
         if isinstance(value, ModuleType):
             continue
         try:
-            cloudpickle.dumps(value)
+            pickled(value)
         except Exception:  # noqa: BLE001 - pickling may raise anything; this is the variable
             inner = _culprit(value) if isinstance(value, FunctionType) else None
             return inner or (name, value)

@@ -19,7 +19,7 @@ from midstream.connectors.collect import CollectSink
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.print_sink import PrintSink
 from midstream.core.batches import check_held_by_polars
-from midstream.core.config import JobConfig, Size
+from midstream.core.config import Size
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.schemas import SchemaLike, as_schema
@@ -461,7 +461,7 @@ class DataStream(Handle):
         from midstream.inprocess.rewriting import End
 
         end = End(tuple((origin.node, origin.tag) for origin in self._origins), self.schema)
-        [found] = preview(self._program.graph, JobConfig(), [end], rows, seconds, time.time_ns() // 1000)
+        [found] = preview(self._program.graph, self._program.config, [end], rows, seconds, time.time_ns() // 1000)
         return found
 
     # ---- for the modules of this room

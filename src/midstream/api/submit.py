@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-import cloudpickle
 import msgspec
 
 from midstream.api.modules import top_level_names
@@ -16,10 +15,13 @@ from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.coordinator.opening import check_plan, check_start, find_start
 from midstream.core.config import JobConfig
-from midstream.core.errors import ClusterError, JobError
+from midstream.core.errors import ClusterError, ConfigError, JobError
+from midstream.core.pickling import pickled, unpickled_apart
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import LogicalGraph, Node
+from midstream.page import PageAddress, open_page
+from midstream.page.traces import open_traces
 from midstream.protocol.messages import JobModules
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
@@ -39,11 +41,22 @@ class Submission:
     master: str | None
     slots: SlotProvider | None
     """None for slots on Spark, which is started if necessary."""
+    checkpoint: int | None
+    """The completed checkpoint to go on from, as far as can be seen before the start. None: the job starts at the beginning."""
+    restoring: bool
+    """Whether sources may go on with what an earlier start has prepared."""
 
-    def start(self) -> Job:
-        """Start the job and return at once. Raises the errors of `Environment.start`."""
+    def start(self, page: str | None = None) -> Job:
+        """Start the job and return at once. Raises the errors of `Environment.start`.
+
+        `page`: where the job's page is served, see `page.PageAddress.of`.
+        """
+        address, traces = PageAddress.of(page), open_traces()
         plan, graph = self.plan, self.plan.graph
         with ExitStack() as undo:
+            served = open_page(address, plan.config.name)
+            if served is not None:
+                undo.callback(served.end)
             slots = self.slots
             if slots is None:
                 slots = _spark_slots(self.master, self.plan.graph.slots)
@@ -51,17 +64,17 @@ class Submission:
             for vertex in graph.vertices:
                 if vertex.source is not None:
                     undo.callback(vertex.source.source.close)
-                    vertex.source.source.prepare(
-                        vertex.source.uid, plan.config.checkpoint_dir, plan.restore is not None
-                    )
+                    vertex.source.source.prepare(vertex.source.uid, plan.config.checkpoint_dir, self.restoring)
             _give_own_code(graph, plan)
             plan = replace(
                 plan,
-                graph_bytes=cloudpickle.dumps(graph),
+                graph_bytes=pickled(graph),
                 rescaled=lambda parallelism: rescaled(plan, LogicalGraph(list(self.nodes)), slots, parallelism),
             )
-            job = start_job(plan, slots)
+            job = start_job(plan, slots, served)
             undo.pop_all()
+        if traces is not None:
+            traces.begin(job)
         return job
 
 
@@ -73,6 +86,7 @@ def submission(
     allow_dropped_state: bool,
     newer_output: NewerOutput | None,
     fresh: bool,
+    resume: bool,
     master: str | None,
     slots: SlotProvider | None,
 ) -> Submission:
@@ -82,6 +96,9 @@ def submission(
     """
     if slots is not None and master is not None:
         raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
+    if resume:
+        _check_resume(restore_from, newer_output, fresh)
+        restore_from = "latest"
     if restore_from is not None and config.checkpoint_dir is None:
         raise JobError(
             f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from, and nowhere to copy a "
@@ -100,6 +117,7 @@ def submission(
         allow_dropped_state,
         newer_output=newer_output,
         fresh=fresh,
+        resume=resume,
     )
     check_plan(plan)
     start = find_start(plan, FileStorage)
@@ -107,8 +125,20 @@ def submission(
     for warning in check_start(plan, start, FileStorage):
         _log.warning("job %s: %s", config.name, warning)  # the status, which has it too, is read later
     # an error in the modules is reported before Spark starts
-    plan = replace(plan, modules=modules(cloudpickle.dumps(graph)))
-    return Submission(plan, tuple(logical.nodes), master, slots)
+    plan = replace(plan, modules=modules(pickled(graph)))
+    checkpoint = None if start.metadata is None else start.metadata.checkpoint_id
+    restoring = plan.restore is not None and not start.starts_over
+    return Submission(plan, tuple(logical.nodes), master, slots, checkpoint, restoring)
+
+
+def _check_resume(restore_from: str | None, newer_output: NewerOutput | None, fresh: bool) -> None:
+    given = (("--from", restore_from), ("--newer-output", newer_output), ("--fresh", fresh or None))
+    for option, value in given:
+        if value is not None:
+            raise ConfigError(
+                f"--resume (resume=True) goes on from the newest checkpoint, or begins if there is none; leave {option} out, or "
+                f"start the job once with {option}, and with --resume when it has completed a checkpoint"
+            )
 
 
 def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallelism: int) -> JobPlan:
@@ -121,7 +151,7 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
     graph = build_job_graph(logical, config)
     slots.check(graph.slots)
     _check_parallelism(graph)
-    shipped: JobGraph = cloudpickle.loads(plan.graph_bytes)
+    shipped: JobGraph = unpickled_apart(plan.graph_bytes)
     sources = {vertex.source.uid: vertex.source for vertex in shipped.vertices if vertex.source}
     operators = {spec.uid: spec for vertex in shipped.vertices for spec in vertex.operators}
     vertices = tuple(
@@ -132,7 +162,7 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
         )
         for vertex in graph.vertices
     )
-    return replace(plan, graph=graph, graph_bytes=cloudpickle.dumps(replace(graph, vertices=vertices)), config=config)
+    return replace(plan, graph=graph, graph_bytes=pickled(replace(graph, vertices=vertices)), config=config)
 
 
 def _give_own_code(graph: JobGraph, plan: JobPlan) -> None:

@@ -34,6 +34,10 @@ class ClusterError(MidstreamError):
     """Spark, a slot, or the network did not give what the job needs."""
 
 
+class UnavailableError(ClusterError):
+    """What the job runs on has ended, or is not there now: the same program, started again later, may run."""
+
+
 class InvariantError(MidstreamError):
     """midstream broke one of its own rules. Always a bug in midstream: please report it."""
 

@@ -14,6 +14,12 @@ def _standard() -> tuple[str, ...]:
 
 def is_installed(path: str) -> bool:
     """Whether a module's file, or its directory, lies where an installer has put it."""
+    return _is_file_of_installers(path if os.path.isabs(path) else os.path.abspath(path))
+
+
+@lru_cache(16384)
+def _is_file_of_installers(path: str) -> bool:
+    """Each Environment asks for every module of the process."""
     return _is_of_installers(os.path.dirname(os.path.abspath(path)))
 
 

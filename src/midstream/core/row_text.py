@@ -27,11 +27,26 @@ def row_text(batch: pa.RecordBatch, row: int) -> str:
     return f"{{{', '.join(shown)}}}"
 
 
+def value_text(column: pa.Array[Any]) -> str:
+    """The first value, as people write it: text as it is, others as Python shows them."""
+    try:
+        value = to_python(column)[0]
+        return value if isinstance(value, str) else repr(value) if isinstance(value, bytes) else str(value)
+    except Exception:  # noqa: BLE001 - a value that Python cannot represent is shown as Arrow does
+        return _as_arrow_shows(column)
+
+
+def _as_arrow_shows(column: pa.Array[Any]) -> str:
+    """Not by way of a scalar: those that Python cannot represent have no text either."""
+    shown = column.slice(0, 1).to_string(indent=0, window=1, skip_new_lines=True)
+    return " ".join(shown.removeprefix("[").removesuffix("]").split())
+
+
 def _value(column: pa.Array[Any]) -> str:
     try:
         text = repr(to_python(column)[0])
     except Exception:  # noqa: BLE001 - a value that Python cannot represent may be what the error is about
-        text = str(column[0])
+        text = _as_arrow_shows(column)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"
 
 
@@ -43,3 +58,8 @@ def sendable(text: str) -> str:
 def printable(text: str) -> str:
     """`text` without control characters: a name or a value in a job must not steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+
+def counted(number: int, one: str) -> str:
+    """Such as "1 row" and "2,000 rows", of a word that takes an s."""
+    return f"{number:,} {one}{'' if number == 1 else 's'}"

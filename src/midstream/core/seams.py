@@ -34,6 +34,25 @@ class Clock(Protocol):
         """Never goes back. For timeouts and budgets."""
         ...
 
+    def own_core_s(self) -> float:
+        """Likewise, but as slow as the loop's thread is where others keep it off its core. For how long work takes.
+
+        Loop thread only.
+        """
+        ...
+
+    def stopwatch_s(self) -> float:
+        """Like `monotonic_s`, for figures that people see: nothing may be decided by it.
+
+        In the simulator a look at the other clocks takes time, as there is none between two steps otherwise.
+        """
+        ...
+
+    @property
+    def core_share(self) -> float:
+        """How fast `own_core_s` goes: 1 like the others, less where the loop's thread is kept off its core."""
+        ...
+
 
 class Timer(Protocol):
     def cancel(self) -> None: ...

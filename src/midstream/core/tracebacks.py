@@ -19,7 +19,7 @@ _OUR_ROOMS: Final = re.compile(
     r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint|inprocess|testing)[/\\]"
 )
 _LIBRARIES: Final = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3\.\d+[/\\]|^<(?!stdin>|ipython)"
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3\.\d+[/\\]|\.px[di]$|\.pyx$|^<(?!stdin>|ipython)"
 )
 
 

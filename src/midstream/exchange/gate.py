@@ -16,6 +16,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
 
+import pyarrow as pa
+
+from midstream.core.batches import concat
 from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition
 from midstream.core.errors import InvariantError
 from midstream.exchange.channel import InputChannel
@@ -66,6 +69,8 @@ class InputGate:
         self._is_open = False
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
+        self._joined: list[int] = []
+        """Channels from which rows were taken along with the batch that was polled last, until `done`."""
         self._blocked: set[int] = set()
 
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
@@ -91,6 +96,8 @@ class InputGate:
     def poll(self, rows_max: int) -> tuple[int, Element] | None:
         """The next element and the index of its channel (or RECOVERED); None when nothing can be read now.
 
+        A small batch comes joined with those that wait in other channels, up to `rows_max` rows: the more channels there
+        are, the smaller are their batches, and each call of an operator costs something whatever its rows.
         After a batch, call `done(channel)` when all its rows are worked off.
         """
         batch = self.recovered.take() if self.recovered is not None else None
@@ -107,11 +114,36 @@ class InputGate:
             self._is_ready[channel] = False
             element = self.channels[channel].take(rows_max)
             if element is not None:
+                if isinstance(element, pa.RecordBatch) and self._ready:
+                    element = self._join(element, rows_max)
                 if self.channels[channel].has_data():
                     self._is_ready[channel] = True
                     self._ready.append(channel)
                 return channel, element
         return None
+
+    def _join(self, first: Batch, rows_max: int) -> Batch:
+        """Only if the copy pays, as in a queue. The channels that give rows for it have had their turn."""
+        rows = first.num_rows
+        if rows * 2 > rows_max:
+            return first
+        batches, ready, self._ready = [first], self._ready, deque()
+        more: list[int] = []
+        for index in ready:
+            channel = self.channels[index]
+            if not 0 < channel.queue.head_rows() <= rows_max - rows:
+                self._ready.append(index)
+                continue
+            batch = channel.take(rows_max - rows)
+            assert isinstance(batch, pa.RecordBatch), (channel.id, batch)
+            batches.append(batch)
+            rows += batch.num_rows
+            self._joined.append(index)
+            self._is_ready[index] = channel.has_data()
+            if self._is_ready[index]:
+                more.append(index)
+        self._ready.extend(more)
+        return concat(batches)
 
     @property
     def may_have_data(self) -> bool:
@@ -123,14 +155,16 @@ class InputGate:
             assert self.recovered is not None
             self.recovered.done()
         else:
-            self.channels[channel].done()
+            joined, self._joined = self._joined, []
+            for index in (channel, *joined):
+                self.channels[index].done()
 
     def taken(self, channel: int) -> Taken:
-        """What the batch taken last from `channel` is made of, until `done`."""
+        """What the batch that was polled last, from `channel`, is made of, until `done`."""
         if channel == RECOVERED:
             assert self.recovered is not None
             return self.recovered.taken()
-        return self.channels[channel].taken()
+        return tuple(item for index in (channel, *self._joined) for item in self.channels[index].taken())
 
     def block(self, channel: int) -> None:
         if channel in self._blocked:
@@ -172,6 +206,7 @@ class InputGate:
         for channel in self.channels:
             channel.discard()
         self._ready.clear()
+        self._joined.clear()
 
     def describe(self, channel: int) -> str:
         """For a report: what holds channel `channel` up."""

@@ -51,12 +51,14 @@ class Subpartition:
         "_quota",
         "_urgent",
         "asked",
+        "batches_added",
         "bytes_added",
         "channel",
         "closed",
         "is_local",
         "on_empty",
         "queue",
+        "rows_added",
         "sending",
     )
 
@@ -84,8 +86,8 @@ class Subpartition:
         self.sending: Taken = ()
         """What the batch is made of that is being sent or worked off."""
         self._charged = 0
-        self.bytes_added = 0
-        """Of all batches so far."""
+        self.rows_added = self.bytes_added = self.batches_added = 0
+        """All so far."""
         self.is_local = False
         self.closed = False
         self.on_empty: Callable[[], None] | None = None
@@ -109,7 +111,9 @@ class Subpartition:
             raise InvariantError(f"{self.channel}: {type(element).__name__} added after the end of the partition")
         if isinstance(element, pa.RecordBatch):
             size = batch_bytes(element)
+            self.rows_added += element.num_rows
             self.bytes_added += size
+            self.batches_added += 1
             buffers = self._pool.buffers_for(size)
             self._quota.take(buffers)
             self._charged += buffers
@@ -264,9 +268,19 @@ class ResultPartition:
             self._route(batch)
 
     @property
+    def rows_out(self) -> int:
+        """To all consumers, so far: what goes to several of them counts for each."""
+        return sum(sub.rows_added for sub in self.subpartitions)
+
+    @property
     def bytes_out(self) -> int:
-        """To all consumers, so far."""
+        """Likewise."""
         return sum(sub.bytes_added for sub in self.subpartitions)
+
+    @property
+    def batches_out(self) -> int:
+        """Likewise."""
+        return sum(sub.batches_added for sub in self.subpartitions)
 
     def _router(self) -> Callable[[Batch], None]:
         match self.edge.partitioning:

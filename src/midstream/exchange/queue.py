@@ -170,7 +170,7 @@ class ElementQueue:
         waited_s, wanted_s = queue_time.now_s() - first.queued_s, queue_time.wanted_s
         if waited_s > wanted_s:
             self.limit = min(self.limit, int(first.buffers_waiting * wanted_s / waited_s))
-        elif waited_s < wanted_s / 8 and (self.was_short or last.buffers_waiting + last.buffers > self.limit):
+        elif waited_s < wanted_s / 2 and (self.was_short or last.buffers_waiting + last.buffers > self.limit):
             self.limit = min(self.limit + first.buffers, self._buffers_max)
         self.limit = max(self.limit, first.buffers)
         self.was_short = False
@@ -192,6 +192,11 @@ class ElementQueue:
 
     def head_is_event(self) -> bool:
         return bool(self._items) and not isinstance(self._items[0], InFlight)
+
+    def head_rows(self) -> int:
+        """Of the batch that is next; 0 if that is none."""
+        head = self._items[0] if self._items else None
+        return head.batch.num_rows if isinstance(head, InFlight) else 0
 
     # ---- capture ----
 

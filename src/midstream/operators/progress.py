@@ -8,6 +8,7 @@ different watermarks; what had fired must not fire again, and what was late stay
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.state.parts import KEY_GROUP
 
 Int32s = npt.NDArray[np.int32]
+_AT_REST: Final = pa.schema([(KEY_GROUP, pa.int32()), ("watermark", pa.int64())])
 
 
 class Progress:
@@ -25,14 +27,17 @@ class Progress:
     def __init__(self, owned: range) -> None:
         self._owned = owned
         self._marks = np.full(max(1, len(owned)), MIN_WATERMARK_US, np.int64)
+        self._key_groups = pa.array(np.array(owned, np.int32))
         self.lowest = MIN_WATERMARK_US
         self.is_even = True
 
     def reach(self, watermark: int) -> None:
         """All key groups have come at least this far."""
-        if self.is_even and watermark <= self.lowest:
-            return
-        self._set(np.maximum(self._marks, watermark))
+        if not self.is_even:
+            self._set(np.maximum(self._marks, watermark))
+        elif watermark > self.lowest:
+            self._marks = np.full_like(self._marks, watermark)
+            self.lowest = watermark
 
     def reach_up_to(self, key_group: int, watermark: int) -> None:
         """Only the key groups up to and including that one have."""
@@ -61,7 +66,7 @@ class Progress:
         """At rest; None as long as there was no watermark."""
         if self.is_even and self.lowest == MIN_WATERMARK_US:
             return None
-        return pa.table({KEY_GROUP: pa.array(np.array(self._owned, np.int32)), "watermark": pa.array(self._marks)})
+        return pa.Table.from_arrays([self._key_groups, pa.array(self._marks)], schema=_AT_REST)
 
     def restore(self, table: pa.Table) -> None:
         groups = table.column(KEY_GROUP).to_numpy()

@@ -247,7 +247,7 @@ def _misfit(row: Any, schema: pa.Schema) -> str:
         return f"has no column {missing[0]!r}; the declared columns are {', '.join(names)}"
     extra = [name for name in row if name not in names]
     if extra:
-        return f"has column {extra[0]!r}, which is not declared ({', '.join(names)})"
+        return f"has column {extra[0]!r}, which is not declared ({', '.join(names)}); declare what is returned with `schema=`"
     return ""
 
 

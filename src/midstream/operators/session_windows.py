@@ -153,7 +153,7 @@ class SessionWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(None, self._log.runs)], self._form, self._context.ids)
+        return freeze([(0, self._log.runs)], self._form, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:
         frame = self._frame_of(table)

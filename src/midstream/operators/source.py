@@ -82,7 +82,8 @@ class Source(ABC):
     `blocking`: reads wait for files or networks, so they run on the I/O pool, ahead of need;
     otherwise they only compute, and run on the loop.
     `discovery_interval_s`: how often `discover` is asked again until it says exhausted.
-    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit).
+    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit), but that up to a
+    second in which a subtask could not emit is made up for.
     """
 
     schema: pa.Schema
@@ -131,6 +132,10 @@ class Source(ABC):
         read, and event time waits with them.
         """
         return 1
+
+    def readers_max(self, parallelism: int) -> int:
+        """How many of the subtasks have something to read at most; they share `rows_per_s` in equal parts."""
+        return parallelism
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
         """All rows before `position` are in a completed checkpoint, but for those of the `unfinished` splits that it holds.

@@ -118,8 +118,10 @@ class ProjectOperator(Stateless):
         made = batch
         if self._exprs:
             try:
-                # with_columns in any case: select alone would turn a batch of literals into one row
-                frame = to_polars(batch.select(self._reads)).with_columns(*self._exprs).select(self._made.names)
+                rows = to_polars(batch.select(self._reads))
+                frame = rows.select(*self._exprs)
+                if frame.height != rows.height:  # select turns a batch of literals into one row
+                    frame = rows.with_columns(*self._exprs).select(self._made.names)
             except EXPRESSION_ERRORS as error:
                 raise expression_error(self._where, "an expression", error, batch, self._reads, self._exprs) from error
             made = from_polars(frame, self._made, self._where)

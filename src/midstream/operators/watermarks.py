@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -64,6 +64,13 @@ class WatermarkStrategy:
         if strategy.idle_after_us is not None and strategy.idle_after_us < 1000:
             raise ConfigError(f"idle_after: {idle_after!r} is too short; give at least 1 ms")
         return strategy
+
+
+class SlowestSplit(NamedTuple):
+    split: int
+    come_us: int
+    furthest_us: int
+    """How far the split has come that has come furthest."""
 
 
 class TimestampsOperator(Operator):
@@ -139,6 +146,17 @@ class TimestampsOperator(Operator):
     def close(self) -> None:
         self._ended = True
         self._unwatch()
+
+    def slowest_split(self) -> SlowestSplit | None:
+        """The open split that holds event time back, of those that are not idle. None where splits are not told apart,
+        and while a split that waits to be handed out does."""
+        active = [
+            (come_us, split) for split, come_us in self._come_us.items() if split not in self._idle_splits | {NO_SPLIT}
+        ]
+        if self._stands or not active:
+            return None
+        come_us, split = min(active)
+        return SlowestSplit(split, come_us, max(max(active)[0], self._ended_us))
 
     # ---- splits ----
 

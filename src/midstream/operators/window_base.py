@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -71,6 +71,11 @@ class WindowOperator(Operator):
         self._form: StateForm
         self._progress: Progress
 
+    @property
+    def fires_again(self) -> bool:
+        """For rows that come after its end, within the allowed lateness."""
+        return self._lateness > 0
+
     # ---- what kinds of windows differ in ----
 
     @abstractmethod
@@ -94,6 +99,10 @@ class WindowOperator(Operator):
     @abstractmethod
     def _state_schema(self) -> pa.Schema: ...
 
+    def _state_log(self) -> pa.Field[Any] | None:
+        """The column of state that says to which of its logs a row belongs, where there are several."""
+        return None
+
     # ---- life ----
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
@@ -113,7 +122,8 @@ class WindowOperator(Operator):
             raise ConfigError(f"{self._reduction.where}: a window without keys needs parallelism 1")
         self._context = context
         self._out = out
-        self._form = StateForm(self._state_schema(), self._reduction.keys, context.max_parallelism)
+        reduction = self._reduction
+        self._form = StateForm(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
         self._progress = Progress(context.key_groups)
         self._reduction.pickles_of(self.own)
 
@@ -194,9 +204,11 @@ class WindowOperator(Operator):
     def _last_group(self) -> int:
         return self._context.key_groups.stop - 1
 
-    def _unfired(self, frame: pl.DataFrame, ends: pl.Expr) -> pl.DataFrame:
-        """Without the windows that had fired before a restore already (`ends`: their ends)."""
+    def _unfired(self, frame: pl.DataFrame, ends: pl.Expr | int) -> pl.DataFrame:
+        """Without the windows that had fired before a restore already (`ends`: their ends, or the end of all)."""
         if self._progress.is_even:
+            if isinstance(ends, int):
+                return frame if ends - 1 > self._progress.lowest else frame.clear()
             return frame.filter(ends - 1 > self._progress.lowest)
         marks = pl.Series("__mark", self._progress.of(self._form.groups(frame)))
         return frame.filter(ends - 1 > marks)

@@ -21,6 +21,7 @@ from midstream.protocol.framing import (
     frame,
 )
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
+from midstream.protocol.live_rows import GetRows
 from midstream.protocol.messages import ClientRequest, GetLogs, Reply
 from midstream.runtime.registry import JobEntry
 
@@ -55,7 +56,7 @@ class Client:
             raise
         self._decoder.allow(CONTROL_FRAME_BYTES_MAX, _RECEIVE_BUFFER_BYTES)
 
-    def ask(self, request: ClientRequest | GetLogs, timeout_s: float | None = None) -> Reply:
+    def ask(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
         """Wait for the answer; a checkpoint answers when it is complete, a stop when the job has ended.
 
         Raises ClusterError when the driver goes away or `timeout_s` passes; this client is of no

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -27,12 +27,16 @@ from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.shell import CoordinatorMachine, Shell
 from midstream.core.errors import InvariantError, MidstreamError, StorageError
 from midstream.core.row_text import printable
+from midstream.core.tracebacks import users_part
 from midstream.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.protocol.job_status import FailureStatus, JobStatus
-from midstream.protocol.messages import ClientRequest, FromSlot, GetLogs, Logged, Register, Reply
+from midstream.protocol.live_rows import GetRows, RowsShown
+from midstream.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime import registry
 from midstream.runtime.capture import levels_set
-from midstream.runtime.lines import ClientLine, Lines
+from midstream.runtime.history import KEEP_EVERY_S, Keeper
+from midstream.runtime.lines import ClientLine, Lines, Question
+from midstream.runtime.live_rows import OpenLooks
 from midstream.runtime.logs import JobLogs
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.provider import SlotLaunch, SlotProvider
@@ -48,6 +52,18 @@ _told = logging.getLogger("midstream")
 """What the users of a job are to hear."""
 
 
+class DriverPage(Protocol):
+    """Shows the job to people, on a thread of its own, see `midstream.page`."""
+
+    link: str
+
+    def begin(self, job: Driver) -> None: ...
+
+    def end(self) -> None:
+        """The job has ended; returns at once."""
+        ...
+
+
 class Driver:
     """One job from `start` to its end. Everything but `start`, `ask`, `cancel` and `ended` is the loop's."""
 
@@ -56,12 +72,14 @@ class Driver:
         plan: JobPlan,
         slots: SlotProvider,
         make_coordinator: Callable[[JobPlan, int], CoordinatorMachine] | None = None,
+        page: DriverPage | None = None,
     ) -> None:
-        """Raises ClusterError when the cluster cannot have as many slots as the job needs."""
+        """Raises ClusterError when the cluster cannot have as many slots as the job needs, or no port is free."""
         slots.check(plan.graph.slots)
         if make_coordinator is None:
             make_coordinator = partial(Coordinator, open_storage=FileStorage, stopped=threading.Event())
         self.plan = plan
+        self.page = page
         self.ended = threading.Event()
         """Set once all is over and closed; `outcome` is there then."""
         self.awaited = 0
@@ -72,32 +90,50 @@ class Driver:
         self._log_levels = levels_set()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._lines = Lines(
-            self._loop, self._secret, slots.bind_host, plan.config.heartbeat_timeout_s, self, modules=plan.modules
+            self._loop,
+            self._secret,
+            slots.bind_host,
+            plan.config.heartbeat_timeout_s,
+            self,
+            modules=plan.modules,
+            ports=slots.driver_ports,
         )
         self._shell = Shell(coordinator, self._loop, self._lines, self)
         self._logs = JobLogs()
+        self._looks = OpenLooks(self._loop, plan.graph, self._lines.send_all, self.answer)
         self._client_count = 0
         self._clients: dict[int, ClientLine | Future[Reply]] = {}
         """Who waits for the answer to which question."""
         self._questions: dict[int, Future[Reply]] = {}
         """Questions of other threads that are not answered; their last resort when the loop has ended."""
         self._announced: Path | None = None
+        self._history: Keeper | None = None
         self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
 
     @property
     def outcome(self) -> JobEnded | None:
         return self._shell.outcome
 
+    @property
+    def last(self) -> JobStatus | None:
+        """The status that the job ended with; None while it runs, and while it is wound up."""
+        return self.outcome.status if self.outcome is not None and self.ended.is_set() else None
+
     # ---- for other threads
 
     def start(self) -> None:
         """The job runs even if the command line cannot be told of it: a service may have no home to write to."""
         try:
-            self._announced = registry.announce(
-                registry.entry_of_this_process(
-                    self.plan.job_id, self.plan.config.name, self._lines.host, self._lines.port, self._secret
-                )
+            entry = registry.entry_of_this_process(
+                self.plan.job_id,
+                self.plan.config.name,
+                self._lines.host,
+                self._lines.port,
+                self._secret,
+                self.page.link if self.page else "",
             )
+            self._announced = registry.announce(entry)
+            self._history = Keeper(entry)
         except StorageError as error:
             _log.warning("%s; the job runs all the same, but midstream list, status and stop do not find it", error)
         except BaseException:
@@ -107,9 +143,13 @@ class Driver:
             raise
         _running.add(self)
         self._loop.post(self._begin)
+        if self._history is not None:
+            self._history.start()
         self._thread.start()
+        if self.page is not None:
+            self.page.begin(self)
 
-    def ask(self, request: ClientRequest) -> Future[Reply]:
+    def ask(self, request: Question) -> Future[Reply]:
         """The answer, in time; an error reply when the job has ended before it."""
         future: Future[Reply] = Future()
         self._questions[id(future)] = future
@@ -135,6 +175,7 @@ class Driver:
     def _wind_up(self) -> None:
         """Close everything, then say that it is over. Each step whatever became of the one before."""
         for step in (
+            self._keep_last,  # first: who loses the connection looks there for how it ended
             self._lines.close,
             self._slots.close,
             self._loop.close,
@@ -148,10 +189,16 @@ class Driver:
         _running.discard(self)
         self.ended.set()
         self._answer_unanswered()
+        if self.page is not None:
+            self.page.end()
 
     def _withdraw(self) -> None:
         if self._announced is not None:
             registry.withdraw(self._announced)
+
+    def _keep_last(self) -> None:
+        if self._history is not None and self.outcome is not None:
+            self._history.end(msgspec.structs.replace(self.outcome.status, state=self.outcome.state))
 
     def _answer_unanswered(self) -> None:
         while self._questions:
@@ -165,6 +212,12 @@ class Driver:
     def _begin(self) -> None:
         self._lines.start()
         self._shell.start()
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._history is not None and self.outcome is None:
+            self._history.keep(self._shell.coordinator.status(self._loop.now_ms()))
+            self._loop.call_later(KEEP_EVERY_S, self._keep)
 
     # ---- for the shell: slots
 
@@ -174,7 +227,13 @@ class Driver:
 
     def request_slot(self, request: str) -> None:
         launch = SlotLaunch(
-            self._slots.driver_host, self._lines.port, self._secret, self.plan.job_id, request, self._log_levels
+            self._slots.driver_host,
+            self._lines.port,
+            self._secret,
+            self.plan.job_id,
+            request,
+            self._log_levels,
+            self._slots.slot_ports,
         )
 
         def failed(reason: str, crash: str = "", last_lines: str = "") -> None:
@@ -209,14 +268,19 @@ class Driver:
     def slot_logged(self, slot: int, logged: Logged) -> None:
         self._logs.add(slot, logged)
 
+    def rows_shown(self, shown: RowsShown) -> None:
+        self._looks.shown(shown)
+
     def slot_lost(self, slot: int, reason: str) -> None:
         self._shell.slot_lost(slot, reason)
 
-    def client_asked(self, client: ClientLine | Future[Reply], request: ClientRequest | GetLogs) -> None:
+    def client_asked(self, client: ClientLine | Future[Reply], request: Question) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):
             self.answer(self._client_count, Reply(logs=self._logs.since(request.after)))
+        elif isinstance(request, GetRows):
+            self._looks.ask(self._client_count, request)
         else:
             self._shell.ask(self._client_count, request)
 
@@ -260,7 +324,9 @@ class Driver:
             _log.error("job %s: no status to be had: %s", self.plan.job_id, second)
             status = _empty_status(self.plan, now_ms)
         details = "".join(traceback.format_exception(error))
-        failure = FailureStatus(now_ms, status.attempt, f"{type(error).__name__}: {error}", details)
+        failure = FailureStatus(
+            now_ms, status.attempt, f"{type(error).__name__}: {error}", details, users_part(details)
+        )
         return msgspec.structs.replace(status, failures=(failure, *status.failures))
 
 

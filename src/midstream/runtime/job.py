@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from html import escape
 from typing import Final
 
 from midstream.coordinator.events import JobPlan
 from midstream.core.errors import JobError
 from midstream.protocol.job_status import JobStatus
 from midstream.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Reply
-from midstream.runtime.driver import Driver
+from midstream.runtime.driver import Driver, DriverPage
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import absolute
 
@@ -22,12 +23,12 @@ LOOK_S: Final = 0.2
 """How often a waiting thread checks whether it has been interrupted."""
 
 
-def start_job(plan: JobPlan, slots: SlotProvider) -> Job:
-    """Start a job on a thread of its own and return at once. `slots` is closed when the job has ended.
+def start_job(plan: JobPlan, slots: SlotProvider, page: DriverPage | None = None) -> Job:
+    """Start a job on a thread of its own and return at once. `slots` and `page` are closed when the job has ended.
 
     Raises ClusterError if the cluster is too small for it.
     """
-    driver = Driver(plan, slots)
+    driver = Driver(plan, slots, page=page)
     driver.start()
     return Job(driver)
 
@@ -40,6 +41,13 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<midstream job {self.name!r} {self.job_id}: {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        """Show the job in a notebook, with the link to its page."""
+        shown = f"<code>{escape(repr(self))}</code>"
+        if self.page is None or self.ended:
+            return shown
+        return f'{shown} <a href="{escape(self.page)}" target="_blank" rel="noopener">page</a>'
 
     def _state(self) -> str:
         """Return the state without a long wait, for `repr` in a shell."""
@@ -61,6 +69,11 @@ class Job:
     def checkpoint_dir(self) -> str | None:
         """The directory or storage URL of the checkpoints, or None; a local path is absolute."""
         return self._driver.plan.config.checkpoint_dir
+
+    @property
+    def page(self) -> str | None:
+        """The link to the job's page, with the token that its buttons need; None if it has none."""
+        return None if self._driver.page is None else self._driver.page.link
 
     @property
     def ended(self) -> bool:

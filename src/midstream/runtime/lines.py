@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.protocol.handshake import Identity, Role
+from midstream.protocol.live_rows import GetRows, RowsShown, ShowRows
 from midstream.protocol.messages import (
     ClientRequest,
     FromSlot,
@@ -37,13 +38,17 @@ from midstream.runtime.control import (
 )
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
+from midstream.runtime.ports import ANY_PORT, Ports
 
 REGISTER_TIMEOUT_S: Final = 30.0
 QUESTIONS_PER_CLIENT_MAX: Final = 64
 
 _log = logging.getLogger(__name__)
-_slot_decoder: msgspec.msgpack.Decoder[FromSlot | Logged] = msgspec.msgpack.Decoder(FromSlot | Logged)
-_client_decoder: msgspec.msgpack.Decoder[ClientRequest | GetLogs] = msgspec.msgpack.Decoder(ClientRequest | GetLogs)
+FromSlotLine: TypeAlias = FromSlot | Logged | RowsShown
+Question: TypeAlias = ClientRequest | GetLogs | GetRows
+"""What clients ask: of the coordinator, or of the driver alone."""
+_slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(FromSlotLine)
+_client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 
 
 class LinesOwner(Protocol):
@@ -65,9 +70,11 @@ class LinesOwner(Protocol):
 
     def slot_logged(self, slot: int, logged: Logged) -> None: ...
 
+    def rows_shown(self, shown: RowsShown) -> None: ...
+
     def slot_lost(self, slot: int, reason: str) -> None: ...
 
-    def client_asked(self, client: ClientLine, request: ClientRequest | GetLogs) -> None: ...
+    def client_asked(self, client: ClientLine, request: Question) -> None: ...
 
 
 class Lines:
@@ -82,6 +89,7 @@ class Lines:
         owner: LinesOwner,
         *,
         modules: JobModules | None = None,
+        ports: Ports = ANY_PORT,
         register_timeout_s: float = REGISTER_TIMEOUT_S,
     ) -> None:
         self.loop = loop
@@ -103,6 +111,7 @@ class Lines:
             self._opened,
             frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
             buffer_bytes=RECEIVE_BUFFER_BYTES,
+            ports=ports,
         )
 
     @property
@@ -121,6 +130,11 @@ class Lines:
         """To a slot that is gone: dropped."""
         line = self._slots.get(slot)
         if line is not None:
+            line.channel.send(message)
+
+    def send_all(self, message: ShowRows) -> None:
+        """To every slot that is there."""
+        for line in list(self._slots.values()):  # one that does not read is lost meanwhile
             line.channel.send(message)
 
     def release(self, slot: int) -> None:
@@ -222,12 +236,12 @@ class SlotLine:
     def __init__(self, lines: Lines, connection: Connection) -> None:
         self.slot: int | None = None
         self._lines = lines
-        self.channel: MessageChannel[FromSlot | Logged] = MessageChannel(
+        self.channel: MessageChannel[FromSlotLine] = MessageChannel(
             connection, _slot_decoder, self._received, self._lost
         )
         self._timer = lines.loop.call_later(lines.register_timeout_s, lambda: self._lost("it does not register"))
 
-    def _received(self, message: FromSlot | Logged) -> None:
+    def _received(self, message: FromSlotLine) -> None:
         lines = self._lines
         if isinstance(message, Register) != (self.slot is None):
             raise ProtocolViolation(f"{type(message).__name__} out of turn")
@@ -235,6 +249,8 @@ class SlotLine:
             assert self.slot is not None
             if isinstance(message, Logged):
                 lines.owner.slot_logged(self.slot, message)
+            elif isinstance(message, RowsShown):
+                lines.owner.rows_shown(message)
             else:
                 lines.owner.slot_said(self.slot, message)
             return
@@ -259,15 +275,13 @@ class ClientLine:
     def __init__(self, lines: Lines, connection: Connection) -> None:
         self._lines = lines
         self._open_questions = 0
-        self.channel: MessageChannel[ClientRequest | GetLogs] = MessageChannel(
-            connection, _client_decoder, self._received, self._lost
-        )
+        self.channel: MessageChannel[Question] = MessageChannel(connection, _client_decoder, self._received, self._lost)
 
     def answer(self, reply: Reply) -> None:
         self._open_questions -= 1
         self.channel.send(reply)
 
-    def _received(self, request: ClientRequest | GetLogs) -> None:
+    def _received(self, request: Question) -> None:
         if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
             raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} questions at once")
         self._open_questions += 1

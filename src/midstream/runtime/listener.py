@@ -14,14 +14,13 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from midstream.core.errors import ClusterError
 from midstream.protocol.handshake import NONCE_BYTES, Acceptor, Identity
 from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection
 from midstream.runtime.loop import READ, EventLoop
+from midstream.runtime.ports import ANY_PORT, Ports, listen
 
 UNAUTHENTICATED_MAX: Final = 128
 ACCEPTS_PER_TURN_MAX: Final = 64
-BACKLOG: Final = 512
 ACCEPT_PAUSE_S: Final = 0.25
 
 _log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class Listener:
         *,
         frame_bytes_max: int,
         buffer_bytes: int,
-        port: int = 0,
+        ports: Ports = ANY_PORT,
         unauthenticated_max: int = UNAUTHENTICATED_MAX,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
@@ -55,7 +54,7 @@ class Listener:
         self._strangers: dict[Connection, None] = {}
         """Connections that have not proved anything yet, oldest first."""
         self._turned_away = 0
-        self._sock = listen(host, port)
+        self._sock = listen(host, ports)
         self.host: str = self._sock.getsockname()[0]
         self.port: int = self._sock.getsockname()[1]
 
@@ -126,23 +125,3 @@ class Listener:
         self._turned_away += 1
         if self._turned_away == 1:
             _log.warning("turned away a connection to port %d: %s (said once)", self.port, reason)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A nonblocking listening socket. Raises ClusterError, above all when the port is in use."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise ClusterError(f"cannot listen on {host!r}: {error.strerror or error}") from error
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ClusterError(f"port {port} on {host} is in use; choose another, or 0 for any free one") from error
-        raise ClusterError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    sock.setblocking(False)
-    return sock

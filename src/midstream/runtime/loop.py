@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from midstream.core.seams import Done, Failed, Mail
+from midstream.runtime.core_share import CoreShare, Schedule
 from midstream.runtime.io_pool import THREADS_MAX, IoPool
 
 T = TypeVar("T")
@@ -85,6 +86,8 @@ class EventLoop:
         """How many timers there may be before the cancelled ones are swept out."""
         self._fatal = fatal
         self._pool = IoPool(name, io_threads_max)
+        self._schedule = Schedule()
+        self._share = CoreShare(time.monotonic, self._schedule.read)
         self._stopping = False
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -100,6 +103,15 @@ class EventLoop:
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+    stopwatch_s = monotonic_s
+
+    def own_core_s(self) -> float:
+        return self._share.own_core_s()
+
+    @property
+    def core_share(self) -> float:
+        return self._share.share
 
     # ---- Executor
 
@@ -195,6 +207,7 @@ class EventLoop:
         if self._closed:
             return
         self._closed = True
+        self._schedule.close()
         if not self._pool.close(io_wait_s):
             _log.warning("I/O that began before the end still hangs after %.0f s; it is left behind", io_wait_s)
         self._selector.close()

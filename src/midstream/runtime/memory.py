@@ -1,4 +1,4 @@
-"""What the allocator of a slot process keeps of freed memory.
+"""The memory of a slot process: how much it can have, and what its allocator keeps of what is freed.
 
 Batches and the temporaries that numpy makes of them are megabytes, for milliseconds. By default glibc
 gives such memory back to the kernel at once and gets it again page by page, which took about a seventh of
@@ -10,6 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 M_TRIM_THRESHOLD: Final = -1
@@ -27,3 +30,40 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, IN_HEAP_BYTES_MAX)
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def memory_limit(own_cgroups: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many bytes this process can have at most: the least of what its cgroups, RLIMIT_AS and the machine allow.
+
+    A cgroup's limit, that of a container, is for all of its processes together. Spark sets RLIMIT_AS where
+    `spark.executor.pyspark.memory` is given.
+    """
+    import psutil
+
+    limits: list[int] = [psutil.virtual_memory().total, *_limits_of_cgroups(own_cgroups, cgroups)]
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    return min(limits)
+
+
+def _limits_of_cgroups(own_cgroups: Path, cgroups: Path) -> list[int]:
+    """Of the process's own cgroup and those above it, as far as they can be seen from here."""
+    try:
+        lines = own_cgroups.read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = Path(path.lstrip("/"))
+        for each in (own, *own.parents):
+            with suppress(OSError, ValueError):  # not visible in this container, or "max"
+                limits.append(int((root / each / name).read_text(encoding="ascii")))
+    return [limit for limit in limits if limit > 0]

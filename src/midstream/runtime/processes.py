@@ -30,6 +30,7 @@ import msgspec
 from midstream.core.errors import ClusterError, MidstreamError
 from midstream.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.capture import Capture
+from midstream.runtime.ports import ANY_PORT, Ports
 from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
@@ -57,6 +58,7 @@ class _Launch(msgspec.Struct, frozen=True):
     job_id: str
     request: str
     log_levels: dict[str, int]
+    ports: Ports
 
 
 class ProcessSlots:
@@ -64,6 +66,7 @@ class ProcessSlots:
 
     bind_host = "127.0.0.1"
     driver_host = "127.0.0.1"
+    driver_ports = slot_ports = ANY_PORT
     gone = ""
 
     def __init__(self, slots_max: int | None = None) -> None:
@@ -113,7 +116,9 @@ class _Child(WatchedSlot):
             raise ClusterError(f"cannot start a slot process with {sys.executable}: {error.strerror}") from error
         self.pid = self._process.pid
         body = msgspec.msgpack.encode(
-            _Launch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, launch.log_levels)
+            _Launch(
+                launch.host, launch.port, launch.secret, launch.job_id, launch.request, launch.log_levels, launch.ports
+            )
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
@@ -215,7 +220,8 @@ def main() -> int:
     try:
         with Capture(launch.log_levels, keeps_records=False) as capture:
             run_slot(
-                SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request), capture=capture
+                SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, ports=launch.ports),
+                capture=capture,
             )
     except MidstreamError as error:
         text = " ".join(str(error).splitlines())

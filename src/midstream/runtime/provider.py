@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from midstream.runtime.ports import ANY_PORT, Ports
+
 
 @dataclass(frozen=True, slots=True)
 class SlotLaunch:
@@ -18,6 +20,8 @@ class SlotLaunch:
     """Which of the driver's requests this slot answers."""
     log_levels: dict[str, int] = field(default_factory=dict)
     """Of the loggers whose level the program has set, "" for the root: see `runtime.capture`."""
+    ports: Ports = ANY_PORT
+    """On which the slot listens for other slots."""
 
 
 class OnFailed(Protocol):
@@ -38,6 +42,16 @@ class SlotProvider(Protocol):
     @property
     def driver_host(self) -> str:
         """The name or address at which slots reach the driver; where nothing is in between, `bind_host`."""
+        ...
+
+    @property
+    def driver_ports(self) -> Ports:
+        """On which the driver listens for slots and commands."""
+        ...
+
+    @property
+    def slot_ports(self) -> Ports:
+        """On which each slot listens for other slots."""
         ...
 
     @property

@@ -33,6 +33,8 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int
     machine: str
     """Where that process runs: the home directory may be shared with other machines."""
+    page: str = ""
+    """Link to the job's page, with its token; empty if it has none."""
 
     def __repr__(self) -> str:
         return f"JobEntry({self.job_id!r}, {self.name!r}, {self.host}:{self.port}, pid {self.pid})"
@@ -56,7 +58,7 @@ def home() -> Path:
         ) from error
 
 
-def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: bytes) -> JobEntry:
+def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: bytes, page: str = "") -> JobEntry:
     started = process_started(os.getpid())
     assert started is not None
     return JobEntry(
@@ -69,6 +71,7 @@ def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: 
         process_started=started,
         started_ms=time.time_ns() // 1_000_000,
         machine=socket.gethostname(),
+        page=page,
     )
 
 
@@ -76,17 +79,25 @@ def announce(entry: JobEntry) -> Path:
     """The file that says so, to be given to `withdraw`. Raises StorageError when the directory cannot be written."""
     directory = home() / "jobs"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(directory, 0o700)
-        temporary = directory / f".{secrets.token_hex(8)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(entry))
-        return temporary.rename(directory / f"{entry.job_id}.json")
+        return write_private(directory, f"{entry.job_id}.json", msgspec.json.encode(entry))
     except OSError as error:
         raise StorageError(
             f"cannot announce the job in {directory}: {error.strerror}; set MIDSTREAM_HOME to a directory of yours"
         ) from error
+
+
+def write_private(directory: Path, name: str, data: bytes) -> Path:
+    """Write a file that only this user reads, whole or not at all. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(directory, 0o700)
+    temporary = directory / f".{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        return temporary.rename(directory / name)
+    finally:
+        temporary.unlink(missing_ok=True)  # where writing it has failed
 
 
 def withdraw(announced: Path) -> None:
@@ -121,6 +132,15 @@ def list_jobs() -> list[JobEntry]:
 
 def find(job: str) -> JobEntry:
     """The running job with this id, the beginning of its id, or its name. Raises JobError when there is not exactly one."""
+    found = find_running(job)
+    if found is None:
+        running = ", ".join(f"{e.name} ({e.job_id})" for e in list_jobs()) or "none"
+        raise JobError(f"no running job {job!r} on this machine; running: {running}")
+    return found
+
+
+def find_running(job: str) -> JobEntry | None:
+    """The same, or None when no such job runs. Raises JobError when several do."""
     entries = list_jobs()
     for matching in (
         [e for e in entries if e.job_id == job],
@@ -132,8 +152,7 @@ def find(job: str) -> JobEntry:
         if matching:
             ids = ", ".join(e.job_id for e in matching)
             raise JobError(f"{job!r} names {len(matching)} running jobs ({ids}); use the id of one")
-    running = ", ".join(f"{e.name} ({e.job_id})" for e in entries) or "none"
-    raise JobError(f"no running job {job!r} on this machine; running: {running}")
+    return None
 
 
 def process_started(pid: int) -> str | None:
@@ -146,6 +165,8 @@ def process_started(pid: int) -> str | None:
         try:
             after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
+            return None
+        if after_name[0] == b"Z":  # it has ended; in a container there may be no parent that reaps it
             return None
         boot = ""
         with contextlib.suppress(OSError):

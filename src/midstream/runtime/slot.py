@@ -16,16 +16,21 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from midstream.connectors import outside
 from midstream.core.errors import ClusterError
 from midstream.core.seams import Signal, Storage
 from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
+from midstream.protocol.live_rows import RowsShown, ShowRows
 from midstream.protocol.messages import (
+    SLOT_WAITS_MAX,
+    WAIT_CHARS_MAX,
     Cancel,
     FromSlot,
     Heartbeat,
@@ -33,6 +38,7 @@ from midstream.protocol.messages import (
     Register,
     Release,
     SlotStatus,
+    SlotWait,
     TaskFinished,
     ToSlot,
     Welcome,
@@ -42,7 +48,7 @@ from midstream.runtime.connection import Connection, dial
 from midstream.runtime.control import RECEIVE_BUFFER_BYTES, MessageChannel
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.loop import EventLoop
-from midstream.runtime.memory import keep_freed_memory
+from midstream.runtime.memory import keep_freed_memory, memory_limit
 from midstream.runtime.modules import UnpackedModules
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.storage import FileStorage
@@ -57,13 +63,15 @@ LOG_BYTES_MAX: Final = 2**20
 """No line is sent while as much as this waits for the driver to read it."""
 
 _log = logging.getLogger(__name__)
-_decoder: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
+_decoder: msgspec.msgpack.Decoder[ToSlot | ShowRows] = msgspec.msgpack.Decoder(ToSlot | ShowRows)
 
 
 class Machine(Protocol):
     """What the slot runs: `worker.slot.SlotMachine`, or a probe in tests."""
 
     def handle(self, message: ToSlot) -> None: ...
+
+    def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None: ...
 
     def status(self) -> SlotStatus: ...
 
@@ -111,8 +119,9 @@ class _SlotProcess:
         self._make_machine = make_machine
         self._loop = EventLoop("slot", fatal=self._fatal)
         self._memory = psutil.Process().memory_info
+        self._memory_limit_bytes = memory_limit()
         self._transport: TcpTransport | None = None
-        self._channel: MessageChannel[ToSlot] | None = None
+        self._channel: MessageChannel[ToSlot | ShowRows] | None = None
         self._machine: Machine | None = None
         self._welcome: Welcome | None = None
         self._beating: Beating | None = None
@@ -138,16 +147,19 @@ class _SlotProcess:
             host = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_STREAM)[0][4][0]
         except OSError as error:
             raise ClusterError(f"cannot find the driver's host {launch.host!r}: {error.strerror or error}") from error
-        dial(
-            self._loop,
-            str(host),
-            launch.port,
-            Dialer(launch.secret, Identity(Role.SLOT_CONTROL, launch.job_id), secrets.token_bytes(NONCE_BYTES)),
-            self._connected,
-            self._unreachable,
-            frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
-            buffer_bytes=RECEIVE_BUFFER_BYTES,
-        )
+        try:
+            dial(
+                self._loop,
+                str(host),
+                launch.port,
+                Dialer(launch.secret, Identity(Role.SLOT_CONTROL, launch.job_id), secrets.token_bytes(NONCE_BYTES)),
+                self._connected,
+                self._unreachable,
+                frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
+                buffer_bytes=RECEIVE_BUFFER_BYTES,
+            )
+        except ClusterError as error:
+            raise ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver: {error}") from error
 
     def _unreachable(self, _connection: Connection, reason: str) -> None:
         where = f"{self._launch.host}:{self._launch.port}"
@@ -156,7 +168,9 @@ class _SlotProcess:
     def _connected(self, connection: Connection) -> None:
         launch = self._launch
         self._channel = MessageChannel(connection, _decoder, self._received, self._lost)
-        self._transport = TcpTransport(self._loop, launch.secret, launch.job_id, connection.local_host)
+        self._transport = TcpTransport(
+            self._loop, launch.secret, launch.job_id, connection.local_host, ports=launch.ports
+        )
         self._channel.send(
             Register(
                 host=self._transport.host,
@@ -174,7 +188,7 @@ class _SlotProcess:
 
     # ---- being a slot
 
-    def _received(self, message: ToSlot) -> None:
+    def _received(self, message: ToSlot | ShowRows) -> None:
         if self._ending:
             return
         if isinstance(message, Welcome):
@@ -185,6 +199,9 @@ class _SlotProcess:
             self._end(None, released=True)
         elif self._machine is None:
             raise ProtocolViolation(f"{type(message).__name__} before Welcome")
+        elif isinstance(message, ShowRows):
+            assert self._channel is not None
+            self._machine.show_rows(message, self._channel.send)
         else:
             if isinstance(message, Cancel):
                 self._report()  # the last figures of tasks that end with it
@@ -232,7 +249,15 @@ class _SlotProcess:
 
     def _report(self) -> None:
         assert self._channel is not None and self._machine is not None
-        self._channel.send(msgspec.structs.replace(self._machine.status(), memory_bytes=self._memory().rss))
+        longest = outside.waits(time.monotonic())[:SLOT_WAITS_MAX]
+        waits = tuple(SlotWait(what[:WAIT_CHARS_MAX], for_ms) for what, for_ms in longest)
+        status = msgspec.structs.replace(
+            self._machine.status(),
+            memory_bytes=self._memory().rss,
+            memory_limit_bytes=self._memory_limit_bytes,
+            waits=waits,
+        )
+        self._channel.send(status)
 
     def _send(self, message: FromSlot) -> None:
         """To the driver. A task that has finished leaves with its last figures: there may be no heartbeat after it."""

@@ -21,6 +21,7 @@ from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection, dial
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
+from midstream.runtime.ports import ANY_PORT, Ports
 
 RECEIVE_BUFFER_BYTES: Final = 512 * 2**10
 DIAL_TIMEOUT_S: Final = 30.0
@@ -39,6 +40,7 @@ class TcpTransport:
         job_id: str,
         host: str,
         *,
+        ports: Ports = ANY_PORT,
         open_timeout_s: float = OPEN_TIMEOUT_S,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         held_max: int = HELD_MAX,
@@ -64,6 +66,7 @@ class TcpTransport:
             self._came,
             frame_bytes_max=DATA_FRAME_BYTES_MAX,
             buffer_bytes=RECEIVE_BUFFER_BYTES,
+            ports=ports,
             handshake_timeout_s=handshake_timeout_s,
         )
         self._listener.start()

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from midstream.connectors.queued import QUEUED_BYTES_MAX
 from midstream.core.batches import batch_bytes, conform
 from midstream.core.errors import ConfigError, InvariantError, JobError, StorageError
+from midstream.core.pickling import pickled
 from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
@@ -88,7 +89,7 @@ class DataSourceSink(Sink):
         make = self._data_source.streamWriter if self._streams else self._data_source.writer
         self._writer = make(struct, False)
         try:
-            self._pickled_writer = cloudpickle.dumps(self._writer)
+            self._pickled_writer = pickled(self._writer)
         except Exception as error:
             raise JobError(f"{self._where}: its writer cannot be sent to the slots: {error}") from error
         self._struct = struct

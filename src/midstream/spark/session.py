@@ -25,7 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from midstream.core.errors import ClusterError, ConfigError, MidstreamError
+from midstream.core.errors import ClusterError, ConfigError, MidstreamError, UnavailableError
 from midstream.runtime.processes import how_it_ended
 from midstream.runtime.threads import ENVIRONMENT
 from midstream.spark.jvm import interruptible, launch_jvm, log_option
@@ -188,7 +188,7 @@ def _stop(context: SparkContext) -> None:
 
 
 def check_master(master: str) -> None:
-    """Raises ClusterError when no standalone master listens there: Spark itself says so only after a minute."""
+    """Raises UnavailableError when no standalone master listens there: Spark itself says so only after a minute."""
     refusals = []
     for address in master.removeprefix("spark://").split(",") if master.startswith("spark://") else ():
         host, _, port = address.rpartition(":")
@@ -199,7 +199,9 @@ def check_master(master: str) -> None:
         else:
             return
     if refusals:
-        raise ClusterError(f"no Spark master listens on {master!r} ({'; '.join(refusals)}); start it, or name another")
+        raise UnavailableError(
+            f"no Spark master listens on {master!r} ({'; '.join(refusals)}); start it, or name another"
+        )
 
 
 def how_spark_ended(context: SparkContext) -> str:

@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.capture import Capture
+from midstream.runtime.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.slot import run_slot
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
@@ -53,6 +54,11 @@ _IDLE_KILLS: Final = "spark.python.worker.killOnIdleTimeout"
 _SPECULATION: Final = "spark.speculation"
 _SPECULATION_THRESHOLD: Final = "spark.speculation.task.duration.threshold"
 """Without it Spark makes no copies of the only task of a stage."""
+
+BLOCK_MANAGER_PORT: Final = "spark.blockManager.port"
+DRIVER_BLOCK_MANAGER_PORT: Final = "spark.driver.blockManager.port"
+PORT_RETRIES: Final = "spark.port.maxRetries"
+PORT_RETRIES_DEFAULT: Final = 16
 
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)$", re.MULTILINE)
 
@@ -101,6 +107,30 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
+def ports_of(conf: SparkConf, *settings: str) -> Ports:
+    """The ports that Spark's own block managers look for a free one in: a firewall lets them through for Spark already.
+
+    `settings`: the first that is set counts. Raises ConfigError for a value that is no port.
+    """
+    name = next((name for name in settings if conf.get(name)), "")
+    first = _whole(conf, name, 0) if name else 0
+    if first == 0:
+        return ANY_PORT
+    retries = _whole(conf, PORT_RETRIES, PORT_RETRIES_DEFAULT)
+    set_by = (
+        f"they follow from {name}={first} and {PORT_RETRIES}={retries}; raise {PORT_RETRIES} (each executor and each slot on a "
+        f"machine takes one of them), or set another {name}"
+    )
+    return Ports(first, min(first + retries, PORT_MAX), set_by)
+
+
+def _whole(conf: SparkConf, name: str, default: int) -> int:
+    text = (conf.get(name) or str(default)).strip()
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{name}={text!r} is not a whole number")
+    return int(text)
+
+
 class SparkSlots:
     """A SlotProvider on the cores of a Spark session, which it neither changes nor stops.
 
@@ -119,11 +149,14 @@ class SparkSlots:
         """Slots write to the terminal of this program."""
         if is_local_master(self._master):
             self.bind_host = self.driver_host = LOOPBACK
+            self.driver_ports = self.slot_ports = ANY_PORT
         else:
             # Spark puts brackets around an address of IPv6
             self.driver_host = (conf.get("spark.driver.host") or LOOPBACK).strip("[]")
             self.bind_host = (conf.get("spark.driver.bindAddress") or self.driver_host).strip("[]")
             check_driver_host(self._master, self.driver_host)
+            self.driver_ports = ports_of(conf, DRIVER_BLOCK_MANAGER_PORT, BLOCK_MANAGER_PORT)
+            self.slot_ports = ports_of(conf, BLOCK_MANAGER_PORT)
 
     @property
     def slots_max(self) -> int | None:

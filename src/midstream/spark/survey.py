@@ -34,6 +34,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from midstream.core.errors import MidstreamError
+from midstream.runtime.ports import Ports, listen
+from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import FileStorage
 from midstream.spark.slots import explain
 
@@ -101,12 +103,13 @@ class _Ask:
     storage: str | None
     probe: str
     """A directory in the storage, with a file `driver` of which the token is the content."""
+    ports: Ports
+    """On which it listens for others."""
 
 
 def survey(
     context: SparkContext,
-    bind_host: str,
-    driver_host: str,
+    provider: SlotProvider,
     slots: int,
     timeout_s: float,
     storage: str | None,
@@ -115,14 +118,14 @@ def survey(
 ) -> Survey:
     """Ask `slots` processes at once, of which as many take part as come within `timeout_s`.
 
-    `storage`, `probe`: see `_Ask`. Raises OSError when nothing can listen on `bind_host`.
+    `provider`: of the slots that a job would have. `storage`, `probe`: see `_Ask`. Raises ClusterError when nothing can
+    listen where the driver would.
     """
-    family = socket.getaddrinfo(bind_host, None, type=socket.SOCK_STREAM)[0][0]
     group = f"midstream-doctor-{secrets.token_hex(4)}"
     failures: list[str] = []
     ended = threading.Event()
-    with socket.create_server((bind_host, 0), family=family, backlog=slots) as server:
-        ask = _Ask(driver_host, server.getsockname()[1], token, storage, probe)
+    with listen(provider.bind_host, provider.driver_ports) as server:
+        ask = _Ask(provider.driver_host, server.getsockname()[1], token, storage, probe, provider.slot_ports)
         running = threading.Thread(
             target=_run, args=(context, group, slots, ask, failures, ended), name=group, daemon=True
         )
@@ -219,7 +222,8 @@ def _examine(ask: _Ask, _nothing: Iterable[int]) -> Iterator[str]:
     with socket.create_connection((ask.host, ask.port), ANSWER_TIMEOUT_S) as line:
         stream = line.makefile("rb")
         host = line.getsockname()[0]
-        with socket.create_server((host, 0), family=line.family) as listener:
+        with listen(host, ask.ports) as listener:
+            listener.settimeout(None)
             accepting = threading.Thread(target=_accept, args=(listener,), daemon=True)
             accepting.start()
             line.sendall(ask.token.encode() + b"\n")

@@ -9,9 +9,8 @@ from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
-
 from midstream.core.installed import is_installed
+from midstream.core.pickling import JobPickler
 from midstream.state.pickles import OwnCode
 
 _ENGINES = ("midstream", "pyspark")
@@ -30,9 +29,9 @@ def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str
     return OwnCode(tuple(recorder.named_classes()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
 
 
-class _Recorder(cloudpickle.CloudPickler):
+class _Recorder(JobPickler):
     def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer)  # type: ignore[no-untyped-call]  # as above
+        super().__init__(buffer)
         self.classes: dict[int, type] = {}
         self.packages: set[str] = set()
         self._variables: dict[int, Mapping[str, Any]] = {}
@@ -51,7 +50,7 @@ class _Recorder(cloudpickle.CloudPickler):
                 yield each
 
     def reducer_override(self, item: Any) -> Any:
-        reduced = super().reducer_override(item)  # type: ignore[no-untyped-call]  # as above
+        reduced = super().reducer_override(item)
         if isinstance(item, FunctionType) and reduced is not NotImplemented:
             self._variables[id(item.__globals__)] = item.__globals__
         if isinstance(item, type) and reduced is not NotImplemented:

@@ -143,7 +143,7 @@ class TableState(DeclaredState):
         if not runs:
             return None
         if self._frozen is None:
-            chunks = freeze([(None, runs)], form, ids)
+            chunks = freeze([(0, runs)], form, ids)
 
             def owned_chunks() -> tuple[Chunk, ...]:
                 made = chunks()

@@ -1,0 +1,135 @@
+"""How a job is pickled, and unpickled in the process that has pickled it.
+
+Functions and classes of the job's own file travel by value, with the variables that they use. What is unpickled in the
+process of the program must be apart from the program: `ApartUnpickler`.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from typing import Any, Final, TypeVar
+
+import cloudpickle
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID
+
+T = TypeVar("T")
+_TRACKED: Final = frozenset(("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar"))
+"""What cloudpickle makes classes with."""
+_Cached: Final = type(functools.lru_cache(lambda: None))
+
+
+class JobPickler(cloudpickle.CloudPickler):
+    """cloudpickle, and what it has no form of: `functools.lru_cache` and `cached_property` in code that travels by value.
+
+    The copy of a function with a cache has an empty one of its own.
+    """
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+
+    def reducer_override(self, item: Any) -> Any:
+        if type(item) is _Cached and _travels_by_value(item):
+            attributes = {name: value for name, value in vars(item).items() if name != "__wrapped__"}
+            return _cached, (item.__wrapped__, item.cache_parameters()), attributes
+        if type(item) is functools.cached_property:  # it has a lock before Python 3.12
+            return _cached_property, (item.func, item.attrname)
+        return super().reducer_override(item)  # type: ignore[no-untyped-call]  # as above
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = functools.lru_cache(**parameters)(function)
+    return made
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def _travels_by_value(item: Any) -> bool:
+    """As cloudpickle decides of functions: unless the item is what its name means in a module that slots import."""
+    name = getattr(item, "__module__", None)
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is None or name == "__main__":
+        return True
+    parts = name.split(".") if isinstance(name, str) else []
+    shipped = cloudpickle.list_registry_pickle_by_value()
+    if any(".".join(parts[:end]) in shipped for end in range(1, len(parts) + 1)):
+        return True
+    found: Any = module
+    for part in getattr(item, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is not item
+
+
+def pickled(thing: object) -> bytes:
+    """For a slot, or another process. Raises whatever pickling `thing` raises."""
+    buffer = io.BytesIO()
+    JobPickler(buffer).dump(thing)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
+    return buffer.getvalue()
+
+
+class ApartUnpickler(pickle.Unpickler):
+    """Makes classes that travel by value anew, as another process would.
+
+    cloudpickle makes such a class once in a process and gives it to all that unpickle it, also to the program that has
+    pickled it. There it would set the attributes of the program's own class to copies: `UNKNOWN = object()` would be
+    another object from then on, and methods would use copies of their module's variables.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.originals: dict[type, type] = {}
+        """By class that was made anew: the one of this process that was pickled."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return partial(self._untracked, found) if name in _TRACKED and module.startswith("cloudpickle") else found
+
+    def _untracked(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        at = list(signature(make).parameters).index("class_tracker_id")
+        made = make(*arguments[:at], None, *arguments[at + 1 :])
+        original = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[at])
+        if isinstance(made, type) and isinstance(original, type):
+            self.originals[made] = original
+        return made
+
+
+def unpickled_apart(data: bytes) -> Any:
+    """What `pickled` was given, with nothing in common with the program's own functions and classes."""
+    return ApartUnpickler(data).load()
+
+
+def in_the_programs_classes(value: T, originals: dict[type, type]) -> T:
+    """A copy of a plain value or an object of the user's, with the program's classes in place of those made anew."""
+    if not originals:
+        return value
+    buffer = io.BytesIO()
+    _Translating(buffer, originals).dump(value)
+    translated: T = _Translated(buffer, originals).load()
+    return translated
+
+
+class _Translating(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, originals: dict[type, type]) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self._numbers = {made: number for number, made in enumerate(originals)}
+
+    def persistent_id(self, item: Any) -> object:
+        return self._numbers.get(item) if isinstance(item, type) else None
+
+
+class _Translated(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, originals: dict[type, type]) -> None:
+        super().__init__(io.BytesIO(buffer.getvalue()))
+        self._originals = list(originals.values())
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._originals[number]

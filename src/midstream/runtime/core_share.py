@@ -1,0 +1,84 @@
+"""How much of a core a thread gets of what it wants, and a clock that goes by it.
+
+How long work takes on a busy machine says little of the work: a thread that waits for a core nine tenths of the time
+takes ten times as long for everything, and so do the peers that it waits for. What is sized by how long it takes
+(batches, slices, queues) is judged by this clock. By any other it would all become smaller the busier the machine is,
+which makes each row dearer, and that makes the machine busier.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+LOOK_S: Final = 0.01
+"""Between two looks at what the thread has got."""
+RECENT_S: Final = 0.5
+"""What was longer ago has less and less weight."""
+CALM_S: Final = 0.001
+"""So much work without a wait is added to what was seen lately: one late wake-up of a thread that hardly works says nothing."""
+SHARE_MIN: Final = 0.05
+"""No less than that is believed: the clock is never slower, so that times judged by it have a bound."""
+SCHEDSTAT: Final = "/proc/thread-self/schedstat"
+"""Of Linux: nanoseconds on a core, nanoseconds ready to run without one (those of a CPU quota included), and turns."""
+
+
+class Schedule:
+    """What the system says of the thread that reads first."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def read(self) -> tuple[float, float] | None:
+        """Seconds on a core, and seconds that the thread has waited for one; None where the system does not say."""
+        try:
+            if self._file is None:
+                self._file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            worked_ns, waited_ns, _ = os.pread(self._file, 64, 0).split()
+        except (OSError, ValueError):
+            return None
+        return int(worked_ns) / 1e9, int(waited_ns) / 1e9
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class CoreShare:
+    """`schedule` gives seconds on a core and seconds spent waiting for one, of the thread that calls; None: not known.
+
+    Where it is not known the clock is `now_s`.
+    """
+
+    def __init__(self, now_s: Callable[[], float], schedule: Callable[[], tuple[float, float] | None]) -> None:
+        self.share = 1.0
+        """Of the time that the thread wanted a core, how much it had one, lately."""
+        self._now_s = now_s
+        self._schedule = schedule
+        self._seen: tuple[float, float] | None = None
+        self._worked_s = self._waited_s = 0.0
+        """Lately; what was longer ago with less weight."""
+        self._looked_s = self._own_s = now_s()
+
+    def own_core_s(self) -> float:
+        now_s = self._now_s()
+        passed_s = now_s - self._looked_s
+        if passed_s < LOOK_S:
+            return self._own_s + passed_s * self.share
+        before = self._own_s + LOOK_S * self.share  # the share may fall, and what was said must not be taken back
+        self._look(passed_s)
+        self._own_s = max(before, self._own_s + passed_s * self.share)
+        self._looked_s = now_s
+        return self._own_s
+
+    def _look(self, passed_s: float) -> None:
+        before, self._seen = self._seen, self._schedule()
+        if before is None or self._seen is None:
+            return
+        weight = RECENT_S / (RECENT_S + passed_s)
+        self._worked_s = weight * self._worked_s + self._seen[0] - before[0]
+        self._waited_s = weight * self._waited_s + self._seen[1] - before[1]
+        worked_s = self._worked_s + CALM_S
+        self.share = max(SHARE_MIN, worked_s / (worked_s + self._waited_s))

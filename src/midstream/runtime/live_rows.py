@@ -1,0 +1,106 @@
+"""Looks at rows that people have asked for: which operator is meant, who waits, and what is told when none comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from midstream.graph.job_graph import JobGraph, OperatorSpec
+from midstream.protocol.live_rows import WAIT_S, GetRows, LiveRows, RowsShown, ShowRows
+from midstream.protocol.messages import Reply
+from midstream.runtime.loop import EventLoop
+
+LOOKS_MAX: Final = 4
+"""So many wait at a time."""
+EVERY_S: Final = 0.2
+"""After a look the next one may begin: however many ask, a job shows no more than five batches in a second."""
+SLACK_S: Final = 0.5
+"""The answer of a slot may be under way when its time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """`shown` is the operator whose output is looked at for `asked`, and which side output of it."""
+
+    uid: str
+    name: str
+    shown_uid: str
+    shown_name: str
+    side_output: str | None
+
+
+class OpenLooks:
+    """Loop thread only. `ask` ends in exactly one `answer` for its client, in time."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        graph: JobGraph,
+        send_all: Callable[[ShowRows], None],
+        answer: Callable[[int, Reply], None],
+    ) -> None:
+        self._loop = loop
+        self._graph = graph
+        self._send_all = send_all
+        self._answer = answer
+        self._open: dict[int, tuple[int, _Meant]] = {}
+        self._count = 0
+        self._next_s = float("-inf")
+        """Not before then the next one begins."""
+
+    def ask(self, client: int, request: GetRows) -> None:
+        meant = meant_by(self._graph, request.operator)
+        if isinstance(meant, str):
+            self._answer(client, Reply(error=meant))
+            return
+        if len(self._open) >= LOOKS_MAX:
+            self._answer(client, Reply(error=f"{LOOKS_MAX} others look at rows already; ask again in a moment"))
+            return
+        number = self._count
+        self._count += 1
+        self._open[number] = client, meant
+        begin = partial(self._begin, ShowRows(number, meant.shown_uid, meant.side_output, request.rows))
+        now_s = self._loop.monotonic_s()
+        delay_s = max(0.0, self._next_s - now_s)
+        self._next_s = now_s + delay_s + EVERY_S
+        if delay_s:
+            self._loop.call_later(delay_s, begin)
+        else:
+            begin()
+
+    def _begin(self, look: ShowRows) -> None:
+        self._loop.call_later(WAIT_S + SLACK_S, partial(self._end, look.number, None))
+        self._send_all(look)
+
+    def shown(self, shown: RowsShown) -> None:
+        """By the first subtask that had some; those of the others come later, and are dropped."""
+        self._end(shown.number, shown)
+
+    def _end(self, number: int, shown: RowsShown | None) -> None:
+        waiting = self._open.pop(number, None)
+        if waiting is not None:
+            client, meant = waiting
+            self._answer(client, Reply(rows=LiveRows(meant.uid, meant.name, meant.shown_name, shown)))
+
+
+def meant_by(graph: JobGraph, operator: str) -> _Meant | str:
+    """The operator of that uid, or the only one of that name. Else a sentence that names those that there are."""
+    places = [(vertex, at) for vertex in graph.vertices for at in range(len(vertex.specs))]
+    found = [(v, at) for v, at in places if v.specs[at].uid == operator]
+    found = found or [(v, at) for v, at in places if v.specs[at].name == operator]
+    if len(found) != 1:
+        uids = ", ".join(v.specs[at].uid for v, at in found or places)
+        what = "there is no operator" if not found else f"{len(found)} operators have the name"
+        return f"{what} {operator!r}; the uids of {'those' if found else 'all'} are: {uids}"
+    ((vertex, at),) = found
+    spec = vertex.specs[at]
+    if not isinstance(spec, OperatorSpec) or spec.sink is None:
+        return _Meant(spec.uid, spec.name, spec.uid, spec.name, None)
+    if at > 0:
+        before = vertex.specs[at - 1]
+        return _Meant(spec.uid, spec.name, before.uid, before.name, None)
+    edge = graph.inputs(vertex.id)[0]
+    before = graph.vertices[edge.source].specs[-1]
+    return _Meant(spec.uid, spec.name, before.uid, before.name, edge.tag)

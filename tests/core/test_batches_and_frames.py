@@ -1,0 +1,57 @@
+"""Record batches to polars and back: the quick ways give what the plain ones do."""
+
+from __future__ import annotations
+
+import decimal
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from midstream.core.batches import from_polars, single_batch, to_polars
+
+COLUMNS: dict[str, pa.Array[Any]] = {
+    "small integers": pa.array([-1, None, 3], pa.int8()),
+    "large integers": pa.array([1, 2**64 - 1, None], pa.uint64()),
+    "floats": pa.array([-0.0, float("inf"), None], pa.float32()),
+    "booleans": pa.array([True, None, False]),
+    "text": pa.array(["a", None, "a text that is longer than a view holds"], pa.large_string()),
+    "bytes": pa.array([b"a", None, b""], pa.large_binary()),
+    "times with a zone": pa.array([1, None, 3], pa.timestamp("ns", "Europe/Berlin")),
+    "times": pa.array([1, None, 3], pa.timestamp("ms")),
+    "durations": pa.array([1, None, 2], pa.duration("us")),
+    "dates": pa.array([1, None, 2], pa.date32()),
+    "times of day": pa.array([1, None, 2], pa.time64("us")),
+    "decimals": pa.array([decimal.Decimal("1.20"), None, decimal.Decimal("3.45")], pa.decimal128(20, 2)),
+    "lists": pa.array([[1, 2], None, []], pa.large_list(pa.int64())),
+    "lists of two": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int64(), 2)),
+    "structs": pa.array([{"a": 1}, None, {"a": 3}], pa.struct([("a", pa.int64())])),
+    "nulls": pa.nulls(3),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize(("first", "rows"), [(0, 3), (1, 2), (2, 1), (1, 0)])
+def test_a_batch_is_the_frame_that_from_arrow_makes_of_it_and_comes_back_as_it_was(
+    name: str, first: int, rows: int
+) -> None:
+    batch = pa.record_batch({name: COLUMNS[name], "more": pa.array([1, 2, 3])}).slice(first, rows)
+    copied = batch.take(pa.array(np.arange(rows), pa.int64()))
+    expected = cast(pl.DataFrame, pl.from_arrow(copied))
+    frame = to_polars(batch)
+    assert frame.schema == expected.schema
+    assert frame.equals(expected)
+    assert frame.n_chunks() == expected.n_chunks()
+    if name != "times of day":  # polars has them in nanoseconds only
+        assert from_polars(frame, batch.schema, "test").equals(copied)
+
+
+def test_many_chunks_become_one_batch_and_none_an_empty_one() -> None:
+    table = pa.concat_tables([pa.table({"x": [1]}), pa.table({"x": [2, 3]})])
+    assert single_batch(table).column(0).to_pylist() == [1, 2, 3]
+    assert single_batch(table.slice(1, 1)).column(0).to_pylist() == [2]
+    assert single_batch(pa.schema([("x", pa.int64())]).empty_table()).num_rows == 0
+    uneven = pa.table({"x": pa.chunked_array([[1], [2, 3]]), "y": pa.chunked_array([[1, 2], [3]])})
+    assert single_batch(uneven).to_pydict() == {"x": [1, 2, 3], "y": [1, 2, 3]}

@@ -1,0 +1,180 @@
+"""Small batches that wait in several channels of a gate are processed together, and each channel stays in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_exchange import SCHEMA, batch
+
+from midstream.core.arrow_types import to_list
+from midstream.core.elements import CheckpointBarrier, Event, Watermark
+from midstream.exchange.channel import LocalChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.pool import BufferPool
+from midstream.exchange.queue import let_go
+from midstream.graph.job_graph import Edge, Partitioning
+
+BUFFER_BYTES = 4096
+NUMBERS = 1_000_000
+"""Of the rows of one producer; those of producer p begin at p times that."""
+
+
+class World:
+    """Some producers and one consumer in a slot."""
+
+    def __init__(self, producers: int) -> None:
+        self.pool = BufferPool(1000 * BUFFER_BYTES, BUFFER_BYTES)
+        edge = Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA)
+        self.partitions = [
+            ResultPartition(edge, producer, range(1), 128, self.pool, 64) for producer in range(producers)
+        ]
+        self.gate = InputGate(edge, 0, lambda: None, lambda index, event: None)
+        channels = [LocalChannel(partition.subpartitions[0]) for partition in self.partitions]
+        self.gate.set_channels(channels)
+        for index, channel in enumerate(channels):
+            channel.connect(partial(self.gate.on_data, index))
+        self.gate.open()
+        self._emitted = [0] * producers
+
+    def emit(self, producer: int, rows: int) -> None:
+        self.partitions[producer].emit(batch(producer * NUMBERS + self._emitted[producer], rows))
+        self._emitted[producer] += rows
+
+    def say(self, producer: int, event: Event) -> None:
+        self.partitions[producer].broadcast(event)
+
+    def poll(self, rows_max: int) -> tuple[int, list[int] | Event] | None:
+        polled = self.gate.poll(rows_max)
+        self.check()
+        if polled is None:
+            return None
+        channel, element = polled
+        if isinstance(element, pa.RecordBatch):
+            return channel, to_list(element.column("k"))
+        return channel, element
+
+    def check(self) -> None:
+        self.gate.check()
+        self.pool.check()
+
+
+def numbers(producer: int, rows: Sequence[int]) -> list[int]:
+    return [producer * NUMBERS + row for row in rows]
+
+
+def test_what_waits_in_all_channels_comes_in_one_batch() -> None:
+    world = World(3)
+    for producer in range(3):
+        world.emit(producer, 2)
+    assert world.poll(100) == (0, [*numbers(0, [0, 1]), *numbers(1, [0, 1]), *numbers(2, [0, 1])])
+    assert world.pool.in_use == 3
+    world.gate.done(0)
+    assert world.pool.in_use == 0 and world.poll(100) is None
+
+
+def test_no_more_rows_are_joined_than_are_asked_for_and_large_batches_are_not_copied() -> None:
+    world = World(3)
+    for producer, rows in enumerate([40, 50, 20]):
+        world.emit(producer, rows)
+    assert world.poll(99) == (0, [*numbers(0, range(40)), *numbers(1, range(50))])
+    world.gate.done(0)
+    world.emit(0, 80)
+    assert world.poll(99) == (2, numbers(2, range(20))), "80 more would be one too many"
+    world.gate.done(2)
+    assert world.poll(99) == (0, numbers(0, range(40, 120)))
+
+
+def test_a_batch_that_fills_half_of_a_slice_comes_alone() -> None:
+    world = World(2)
+    world.emit(0, 50)
+    world.emit(1, 1)
+    assert world.poll(99) == (0, numbers(0, range(50)))
+    world.gate.done(0)
+    assert world.poll(99) == (1, numbers(1, [0]))
+
+
+def test_rows_behind_an_event_or_in_a_blocked_channel_are_not_joined() -> None:
+    world = World(4)
+    world.emit(0, 1)
+    world.say(1, Watermark(7))
+    world.emit(1, 1)
+    world.emit(2, 1)
+    world.gate.block(2)
+    world.emit(3, 1)
+    assert world.poll(100) == (0, [*numbers(0, [0]), *numbers(3, [0])])
+    world.gate.done(0)
+    assert world.poll(100) == (1, Watermark(7))
+    assert world.poll(100) == (1, numbers(1, [0]))
+    world.gate.done(1)
+    assert world.poll(100) is None
+    world.gate.resume(2)
+    assert world.poll(100) == (2, numbers(2, [0]))
+
+
+def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
+    world = World(2)
+    world.emit(0, 1)
+    world.emit(1, 1)
+    assert world.poll(100) == (0, [*numbers(0, [0]), *numbers(1, [0])])
+    barrier = CheckpointBarrier(1, 0, 0)
+    for producer in range(2):
+        world.say(producer, barrier)
+        assert not world.gate.is_clear(producer, barrier), "rows before it are at work"
+    held = [item.hold() for item in world.gate.taken(0)]
+    assert sum(item.batch.num_rows for item in held) == 2
+    world.gate.done(0)
+    world.check()
+    assert world.pool.in_use == 2, "until they are written"
+    let_go(held)
+    assert world.pool.in_use == 0
+    assert all(world.gate.is_clear(producer, barrier) for producer in range(2))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=60),
+    st.lists(st.integers(1, 60), min_size=1, max_size=20),
+)
+def test_every_channel_stays_in_its_order(said: list[tuple[int, int]], asked: list[int]) -> None:
+    """0 rows stand for a watermark; now and then everything is read, with each limit in turn."""
+    world = World(4)
+    expected: list[list[int]] = [[] for _ in range(4)]
+    found: list[list[int]] = [[] for _ in range(4)]
+    marks = 0
+
+    def read(limit: int) -> None:
+        for _ in range(1000):
+            polled = world.poll(limit)
+            if polled is None:
+                return
+            channel, element = polled
+            if isinstance(element, list):
+                for row in element:
+                    found[row // NUMBERS].append(row % NUMBERS)
+                world.gate.done(channel)
+            else:
+                assert isinstance(element, Watermark)
+                found[channel].append(-element.timestamp_us)
+        raise AssertionError("the gate gives something for ever")
+
+    for step, (producer, rows) in enumerate(said):
+        if rows:
+            start = world._emitted[producer]
+            world.emit(producer, rows)
+            expected[producer] += range(start, start + rows)
+        else:
+            marks += 1
+            world.say(producer, Watermark(marks))
+            if expected[producer] and expected[producer][-1] < 0 and found[producer] != expected[producer]:
+                expected[producer].pop()  # a watermark behind a watermark replaces it
+            expected[producer].append(-marks)
+        if step % 7 == 6:
+            read(asked[step % len(asked)])
+    read(asked[0])
+    assert found == expected
+    assert world.pool.in_use == 0
