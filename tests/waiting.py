@@ -9,14 +9,17 @@ from typing import Any
 import psutil
 
 
-def until(what: str, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Wait for a condition; its value once it is true."""
+def until(
+    what: str, condition: Callable[[], Any], timeout_s: float = 60.0, *, found: Callable[[], Any] | None = None
+) -> Any:
+    """Wait for a condition; its value once it is true. `found`: what to show of the time when there is no more patience."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"{what}: not within {timeout_s} s{f'; found {found()!r}' if found else ''}")
         time.sleep(0.01)
 
 

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from midstream.connectors.kafka_client import Silence
-from midstream.connectors.outside import waits
+from midstream.connectors.outside import Wait, waits
 from midstream.core.errors import StorageError
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -49,8 +49,21 @@ def test_a_short_silence_and_one_broker_of_several_are_not_worth_a_word(caplog):
     listener = Listener(caplog)
     assert listener.after(0, DOWN) == []
     assert listener.after(3, heard=True) == []
-    assert listener.after(60, ONE_DOWN) == []
+    assert listener.after(60, ONE_DOWN, heard=True) == []
     assert listener.after(60) == []
+
+
+def test_no_answer_after_one_connection_has_failed_is_a_silence_though_nobody_says_that_all_are_down(caplog):
+    listener = Listener(caplog)
+    assert not listener.silence.is_doubted
+    assert listener.after(3600, ONE_DOWN) == [], "what came before is no part of it"
+    assert listener.silence.is_doubted
+    assert listener.after(4.9) == []
+    assert len(listener.after(0.1)) == 1
+    assert listener.after(10, heard=True) == [
+        "topic 't', partition 0: 10.0.0.1:9092 answers again after 15 s; going on"
+    ]
+    assert not listener.silence.is_doubted
 
 
 def test_another_silence_is_said_again_though_there_were_no_records_in_between(caplog):
@@ -59,6 +72,22 @@ def test_another_silence_is_said_again_though_there_were_no_records_in_between(c
     assert len(listener.after(5, DOWN)) == 1
     assert listener.after(3600, DOWN) == []
     assert len(listener.after(5)) == 1
+
+
+def test_a_wait_ends_with_its_block_though_an_exception_keeps_the_frames_that_it_went_through():
+    kept = []
+
+    def fails_once() -> None:
+        with Wait() as wait:
+            try:
+                raise OSError("refused")
+            except OSError as error:
+                kept.append(error)
+                wait.begin("brokers c:9092")
+
+    fails_once()
+    assert kept[0].__traceback__ is not None and "wait" in kept[0].__traceback__.tb_frame.f_locals
+    assert not [what for what, _ in waits(0) if "c:9092" in what]
 
 
 def test_what_a_silence_keeps_from_being_done_is_said_while_it_lasts():

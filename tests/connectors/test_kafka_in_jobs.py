@@ -142,9 +142,10 @@ def test_brokers_that_are_gone_are_in_the_status_until_they_answer(kafka, kafka_
         return {wait.what for wait in running[0].status().waiting if wait.what.startswith("brokers")}
 
     gone = f"brokers {kafka.servers} of topic"
-    until("it is said", lambda: said() == {f"{gone} {source!r}", f"{gone} {sink!r}, to commit rows"}, 90)
+    both = {f"{gone} {source!r}", f"{gone} {sink!r}, to commit rows"}
+    until("it is said", lambda: said() == both, 90, found=said)
     kafka_broker.start()
-    until("it is said no more, though there are no new records", lambda: not said(), 90)
+    until("it is said no more, though there are no new records", lambda: not said(), 90, found=said)
     until("all is committed", lambda: len(kafka.read(sink)) == 1000, 90)
 
 

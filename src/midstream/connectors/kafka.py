@@ -346,7 +346,7 @@ class _PartitionReader(SplitReader):
             return None
         with explained(self._where):
             messages = self._consumer.consume(min(rows_max, _RECORDS_MAX), 0)
-        self._silence.looked(bool(messages) or (self._silence.lasts and self._is_answered()))
+        self._silence.looked(self._silence.is_doubted and self._is_answered())  # records may have come before
         good = [message for message in messages if message.error() is None]
         if len(good) < len(messages):
             self._notes = [(error, message) for message in messages if (error := message.error()) is not None]
@@ -383,7 +383,7 @@ class _PartitionReader(SplitReader):
         self._consumer.close()
 
     def _is_answered(self) -> bool:
-        """Asked for now and then: a broker that is back, and has no new records, sends nothing."""
+        """Asked now and then: a broker that is gone is not always reported, and one that is back may have no records."""
         from confluent_kafka import KafkaException, TopicPartition
 
         now_s = time.monotonic()

@@ -158,6 +158,10 @@ class Silence:
         self._now_s = now_s
         self._since_s: float | None = None
         self._heard_s = 0.0
+        self.is_doubted = False
+        """A connection has failed since a broker was heard last. That all of them are down is said only where librdkafka
+        finds all connections down in the same instant, so who waits asks, and an answer that does not come tells."""
+        self._unanswered_s: float | None = None
         self._is_said = False
         self.why = ""
         """What was said last of a broker that does not answer."""
@@ -173,17 +177,16 @@ class Silence:
                 self._refused = error.str()
             case Codes._ALL_BROKERS_DOWN:
                 if self._since_s is None or now_s - self._heard_s > _AGAIN_S:
-                    self._since_s, self._is_said = now_s, False
-                    self._wait.end()  # of another silence
-                    if self._what:
-                        self._wait.begin(self._what)
-                self._heard_s = now_s
+                    self._begin(now_s)
+                self._heard_s, self.is_doubted = now_s, True
             case _:  # of one broker: the others may do
-                self.why = error.str()
+                self.why, self.is_doubted = error.str(), True
 
-    @property
-    def lasts(self) -> bool:
-        return self._since_s is not None
+    def _begin(self, since_s: float) -> None:
+        self._since_s, self._is_said = since_s, False
+        self._wait.end()  # of another silence
+        if self._what:
+            self._wait.begin(self._what)
 
     def close(self) -> None:
         """Nobody waits any more; the client may be heard once more while it closes."""
@@ -194,13 +197,19 @@ class Silence:
         """After each look for news. Raises StorageError when the cluster refuses the user."""
         if self._refused:
             raise StorageError(f"{self._where}: {self._servers} refuses the user: {self._refused}")
-        if self._since_s is None:
+        if not self.is_doubted:
             return
-        gone_s = self._now_s() - self._since_s
+        now_s = self._now_s()
+        if self._since_s is None and not heard_from_broker:
+            self._unanswered_s = now_s if self._unanswered_s is None else self._unanswered_s
+            if now_s - self._unanswered_s >= _SILENCE_S:
+                self._begin(self._unanswered_s)
+        gone_s = 0.0 if self._since_s is None else now_s - self._since_s
         if heard_from_broker:
             if self._is_said:
                 _log.warning("%s: %s answers again after %.0f s; going on", self._where, self._servers, gone_s)
             self._since_s, self._is_said = None, False
+            self.is_doubted, self._unanswered_s = False, None
             self._wait.end()
         elif gone_s >= _SILENCE_S and not self._is_said:
             self._is_said = True

@@ -101,9 +101,11 @@ class TransactionalProducer:
     def marker(self, topic: str) -> int | None:
         consumer = self._member()
         try:
-            return committed_offset(consumer, marker_place(topic), ANSWER_S)
+            found = committed_offset(consumer, marker_place(topic), ANSWER_S)
         finally:
             consumer.close()
+        self._silence.looked(True)
+        return found
 
     def begin(self) -> None:
         self._refused, self._is_cut = None, False
@@ -324,11 +326,14 @@ class _Lane:
 
     def run(self) -> bool:
         """Whether it was committed by a transaction of this call. Raises ConfigError for what only the user can mend."""
+        with Wait() as wait:
+            return self._run(wait)
+
+    def _run(self, wait: Wait) -> bool:
         from confluent_kafka import KafkaException
 
         commit, stopped = self._commit, self._committer._context.stopped
         failing_since_s, pause_s, is_unreadable = 0.0, _PAUSE_MIN_S, False
-        wait = Wait()  # ends with this call
         while not commit.is_over:
             try:
                 commit.succeeded(self._do(commit.step))

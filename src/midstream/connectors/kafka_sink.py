@@ -271,6 +271,7 @@ class _Records(Part):
         producer = self._producer
         while producer is not None and len(producer):
             self._wait(partial(producer.flush, _STEP_S))
+        self._silence.looked(True)  # nothing is waited for any more
 
     def _wait(self, step: Any) -> None:
         before = len(self._producer) if self._producer is not None else 0

@@ -122,8 +122,11 @@ class _Lane:
 
     def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
         """Brokers that are gone are waited for."""
+        with Wait() as wait:
+            return self._answered(ask, wait)
+
+    def _answered(self, ask: Callable[[Cluster], int | None], wait: Wait) -> int:
         silence = Silence(self._where, self._connection.servers)
-        wait = Wait()  # ends with this call
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             cluster = Cluster(self._connection, self._where)

@@ -16,11 +16,21 @@ _begun: dict[int, tuple[str, float]] = {}
 
 
 class Wait:
-    """One wait, which may begin and end any number of times. It ends at the latest with this object."""
+    """One wait, which may begin and end any number of times.
+
+    Used with `with`, it ends with the block. It ends at the latest with this object, which an exception may keep for long:
+    its traceback holds the frames that it went through, and with them their variables.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._number = next(_numbers)
         self._now_s = now_s
+
+    def __enter__(self) -> Wait:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self, what: str) -> None:
         """`what`: as behind "waiting for". A wait that has begun goes on."""
