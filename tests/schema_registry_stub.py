@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 
 class StubRegistry:
@@ -23,11 +24,11 @@ class StubRegistry:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._answer(*registry._get(self.path.partition("?")[0].strip("/").split("/")))
+                self._answer(*registry._get(_parts(self.path)))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._answer(*registry._post(self.path.partition("?")[0].strip("/").split("/"), body))
+                self._answer(*registry._post(_parts(self.path), body))
 
             def _answer(self, status: int, body: Any) -> None:
                 registry.requests.append(f"{self.command} {self.path}")
@@ -52,9 +53,12 @@ class StubRegistry:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def register(self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None) -> int:
-        """The id of a schema, as its program would get it."""
-        entry = {"schema": schema if isinstance(schema, str) else json.dumps(schema), "references": references or []}
+    def register(
+        self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, kind: str = "AVRO"
+    ) -> int:
+        """The id of a schema, as its program would get it. One of Protobuf is the text of a descriptor, as programs register it."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        entry = {"schema": text, "references": references or [], "schemaType": kind}
         if entry not in self.schemas:
             self.schemas.append(entry)
         found = self.schemas.index(entry) + 1
@@ -90,8 +94,17 @@ class StubRegistry:
     def _post(self, path: list[str], body: dict[str, Any]) -> tuple[int, Any]:
         match path:
             case ["subjects", subject, "versions"]:
-                return 200, {"id": self.register(subject, body["schema"], body.get("references"))}
+                kind = body.get("schemaType", "AVRO")
+                return 200, {"id": self.register(subject, body["schema"], body.get("references"), kind)}
+            case ["subjects", subject] if subject in self.subjects:
+                for at, found in enumerate(self.subjects[subject], 1):
+                    if self.schemas[found - 1]["schema"] == body["schema"]:
+                        return 200, {"subject": subject, "version": at, "id": found, **self.schemas[found - 1]}
         return 404, {"error_code": 404, "message": "not there"}
+
+
+def _parts(path: str) -> list[str]:
+    return [unquote(part) for part in path.partition("?")[0].strip("/").split("/")]
 
 
 @contextmanager

@@ -46,3 +46,18 @@ def test_avro_without_the_registry_client_names_the_command_that_installs_it(mon
     monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry.schema_registry_client", None)
     with pytest.raises(ConfigError, match=r"test_extras\.py.* pip install 'midstream\[kafka-avro\]'"):
         Environment("extras").read_kafka("x:9092", "numbers", format="avro", registry={"url": "http://x"})
+
+
+@pytest.mark.parametrize(
+    ("module", "more"),
+    [
+        ("google.protobuf", {}),
+        ("confluent_kafka.schema_registry.schema_registry_client", {"registry": {"url": "http://x"}}),
+    ],
+)
+def test_protobuf_without_its_packages_names_the_command_that_installs_them(monkeypatch, module, more):
+    from protobuf_samples import Order
+
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"test_extras\.py.* pip install 'midstream\[kafka-protobuf\]'"):
+        Environment("extras").read_kafka("x:9092", "numbers", format="protobuf", message=Order, **more)

@@ -1,7 +1,8 @@
-"""Kafka's values in CSV and in Avro with a registry: bad records and a registry that is silent are told apart."""
+"""Kafka's values in CSV, and in Avro and Protobuf with a registry: bad records and a registry that is silent are told apart."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import pickle
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kafka_records import Record
@@ -18,12 +20,14 @@ from test_kafka_records import Record
 from midstream.connectors import schema_registry
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_avro import AvroWriting
+from midstream.connectors.kafka_protobuf import ProtobufWriting, index_bytes, message_index
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.kafka_sink import KafkaSink
 from midstream.connectors.schema_registry import RegistrySilent, header
 from midstream.connectors.text import CsvOptions
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError, StorageError
+from protobuf_samples import ORDERS, Order, message_class, new_file
 from schema_registry_stub import StubRegistry, running_registry
 
 SCHEMA = schema_of([("n", pa.int64()), ("t", pa.large_string())])
@@ -194,6 +198,156 @@ def test_a_schema_may_refer_to_others(registry):
     assert split(parser, [header(found) + b"\x0a"]) == ([{"price": {"cents": 5}}], {})
 
 
+# ---- Protobuf ----
+
+
+def protobuf(registry: StubRegistry | None, message: Any = Order) -> RecordParser:
+    where = None if registry is None else {"url": registry.url}
+    return RecordParser("protobuf", None, (), True, "test", registry=where, message=message)
+
+
+def register(registry: StubRegistry, file: FileDescriptorProto, *references: tuple[str, str]) -> int:
+    """As a program does: its text is a descriptor, with the names and subjects that it refers to."""
+    text = base64.b64encode(file.SerializeToString()).decode()
+    named = [{"name": name, "subject": subject, "version": 1} for name, subject in references]
+    return registry.register(f"{file.name}-value", text, named, "PROTOBUF")
+
+
+def test_messages_without_a_registry_are_rows_and_what_is_none_is_a_bad_record():
+    values = [Order(id=1).SerializeToString(), b"\x08", None, b"", Order(id=2, state=9).SerializeToString()]
+    rows, bad = split(pickle.loads(pickle.dumps(protobuf(None))), values)
+    assert [row["id"] for row in rows] == [1, None, 0]
+    assert list(bad) == [1, 4]
+    assert "the record's value is not protobuf of the declared columns: the bytes are no shop.Order" in bad[1]
+    assert "Order.state is 9, which the enum shop.State does not have" in bad[4]
+
+
+def test_each_message_is_looked_up_by_its_schema_and_its_place_there(registry):
+    older = new_file(
+        "older.proto", {"Other": ["int64 id = 1"], "Order": ["int32 id = 1"], "Order.Deep": ["int64 id = 1"]}
+    )
+    old, new = register(registry, older), register(registry, ORDERS)
+    old_order = message_class("Order", older)(id=1).SerializeToString()
+    values: list[bytes | None] = [
+        header(new) + b"\x02\x02" + Order(id=2, note="x").SerializeToString(),
+        header(old) + b"\x02\x02" + old_order,
+        header(old) + b"\x00" + old_order,
+        header(old) + b"\x04\x02\x00" + old_order,
+        header(old) + b"\x02\x06" + old_order,
+        header(old) + b"\x02",
+        header(old) + b"\x01\x00",
+        header(old) + b"\xff\xff\xff\xff",
+        header(77) + b"\x00" + old_order,
+        old_order,
+    ]
+    parser = pickle.loads(pickle.dumps(protobuf(registry)))
+    for _ in range(2):
+        rows, bad = split(parser, values)
+        assert [(row["id"], row["note"]) for row in rows] == [(2, "x"), (1, None)]
+        reasons = {
+            2: f"schema {old}: it is a shop.Other, not a shop.Order",
+            3: f"schema {old}: it is a shop.Order.Deep, not a shop.Order",
+            4: f"schema {old}: it has no message at [3]",
+            5: "it ends within the place of its message in the schema",
+            6: "the place of its message in the schema has the number -1",
+            7: "the place of its message in the schema is no number",
+            8: "schema 77: the schema registry does not have it: Schema not found",
+            9: "fewer than the 5 before a value",
+        }
+        assert list(bad) == list(reasons)
+        assert all(reasons[at] in bad[at] for at in bad), bad
+    assert len([each for each in registry.requests if "schemas/ids" in each]) == 3, "asked for once each"
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "why"),
+    [
+        (json.dumps(N), "AVRO", "it is AVRO, not PROTOBUF"),
+        ('syntax = "proto3";', "PROTOBUF", r"it does not give Protobuf schemas as descriptors \(format=serialized\)"),
+        (base64.b64encode(b"\xff\xff").decode(), "PROTOBUF", "its descriptors cannot be read"),
+        (
+            new_file("a", {"Order": []}, None, "gone.proto"),
+            "",
+            "it imports 'gone.proto', which the schema registry does not",
+        ),
+        (
+            new_file("a", {"Order": []}, None, "google/protobuf/no.proto"),
+            "",
+            "'google/protobuf/no.proto', which is not part",
+        ),
+        (new_file("a", {"Order": ["Gone g = 1"]}), "", "cannot be used"),
+        (
+            new_file("a", {"Order": ["string id = 1"]}),
+            "",
+            r"Order\.id, number 1, was written as string and is read as int64",
+        ),
+    ],
+)
+def test_a_schema_that_says_nothing_of_the_message_or_something_else_is_a_bad_record(registry, schema, kind, why):
+    if isinstance(schema, str):
+        found = registry.register("s", schema, None, kind)
+    else:
+        found = register(registry, schema)
+    rows, bad = split(protobuf(registry), [header(found) + b"\x00" + Order(id=1).SerializeToString()])
+    assert rows == [] and re.search(f"schema {found}: .*{why}", bad[0]), bad
+
+
+def test_messages_of_several_files_are_registered_with_all_of_them_and_read_again(registry):
+    money = new_file("shop/money.proto", {"Money": ["int64 cents = 1"]})
+    parts = new_file("shop/parts.proto", {"Part": ["Money price = 1"]}, None, "shop/money.proto")
+    bill = new_file(
+        "bill.proto",
+        {"Other": ["int32 n = 1"], "Bill": ["repeated Part parts = 1", "google.protobuf.Timestamp at = 2"]},
+        None,
+        "shop/parts.proto",
+        "shop/money.proto",
+    )
+    kind = message_class("Bill", money, parts, bill)
+    writing = ProtobufWriting({"url": registry.url}, kind, "t", "test")
+    schema = pa.schema([("parts", protobuf(registry, kind).schema.field("parts").type)])
+    bound = writing.bound(schema)
+    batch = pa.RecordBatch.from_pylist([{"parts": [{"price": {"cents": 5}}, {"price": None}]}, {"parts": []}], schema)
+    with pytest.raises(AssertionError, match="is not registered"):
+        bound.values(batch)
+    bound.register()
+    assert set(registry.subjects) == {"t-value", "shop/money.proto", "shop/parts.proto"}
+    bound.register()
+    assert all(len(versions) == 1 for versions in registry.subjects.values()), "the same again is no new version"
+    requests = len(registry.requests)
+    values = pickle.loads(pickle.dumps(writing)).bound(schema).values(batch)
+    assert len(registry.requests) == requests, "slots need no registry to write"
+    rows, bad = split(protobuf(registry, kind), values)
+    assert not bad and [row["parts"] for row in rows] == batch.column("parts").to_pylist()
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=5))
+def test_the_place_of_a_message_is_read_as_it_is_written(index):
+    data = header(1) + index_bytes(index)
+    assert message_index(data + b"rest") == (tuple(index), len(data))
+
+
+def test_a_registry_that_is_silent_is_no_bad_record_of_protobuf_either(registry):
+    found = register(registry, ORDERS)
+    value = header(found) + b"\x02\x02" + Order(id=1).SerializeToString()
+    registry.fault = 503
+    parser = protobuf(registry)
+    with pytest.raises(RegistrySilent):
+        split(parser, [value, b"bad"])
+    registry.fault = None
+    rows, bad = split(parser, [value, b"bad"])
+    assert len(rows) == 1 and list(bad) == [1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(409, ConfigError), (422, ConfigError), (503, StorageError), (403, ConfigError)]
+)
+def test_descriptors_that_the_registry_does_not_take_are_an_error_before_the_job_starts(registry, fault, kind):
+    bound = ProtobufWriting({"url": registry.url}, Order, "t", "test").bound(pa.schema([("id", pa.int64())]))
+    registry.fault = fault
+    with pytest.raises(kind, match=r"test: the schema registry .*a fault"):
+        bound.register()
+
+
 @pytest.mark.parametrize(
     ("format", "schema", "more", "message"),
     [
@@ -203,11 +357,14 @@ def test_a_schema_may_refer_to_others(registry):
         ("avro", "{}", {"registry": {}}, "has no 'url'"),
         ("avro", "{}", {"registry": {"url": "http://x"}}, "is no Avro type"),
         ("avro", json.dumps(N), {"registry": {"url": "http://x"}, "csv": CsvOptions()}, "csv= is for format='csv'"),
-        ("json", SCHEMA, {"registry": {"url": "http://x"}}, "registry= is for format='avro'"),
+        ("json", SCHEMA, {"registry": {"url": "http://x"}}, "registry= is for format='avro' and format='protobuf'"),
+        ("json", SCHEMA, {"message": Order}, "message= is for format='protobuf'"),
         ("json", json.dumps(N), {}, "schema= as text is for format='avro'"),
         ("csv", None, {}, "format='csv' needs schema="),
-        ("protobuf", None, {}, "'protobuf' is not there yet"),
-        ("xml", None, {}, "format 'xml' is not one of json, csv, avro, bytes, text"),
+        ("protobuf", None, {}, "format='protobuf' needs message=, a message class"),
+        ("protobuf", SCHEMA, {"message": Order}, "schema= is not for format='protobuf'"),
+        ("protobuf", None, {"message": Order, "registry": {}}, "has no 'url'"),
+        ("xml", None, {}, "format 'xml' is not one of json, csv, avro, protobuf, bytes, text"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(format, schema, more, message):
@@ -234,14 +391,14 @@ def test_a_subject_that_is_not_there_and_a_registry_that_is_gone_are_named_when_
 
 def test_what_is_written_has_the_id_of_its_schema_and_is_read_again(registry):
     writing = AvroWriting({"url": registry.url}, "t", "test")
-    encoder = writing.encoder(SCHEMA)
+    bound = writing.bound(SCHEMA)
     with pytest.raises(AssertionError, match="is not registered"):
-        writing.values(encoder, pa.RecordBatch.from_pylist([], SCHEMA))
-    writing.register(encoder)
+        bound.values(pa.RecordBatch.from_pylist([], SCHEMA))
+    bound.register()
     requests = len(registry.requests)
     shipped = pickle.loads(pickle.dumps(writing))
     rows = [{"n": n, "t": text} for n, text in itertools.product([None, 1, -(2**63)], [None, "", "é" * 100])]
-    values = shipped.values(shipped.encoder(SCHEMA), pa.RecordBatch.from_pylist(rows, SCHEMA))
+    values = shipped.bound(SCHEMA).values(pa.RecordBatch.from_pylist(rows, SCHEMA))
     assert len(registry.requests) == requests, "slots need no registry to write"
     assert split(avro(registry, None, subject="t-value"), values) == (rows, {})
 
@@ -253,10 +410,10 @@ def test_a_schema_that_the_registry_does_not_take_is_an_error_before_the_job_sta
     writing = AvroWriting({"url": registry.url}, "t", "test")
     registry.fault = fault
     with pytest.raises(kind, match=f"test: the schema registry .*{'a fault'}"):
-        writing.register(writing.encoder(SCHEMA))
+        writing.bound(SCHEMA).register()
 
 
 @pytest.mark.parametrize("format", ["csv", "xml"])
 def test_formats_that_are_not_written_are_refused(format):
-    with pytest.raises(ConfigError, match=f"format '{format}' is not one of json, avro, bytes, text"):
+    with pytest.raises(ConfigError, match=f"format '{format}' is not one of json, avro, protobuf, bytes, text"):
         KafkaSink("here:1", "t", guarantee="at_least_once", format=format)

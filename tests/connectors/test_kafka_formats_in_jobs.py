@@ -1,4 +1,4 @@
-"""Avro through a real job and a real broker, with bad records aside, while a slot dies and the registry is gone."""
+"""Avro and Protobuf through real jobs and a real broker, with bad records aside, while a slot dies and the registry is gone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from midstream import BAD_RECORDS, Environment
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.schema_registry import header
-from midstream.core.arrow_types import schema_of
+from midstream.core.arrow_types import schema_of, to_list
 from midstream.runtime.processes import ProcessSlots
+from protobuf_samples import Order
 from schema_registry_stub import StubRegistry, running_registry
 from waiting import until
 
@@ -94,3 +95,41 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         parser = RecordParser("avro", None, (), False, "test", registry=where, subject=f"{target}-value")
         found, _ = parser.rows(kafka.read(target), "target")
         assert set(found.column("n").to_pylist()) == {None, *(n for n in range(ROWS) if not is_bad(n))}
+
+
+def test_protobuf_goes_in_and_out_once_with_the_key_beside_it(kafka: Kafka, tmp_path: Path, running: Any) -> None:
+    source, target = kafka.topic("in", partitions=2), kafka.topic("out")
+    for partition in range(2):
+        values = [
+            Order(id=n, note=f"n{n}", lines=[{"item": "x"}]).SerializeToString() for n in range(partition, 600, 2)
+        ]
+        kafka.produce(source, [*values, b"\x08"], partition=partition)
+    with running_registry() as registry:
+        where = {"url": registry.url}
+        env = Environment(
+            "protobuf", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms"
+        )
+        stream = env.read_kafka(
+            kafka.servers,
+            source,
+            format="protobuf",
+            message=Order,
+            on_bad_record="drop",
+            stop="latest",
+            rows_per_s=1_000,
+        ).uid("in")
+        stream.side_output(BAD_RECORDS).write_parquet(tmp_path / "bad").uid("bad")
+        keyed = stream.select("id", "lines", pl.col("note").alias("who"))
+        keyed.write_kafka(kafka.servers, target, format="protobuf", message=Order, registry=where, key="who").uid("out")
+        job = env.start(slots=ProcessSlots())
+        running.append(job)
+        until("rows are committed", lambda: kafka.read(target))
+        os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
+        assert job.wait(90).state == "finished"
+        written = kafka.read(target)
+        parser = RecordParser("protobuf", None, (), False, "test", registry=where, message=Order)
+        rows, _ = parser.rows(written, "target")
+    assert sorted(to_list(rows.column("id"))) == list(range(600))
+    assert rows.column("lines").to_pylist() == [[{"item": "x", "count": None}]] * 600
+    assert [record.key() for record in written] == [f"n{n}".encode() for n in rows.column("id").to_pylist()]
+    assert len(read(tmp_path / "bad")) == 2

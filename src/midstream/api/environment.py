@@ -221,6 +221,7 @@ class Environment:
         schema: SchemaLike | str | None = None,
         csv: CsvOptions | None = None,
         registry: Mapping[str, OptionValue] | None = None,
+        message: object = None,
         start: Start = "earliest",
         stop: Stop | None = None,
         metadata: Mapping[str, str] | Sequence[str] = (),
@@ -233,7 +234,7 @@ class Environment:
     ) -> DataStream:
         """Topics of Kafka: a name, a list, or a compiled pattern; without `stop` for ever. See KafkaSource.
 
-        `format`: "json" or "csv" with a `schema`, "avro" with the text of a schema and a `registry`, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
+        `format`: "json" or "csv" with a `schema`, "avro" with the text of a schema and a `registry`, "protobuf" with a `message` class, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
         headers as columns. `on_bad_record`, `bad_records_max`: as in read_files, of records. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
         topics and partitions are looked for. `rows_per_s`: of all subtasks together.
         """
@@ -246,6 +247,7 @@ class Environment:
             schema=schema if schema is None or isinstance(schema, str) else as_schema(schema, "read_kafka"),
             csv=csv,
             registry=registry,
+            message=message,
             start=start,
             stop=stop,
             metadata=metadata,

@@ -414,11 +414,12 @@ class DataStream(Handle):
         headers: str | None = None,
         partition: str | None = None,
         registry: Mapping[str, OptionValue] | None = None,
+        message: object = None,
         options: Mapping[str, OptionValue] | None = None,
     ) -> StreamSink:
         """Every row once into a topic of Kafka, when its checkpoint completes; or at once, and at least once. See KafkaSink.
 
-        `key`, `headers`, `partition`: columns. `registry`: of schemas, for `format="avro"`. `options`: librdkafka's, such as those of SASL and TLS.
+        `key`, `headers`, `partition`: columns. `registry`: of schemas, for `format="avro"` and `"protobuf"`. `message`: the class for `format="protobuf"`. `options`: librdkafka's, such as those of SASL and TLS.
         """
         from midstream.connectors.kafka_sink import KafkaSink
 
@@ -431,6 +432,7 @@ class DataStream(Handle):
             headers=headers,
             partition=partition,
             registry=registry,
+            message=message,
             options=options,
         )
         return self._end("kafka", sink)

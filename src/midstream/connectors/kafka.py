@@ -102,7 +102,8 @@ class KafkaSource(Source):
     beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header,
     `schema` has its columns in order, `csv` how it is written), "avro" (each value with the id of its schema in
     `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest of the subject
-    `<topic>-value`), "bytes" or "text" (one column `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
+    `<topic>-value`), "protobuf" (the message class `message`, whose fields are the columns; with a `registry` each value
+    begins with the id of its schema), "bytes" or "text" (one column `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
     topic, partition, offset, timestamp, key, headers; a dict gives them other names.
     `start`: "earliest", "latest", "group" (what the group of `group.id` has committed, else the earliest), a
     datetime (the first record that is not older), or of one topic an offset for each partition. `stop`:
@@ -126,6 +127,7 @@ class KafkaSource(Source):
         schema: pa.Schema | str | None = None,
         csv: CsvOptions | None = None,
         registry: Mapping[str, OptionValue] | None = None,
+        message: object = None,
         start: Start = "earliest",
         stop: Stop | None = None,
         metadata: Mapping[str, str] | Sequence[str] = (),
@@ -151,6 +153,7 @@ class KafkaSource(Source):
             csv=csv,
             registry=registry,
             subject=one and f"{one}-value",
+            message=message,
         )
         self.schema = self._parser.schema
         if on_gap not in ("fail", "skip"):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -16,16 +13,14 @@ from midstream.connectors.avro_types import arrow_fields, parse_schema
 from midstream.connectors.kafka_client import OptionValue
 from midstream.connectors.schema_registry import (
     HEADER_BYTES,
+    BySchema,
     Registry,
-    RegistrySilent,
     UnknownSchema,
     header,
     header_id,
+    registering,
 )
-from midstream.core.errors import ConfigError, SchemaError, StorageError
-
-_UNKNOWN_S: Final = 30.0
-"""For so long an id that the registry did not know is not asked for again."""
+from midstream.core.errors import ConfigError
 
 
 class AvroValues:
@@ -56,18 +51,8 @@ class AvroValues:
             where = f"{who}: the newest schema of {subject!r}"
         self._reader = parse_schema(text, where, known)
         self.schema = pa.schema(list(arrow_fields(self._reader, self._reader.name)))
-        self._decoders: dict[int, AvroDecoder | str] = {}
-        """By id of the writer's schema; a text says why its values cannot be read."""
-        self._unknown: dict[int, tuple[float, str]] = {}
-        """Ids that the registry did not know: until when that stands, and what it said."""
-        self._turn = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoders": {}, "_unknown": {}, "_turn": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._turn = threading.Lock()
+        self._decoders = BySchema(self._new_decoder)
+        """By id of the writer's schema."""
 
     def check(self) -> None:
         """Whether the registry answers, and lets the user in."""
@@ -83,8 +68,9 @@ class AvroValues:
                 raise pa.ArrowInvalid(str(error)) from error
         pieces = []
         for schema_id, places in by_id.items():
+            decoder = self._decoders.get(schema_id)
             try:
-                pieces.append(self._decoder(schema_id).decode([values[at] for at in places], HEADER_BYTES))
+                pieces.append(decoder.decode([values[at] for at in places], HEADER_BYTES))
             except pa.ArrowInvalid as error:
                 raise pa.ArrowInvalid(f"schema {schema_id}: {error}") from error
         if len(pieces) == 1:
@@ -93,32 +79,9 @@ class AvroValues:
         together = pa.Table.from_batches(pieces, self.schema).combine_chunks()
         return together.take(pa.array(order, pa.int64())).combine_chunks().to_batches()[0]
 
-    def _decoder(self, schema_id: int) -> AvroDecoder:
-        found = self._decoders.get(schema_id)
-        if found is None:
-            with self._turn:
-                found = self._decoders.get(schema_id) or self._made(schema_id)
-        if isinstance(found, str):
-            raise pa.ArrowInvalid(found)
-        return found
-
-    def _made(self, schema_id: int) -> AvroDecoder | str:
-        until_s, said = self._unknown.get(schema_id, (0.0, ""))
-        if time.monotonic() < until_s:
-            return said
-        try:
-            text, known = self._registry.schema(schema_id)
-        except UnknownSchema as error:
-            said = f"the schema registry does not have it: {error}"
-            self._unknown[schema_id] = time.monotonic() + _UNKNOWN_S, said
-            return said
-        made: AvroDecoder | str
-        try:
-            made = AvroDecoder(parse_schema(text, "its schema", known), self._reader, self._reader.name)
-        except SchemaError as error:
-            made = str(error)
-        self._decoders[schema_id] = made
-        return made
+    def _new_decoder(self, schema_id: int) -> AvroDecoder:
+        text, known = self._registry.schema(schema_id)
+        return AvroDecoder(parse_schema(text, "its schema", known), self._reader, self._reader.name)
 
 
 class AvroWriting:
@@ -132,19 +95,31 @@ class AvroWriting:
         self._who = who
         self._id: int | None = None
 
-    def encoder(self, values: pa.Schema) -> AvroEncoder:
-        return AvroEncoder(values, self._topic, self._who)
+    @property
+    def fields(self) -> None:
+        """A record has whatever columns there are."""
+
+    def bound(self, values: pa.Schema) -> _BoundAvro:
+        return _BoundAvro(self, AvroEncoder(values, self._topic, self._who))
 
     def register(self, encoder: AvroEncoder) -> None:
         """Raises ConfigError when the registry refuses it, as one that does not go with the versions before it."""
-        subject = f"{self._topic}-value"
-        try:
-            self._id = self._registry.register(subject, msgspec.json.encode(encoder.avro_schema).decode())
-        except RegistrySilent as error:
-            raise StorageError(str(error)) from error
-        except UnknownSchema as error:
-            raise ConfigError(f"{self._who}: the schema registry does not take subject {subject!r}: {error}") from error
+        text = msgspec.json.encode(encoder.avro_schema).decode()
+        with registering(f"{self._topic}-value", self._who) as subject:
+            self._id = self._registry.register(subject, text)
 
     def values(self, encoder: AvroEncoder, batch: pa.RecordBatch) -> list[bytes | None]:
         assert self._id is not None, f"{self._who}: the schema is not registered"
         return [*encoder.encode(batch, header(self._id))]
+
+
+class _BoundAvro:
+    def __init__(self, writing: AvroWriting, encoder: AvroEncoder) -> None:
+        self._writing = writing
+        self._encoder = encoder
+
+    def register(self) -> None:
+        self._writing.register(self._encoder)
+
+    def values(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        return self._writing.values(self._encoder, batch)

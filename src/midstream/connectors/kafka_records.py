@@ -8,8 +8,8 @@ as values: an object that went on in the next value would have a brace behind a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,12 +25,13 @@ from midstream.core.errors import ConfigError, SchemaError
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from midstream.connectors.kafka_avro import AvroValues, AvroWriting
+    from midstream.connectors.kafka_avro import AvroValues
     from midstream.connectors.kafka_client import OptionValue
+    from midstream.connectors.kafka_protobuf import ProtobufValues
 
-KafkaFormat: TypeAlias = Literal["json", "csv", "avro", "bytes", "text"]
-FORMATS: Final = ("json", "csv", "avro", "bytes", "text")
-WRITTEN_FORMATS: Final = ("json", "avro", "bytes", "text")
+KafkaFormat: TypeAlias = Literal["json", "csv", "avro", "protobuf", "bytes", "text"]
+FORMATS: Final = ("json", "csv", "avro", "protobuf", "bytes", "text")
+WRITTEN_FORMATS: Final = ("json", "avro", "protobuf", "bytes", "text")
 VALUE: Final = "value"
 HEADERS: Final = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
 METADATA: Final[Mapping[str, pa.DataType]] = {
@@ -58,10 +59,9 @@ class RecordParser:
         csv: CsvOptions | None = None,
         registry: Mapping[str, OptionValue] | None = None,
         subject: str | None = None,
+        message: object = None,
     ) -> None:
-        """`subject`: of the registry, whose newest schema is the reader's where `schema` is not given."""
-        if str(format) == "protobuf":
-            raise ConfigError(f"{who}: format 'protobuf' is not there yet; read bytes, and parse them in map_batches()")
+        """`subject`: of the registry, whose newest schema is the reader's where `schema` is not given, for Avro."""
         if format not in FORMATS:
             raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(FORMATS)}")
         if isinstance(metadata, str):
@@ -72,11 +72,12 @@ class RecordParser:
                 raise ConfigError(f"{who}: metadata {what!r} is not one of {', '.join(METADATA)}")
         self._format = format
         self._drops = drops_bad_records
-        for given, needs in ((csv, "csv"), (registry, "avro")):
-            if given is not None and format != needs:
-                raise ConfigError(f"{who}: {'csv' if needs == 'csv' else 'registry'}= is for format={needs!r}")
+        if csv is not None and format != "csv":
+            raise ConfigError(f"{who}: csv= is for format='csv'")
+        _check_described(format, registry, message, who)
         self._csv = csv or CsvOptions()
-        self._avro: AvroValues | None = None
+        self._described: AvroValues | ProtobufValues | None = None
+        """What values of formats that have schemas of their own are read with."""
         if format == "avro":
             if isinstance(schema, pa.Schema):
                 raise ConfigError(
@@ -85,8 +86,17 @@ class RecordParser:
                 )
             from midstream.connectors.kafka_avro import AvroValues
 
-            self._avro = AvroValues(registry, schema, subject, who)
-            self._wanted = Wanted(self._avro.schema, declared=True)
+            self._described = AvroValues(registry, schema, subject, who)
+            self._wanted = Wanted(self._described.schema, declared=True)
+        elif format == "protobuf":
+            if schema is not None:
+                raise ConfigError(
+                    f"{who}: schema= is not for format='protobuf', whose columns are the fields of message="
+                )
+            from midstream.connectors.kafka_protobuf import ProtobufValues
+
+            self._described = ProtobufValues(registry, message, who)
+            self._wanted = Wanted(self._described.schema, declared=True)
         elif isinstance(schema, str):
             raise ConfigError(f"{who}: schema= as text is for format='avro'; give columns and their types")
         else:
@@ -105,8 +115,8 @@ class RecordParser:
 
     def check(self) -> None:
         """On the driver, before the job starts: what values are read with must be there."""
-        if self._avro is not None:
-            self._avro.check()
+        if self._described is not None:
+            self._described.check()
 
     def rows(self, messages: Sequence[Message], where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """A row per message, but for bad ones, which are dropped or raise SchemaError, naming the first of them."""
@@ -159,7 +169,7 @@ class RecordParser:
     def _parsed(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
         if self._format == "json":
             return self._json(values, where)
-        if self._format in ("csv", "avro"):
+        if self._format in ("csv", "avro", "protobuf"):
             return self._of_values(values, where)
         array: pa.Array[Any] = pa.array(values, pa.large_binary())
         if self._format == "text":
@@ -182,8 +192,8 @@ class RecordParser:
             raise pa.ArrowInvalid(f"column {self._wanted.required[0]!r} {MISSES_VALUE}")
         if not there:
             found = _no_rows(self._wanted.schema)
-        elif self._avro is not None:
-            found = self._avro.parse(there)
+        elif self._described is not None:
+            found = self._described.parse(there)
         else:
             found = conform(single_batch(self._csv_rows(there)), self._wanted.schema, where)
         if len(there) == len(values):
@@ -204,19 +214,54 @@ class RecordParser:
         return table
 
 
+class BoundValues(Protocol):
+    """What writes the values of rows with given columns."""
+
+    def register(self) -> None:
+        """On the driver, before there are rows: in a registry, if there is one. Raises ConfigError or StorageError."""
+
+    def values(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        """Of each row. Raises SchemaError for a value that has no form there."""
+
+
+class Described(Protocol):
+    """What writes values of a format that has schemas of its own. Made and registered on the driver, used in the slots."""
+
+    @property
+    def fields(self) -> Collection[str] | None:
+        """The only columns that there may be; None where any may be."""
+
+    def bound(self, values: pa.Schema) -> BoundValues:
+        """For rows with these columns. Raises SchemaError for columns that have no form there."""
+
+
 def check_written_format(
-    format: KafkaFormat, registry: Mapping[str, OptionValue] | None, topic: str, who: str
-) -> AvroWriting | None:
+    format: KafkaFormat, registry: Mapping[str, OptionValue] | None, message: object, topic: str, who: str
+) -> Described | None:
     """Raises ConfigError for one that is not written."""
     if format not in WRITTEN_FORMATS:
         raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(WRITTEN_FORMATS)}")
+    _check_described(format, registry, message, who)
     if format == "avro":
         from midstream.connectors.kafka_avro import AvroWriting
 
         return AvroWriting(registry, topic, who)
-    if registry is not None:
-        raise ConfigError(f"{who}: registry= is for format='avro'")
+    if format == "protobuf":
+        from midstream.connectors.kafka_protobuf import ProtobufWriting
+
+        return ProtobufWriting(registry, message, topic, who)
     return None
+
+
+def _check_described(format: KafkaFormat, registry: object, message: object, who: str) -> None:
+    if registry is not None and format not in ("avro", "protobuf"):
+        raise ConfigError(f"{who}: registry= is for format='avro' and format='protobuf'")
+    if message is not None and format != "protobuf":
+        raise ConfigError(f"{who}: message= is for format='protobuf'")
+    if message is None and format == "protobuf":
+        raise ConfigError(
+            f"{who}: format='protobuf' needs message=, a message class that protoc has generated, such as orders_pb2.Order"
+        )
 
 
 def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> Wanted:

@@ -37,7 +37,7 @@ from midstream.operators.sink import Committer, CommitterContext, Output, Sink, 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
 
-    from midstream.connectors.kafka_avro import AvroWriting
+    from midstream.connectors.kafka_records import Described
 
 Guarantee: TypeAlias = Literal["exactly_once", "at_least_once"]
 _GUARANTEES: Final = ("exactly_once", "at_least_once")
@@ -72,8 +72,10 @@ class KafkaSink(Sink):
     `isolation.level=read_committed` each once whatever fails; needs a checkpoint directory. "at_least_once": rows appear
     at once, and after a failure those since the last checkpoint again.
     `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry` as
-    the subject `<topic>-value`), "bytes" or "text" (the one column that is left beside the others named here; null is a
-    record without a value). `key`: a text or binary column; it stays in a JSON object or an Avro record if it is text.
+    the subject `<topic>-value`), "protobuf" (the message class `message`, whose fields have the columns' names; registered
+    in the same way where there is a `registry`), "bytes" or "text" (the one column that is left beside the others named here; null is a
+    record without a value). `key`: a text or binary column; it stays in a JSON object or an Avro record
+    if it is text, and in a message that has a field of its name.
     `headers`: a column of lists of structs of `name` and `value`, as KafkaSource has it. `partition`: a column of int32
     or int64; null, and without it: by the key as Kafka's clients do. Columns of headers and partition are not in the value.
     `options`: librdkafka's; `env:NAME` and `file:/path` stand for what is there where the job connects.
@@ -94,6 +96,7 @@ class KafkaSink(Sink):
         headers: str | None = None,
         partition: str | None = None,
         registry: Mapping[str, OptionValue] | None = None,
+        message: object = None,
         options: Mapping[str, OptionValue] | None = None,
     ) -> None:
         if not isinstance(topic, str) or not topic:
@@ -102,7 +105,7 @@ class KafkaSink(Sink):
         self._where = f"KafkaSink on {topic}"
         if guarantee not in _GUARANTEES:
             raise ConfigError(f"{self._where}: guarantee {guarantee!r} is not one of {', '.join(_GUARANTEES)}")
-        self._avro = check_written_format(format, registry, topic, self._where)
+        self._described = check_written_format(format, registry, message, topic, self._where)
         for what, name in (("key", key), ("headers", headers), ("partition", partition)):
             if name is not None and not isinstance(name, str):
                 raise ConfigError(f"{self._where}: {what}={name!r} is not the name of a column")
@@ -128,7 +131,9 @@ class KafkaSink(Sink):
 
         StorageError when it does not answer. Exactly once, a transaction is tried, and taken back.
         """
-        Encoding(self._format, schema, self._key, self._headers, self._partition, self._where, self._avro).register()
+        Encoding(
+            self._format, schema, self._key, self._headers, self._partition, self._where, self._described
+        ).register()
         self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
         cluster = Cluster(self._connection, self._where)
         try:
@@ -155,7 +160,9 @@ class KafkaSink(Sink):
                 f"{where}: for each row once it needs checkpoints, and the job has none; give Environment(checkpoint_dir=…), or "
                 "write with guarantee='at_least_once'"
             )
-        encoding = Encoding(self._format, context.schema, self._key, self._headers, self._partition, where, self._avro)
+        encoding = Encoding(
+            self._format, context.schema, self._key, self._headers, self._partition, where, self._described
+        )
         record_bytes_max = self._record_bytes_max - _OVERHEAD_BYTES
         return StagedWriter(context, context.storage, self._connection, self.topic, encoding, record_bytes_max, where)
 
@@ -226,7 +233,7 @@ class _Records(Part):
         self._sink = sink
         self._where = f"operator {context.name!r}: {sink._where}"
         self._encoding = Encoding(
-            sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where, sink._avro
+            sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where, sink._described
         )
         self._silence = Silence(
             self._where, sink._connection.servers, what_for=f"of topic {sink.topic!r}, to deliver rows"
@@ -310,7 +317,7 @@ class Encoding:
         headers: str | None,
         partition: str | None,
         where: str,
-        avro: AvroWriting | None = None,
+        described: Described | None = None,
     ) -> None:
         named = [name for name in (key, headers, partition) if name is not None]
         require_columns(schema, named, where, "column")
@@ -319,7 +326,6 @@ class Encoding:
         self._key = key
         self._headers = headers
         self._partition = partition
-        types = pa.types
         if key is not None and not _is_text_or_binary(schema.field(key).type):
             raise SchemaError(
                 f"{where}: key column {key!r} is {schema.field(key).type}; a key is text or binary: cast it, for example with "
@@ -335,12 +341,12 @@ class Encoding:
                 f"{where}: partition column {partition!r} is {schema.field(partition).type}, not int32 or int64"
             )
         left = [name for name in schema.names if name not in (headers, partition)]
-        if key is not None and (format not in ("json", "avro") or not types.is_large_string(schema.field(key).type)):
+        if key is not None and not self._stays(key, schema.field(key).type, described):
             left.remove(key)
         self._columns = left
         values = pa.schema([schema.field(name) for name in left])
-        self._avro = None if avro is None else (avro, avro.encoder(values))
-        if format == "avro":
+        self._described = None if described is None else described.bound(values)
+        if described is not None:
             return
         if format == "json":
             check_encodable(values, "jsonl", where)
@@ -351,13 +357,19 @@ class Encoding:
                 f"{', '.join(left) or 'none'}; select one, or write json"
             )
         kind = values.field(0).type
-        if not (_is_text_or_binary(kind) if format == "bytes" else types.is_large_string(kind)):
+        if not (_is_text_or_binary(kind) if format == "bytes" else pa.types.is_large_string(kind)):
             raise SchemaError(f"{where}: column {left[0]!r} is {kind}, which is not {format}; cast it first")
 
+    def _stays(self, key: str, kind: pa.DataType, described: Described | None) -> bool:
+        """Whether the key is in the value too."""
+        if described is not None and described.fields is not None:
+            return key in described.fields
+        return self._format in ("json", "avro") and pa.types.is_large_string(kind)
+
     def register(self) -> None:
-        """On the driver: the schema of Avro values gets its id. Raises ConfigError or StorageError."""
-        if self._avro is not None:
-            self._avro[0].register(self._avro[1])
+        """On the driver: the schema of values of Avro or Protobuf gets its id. Raises ConfigError or StorageError."""
+        if self._described is not None:
+            self._described.register()
 
     def records(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None, int, list[Any] | None]]:
         """Value, key, partition (-1: by the key) and headers of each row."""
@@ -383,8 +395,8 @@ class Encoding:
         return pa.RecordBatch.from_pydict(columns)
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        if self._avro is not None:
-            return self._avro[0].values(self._avro[1], batch.select(self._columns))
+        if self._described is not None:
+            return self._described.values(batch.select(self._columns))
         if self._format != "json":
             return _bytes(batch.column(self._columns[0]))
         values = batch.select(self._columns)

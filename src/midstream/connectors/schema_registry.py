@@ -6,22 +6,28 @@ second is waited for like brokers are.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import struct
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import pyarrow as pa
 
 from midstream.connectors.extras import require
 from midstream.connectors.kafka_client import OptionValue, looked_up
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import ConfigError, SchemaError, StorageError
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 T = TypeVar("T")
-EXTRA: Final = "kafka-avro"
+AVRO_EXTRA: Final = "kafka-avro"
+PROTOBUF: Final = "PROTOBUF"
 HEADER_BYTES: Final = 5
 """A value begins with a byte 0 and the id of its schema, in four bytes."""
 _ANSWER_S: Final = 10
@@ -30,6 +36,8 @@ _AGAIN_S: Final = 1.0
 _REFERENCES_MAX: Final = 100
 _NO_ID: Final = 2**31 - 1
 """What no schema has as its id."""
+_UNKNOWN_S: Final = 30.0
+"""For so long an id that the registry did not know is not asked for again."""
 
 
 class RegistrySilent(StorageError):
@@ -46,8 +54,8 @@ class Registry:
     Blocking; called on any thread.
     """
 
-    def __init__(self, options: Mapping[str, OptionValue], who: str) -> None:
-        require("confluent_kafka.schema_registry.schema_registry_client", EXTRA, who)
+    def __init__(self, options: Mapping[str, OptionValue], who: str, extra: str = AVRO_EXTRA) -> None:
+        require("confluent_kafka.schema_registry.schema_registry_client", extra, who)
         url = options.get("url") if isinstance(options, Mapping) else None
         if not isinstance(url, str) or not url:
             raise ConfigError(f"{who}: registry={{…}} has no 'url', such as registry={{'url': 'http://registry:8081'}}")
@@ -71,39 +79,46 @@ class Registry:
             return
 
     def schema(self, schema_id: int) -> tuple[str, dict[str, str]]:
-        """The text of a schema, and those that it refers to, by name. Raises UnknownSchema or RegistrySilent."""
-        return self._ask(lambda client: self._with_references(client, client.get_schema(schema_id)))
+        """The text of an Avro schema, and those that it refers to, by name. Raises UnknownSchema or RegistrySilent."""
+        return self._ask(lambda client: _avro(client, client.get_schema(schema_id)))
 
     def latest(self, subject: str) -> tuple[str, dict[str, str]]:
         """Of the newest version of a subject."""
-        return self._ask(lambda client: self._with_references(client, client.get_latest_version(subject).schema))
+        return self._ask(lambda client: _avro(client, client.get_latest_version(subject).schema))
+
+    def descriptors(self, schema_id: int) -> tuple[bytes, dict[str, bytes]]:
+        """The file descriptor of a Protobuf schema, and those that it refers to, by name, imported ones first."""
+
+        def ask(client: SchemaRegistryClient) -> tuple[bytes, dict[str, bytes]]:
+            schema = client.get_schema(schema_id, fmt=_SERIALIZED)
+            _check_kind(schema, PROTOBUF)
+            found = _references(client, schema, _SERIALIZED)
+            return _descriptor(schema), {name: _descriptor(other) for name, other in found.items()}
+
+        return self._ask(ask)
 
     def register(self, subject: str, text: str) -> int:
-        """The id of a schema, which becomes the newest version of the subject unless it is one already."""
+        """The id of an Avro schema, which becomes the newest version of the subject unless it is one already."""
         from confluent_kafka.schema_registry import Schema
 
         return self._ask(lambda client: int(client.register_schema(subject, Schema(text, "AVRO"))))
 
-    def _with_references(self, client: SchemaRegistryClient, schema: Schema) -> tuple[str, dict[str, str]]:
-        found: dict[str, str] = {}
-        self._follow(client, schema, found)
-        kind = schema.schema_type or "AVRO"
-        if kind != "AVRO":
-            raise UnknownSchema(f"it is {kind}, not AVRO")
-        return str(schema.schema_str), found
+    def register_descriptors(
+        self, subject: str, file: bytes, imported: Mapping[str, tuple[bytes, Sequence[str]]]
+    ) -> int:
+        """Of a Protobuf schema. `imported`: by name what it imports, and what that imports; each is a subject of its name."""
+        from confluent_kafka.schema_registry import Schema, SchemaReference
 
-    def _follow(self, client: SchemaRegistryClient, schema: Schema, found: dict[str, str]) -> None:
-        """Those that others refer to first."""
-        for reference in schema.references or ():
-            if reference.name in found:
-                continue
-            if len(found) >= _REFERENCES_MAX:
-                raise UnknownSchema(f"it refers to more than {_REFERENCES_MAX} others")
-            if reference.name is None or reference.subject is None or reference.version is None:
-                raise ValueError(f"a reference without its name, subject or version: {reference}")
-            other = client.get_version(reference.subject, reference.version).schema
-            self._follow(client, other, found)
-            found[reference.name] = str(other.schema_str)
+        def ask(client: SchemaRegistryClient) -> int:
+            known: dict[str, SchemaReference] = {}
+            for name, (data, names) in imported.items():
+                schema = Schema(base64.b64encode(data).decode(), PROTOBUF, [known[each] for each in names])
+                client.register_schema(name, schema)
+                known[name] = SchemaReference(name, name, client.lookup_schema(name, schema).version)
+            schema = Schema(base64.b64encode(file).decode(), PROTOBUF, list(known.values()))
+            return int(client.register_schema(subject, schema))
+
+        return self._ask(ask)
 
     def _ask(self, question: Callable[[SchemaRegistryClient], T]) -> T:
         if time.monotonic() < self._silent_until_s:
@@ -153,6 +168,101 @@ class Registry:
         self._why = f"{self._who}: the schema registry {what}"
         self._silent_until_s = time.monotonic() + _AGAIN_S
         return RegistrySilent(self._why)
+
+
+@contextmanager
+def registering(subject: str, who: str) -> Iterator[str]:
+    """Around registering a schema on the driver: a registry that is silent or refuses becomes StorageError or ConfigError."""
+    try:
+        yield subject
+    except RegistrySilent as error:
+        raise StorageError(str(error)) from error
+    except UnknownSchema as error:
+        raise ConfigError(f"{who}: the schema registry does not take subject {subject!r}: {error}") from error
+
+
+class BySchema(Generic[T]):
+    """What `make` makes of schemas, once for each id. It raises SchemaError for one that cannot be used, which is kept."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+        self._made: dict[int, T | str] = {}
+        """A text says why there is nothing."""
+        self._unknown: dict[int, tuple[float, str]] = {}
+        """Ids that the registry did not know: until when that stands, and what it said."""
+        self._turn = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BySchema, (self._make,)
+
+    def get(self, schema_id: int) -> T:
+        """Raises ArrowInvalid when there is nothing of that id, RegistrySilent while it is not known whether there is."""
+        found = self._made.get(schema_id)
+        if found is None:
+            with self._turn:
+                found = self._made.get(schema_id) or self._new(schema_id)
+        if isinstance(found, str):
+            raise pa.ArrowInvalid(f"schema {schema_id}: {found}")
+        return found
+
+    def _new(self, schema_id: int) -> T | str:
+        until_s, said = self._unknown.get(schema_id, (0.0, ""))
+        if time.monotonic() < until_s:
+            return said
+        made: T | str
+        try:
+            made = self._make(schema_id)
+        except UnknownSchema as error:
+            said = f"the schema registry does not have it: {error}"
+            self._unknown[schema_id] = time.monotonic() + _UNKNOWN_S, said
+            return said
+        except SchemaError as error:
+            made = str(error)
+        self._made[schema_id] = made
+        return made
+
+
+_SERIALIZED: Final = "serialized"
+"""The form of a Protobuf schema in which it is a file descriptor: no compiler is needed to read it."""
+
+
+def _avro(client: SchemaRegistryClient, schema: Schema) -> tuple[str, dict[str, str]]:
+    _check_kind(schema, "AVRO")
+    found = _references(client, schema, None)
+    return str(schema.schema_str), {name: str(other.schema_str) for name, other in found.items()}
+
+
+def _check_kind(schema: Schema, wanted: str) -> None:
+    kind = schema.schema_type or "AVRO"
+    if kind != wanted:
+        raise UnknownSchema(f"it is {kind}, not {wanted}")
+
+
+def _descriptor(schema: Schema) -> bytes:
+    try:
+        return base64.b64decode(str(schema.schema_str), validate=True)
+    except binascii.Error:
+        raise UnknownSchema("it does not give Protobuf schemas as descriptors (format=serialized)") from None
+
+
+def _references(client: SchemaRegistryClient, schema: Schema, form: str | None) -> dict[str, Schema]:
+    """What a schema refers to, by name; those that others refer to first."""
+    found: dict[str, Schema] = {}
+
+    def follow(each: Schema) -> None:
+        for reference in each.references or ():
+            if reference.name in found:
+                continue
+            if len(found) >= _REFERENCES_MAX:
+                raise UnknownSchema(f"it refers to more than {_REFERENCES_MAX} others")
+            if reference.name is None or reference.subject is None or reference.version is None:
+                raise ValueError(f"a reference without its name, subject or version: {reference}")
+            other = client.get_version(reference.subject, reference.version, fmt=form).schema
+            follow(other)
+            found[reference.name] = other
+
+    follow(schema)
+    return found
 
 
 def _transport_errors(client: SchemaRegistryClient | None) -> tuple[type[Exception], ...]:

@@ -1,0 +1,254 @@
+"""Protobuf's message types: what travels of them, what they are in Arrow, and which of a writer's can be read as a reader's.
+
+A message class of generated code is a name for a file of descriptors. These files are what a job carries along, so slots
+need neither the module nor the compiler. Protobuf's own parser never complains of a field that has another type than it
+knows, it calls the field unknown, or cuts a number to its size: `mismatch` finds such fields before a value is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from midstream.connectors.extras import require
+from midstream.core.errors import ConfigError, SchemaError
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
+    from google.protobuf.message import Message
+
+EXTRA: Final = "kafka-protobuf"
+_DEPTH_MAX: Final = 50
+TIMESTAMP: Final = "google.protobuf.Timestamp"
+DURATION: Final = "google.protobuf.Duration"
+_WRAPPERS: Final = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+_DOUBLE, _FLOAT, _INT64, _UINT64, _INT32, _FIXED64, _FIXED32, _BOOL, _STRING, _GROUP = range(1, 11)
+_MESSAGE, _BYTES, _UINT32, _ENUM, _SFIXED32, _SFIXED64, _SINT32, _SINT64 = range(11, 19)
+_ARROW: Final[Mapping[int, pa.DataType]] = {
+    _DOUBLE: pa.float64(),
+    _FLOAT: pa.float32(),
+    _INT64: pa.int64(),
+    _SFIXED64: pa.int64(),
+    _SINT64: pa.int64(),
+    _UINT64: pa.uint64(),
+    _FIXED64: pa.uint64(),
+    _INT32: pa.int32(),
+    _SFIXED32: pa.int32(),
+    _SINT32: pa.int32(),
+    _UINT32: pa.uint32(),
+    _FIXED32: pa.uint32(),
+    _BOOL: pa.bool_(),
+    _STRING: pa.large_string(),
+    _ENUM: pa.large_string(),
+    _BYTES: pa.large_binary(),
+}
+_NAMES: Final = (
+    *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
+    *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+)
+_READ_AS: Final = {
+    _BOOL: {_INT32, _INT64, _UINT32, _UINT64},
+    _ENUM: {_INT32, _INT64},
+    _INT32: {_INT64},
+    _UINT32: {_INT64, _UINT64},
+    _SINT32: {_SINT64},
+    _STRING: {_BYTES},
+}
+"""The types that a writer's field of a type can be read as beside its own, with the same value for every one of its values."""
+
+
+class MessageType:
+    """A message type by its name and the descriptors that it needs. Pickles; two are equal if these are."""
+
+    def __init__(self, message: object, who: str) -> None:
+        """`message`: a class of generated code. Raises ConfigError for anything else, SchemaError for one that is no row."""
+        require("google.protobuf", EXTRA, who)
+        from google.protobuf.descriptor import Descriptor
+
+        found = getattr(message, "DESCRIPTOR", None)
+        if not isinstance(message, type) or not isinstance(found, Descriptor):
+            raise ConfigError(
+                f"{who}: message={message!r:.200} is not a Protobuf message class; give one that protoc has generated, such as "
+                "message=orders_pb2.Order"
+            )
+        self.name: str = found.full_name
+        self.files: tuple[tuple[str, bytes], ...] = tuple(files_of(found.file))
+        self.index: tuple[int, ...] = _index(found)
+        self.schema = pa.schema(list(arrow_fields(found, found.full_name)))
+        if not self.schema.names:
+            raise SchemaError(f"{who}: the message {found.full_name} has no fields; its fields are the columns")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("descriptor", "message")}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessageType) and (self.name, self.files) == (other.name, other.files)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.files))
+
+    def __repr__(self) -> str:
+        return f"MessageType({self.name})"
+
+    @cached_property
+    def descriptor(self) -> Descriptor:
+        """In a pool of its own: the program's own modules may have a file of the same name that says something else."""
+        found: Descriptor = pool_of(dict(self.files)).FindMessageTypeByName(self.name)
+        return found
+
+    @cached_property
+    def message(self) -> type[Message]:
+        from google.protobuf.message_factory import GetMessageClass
+
+        found: type[Message] = GetMessageClass(self.descriptor)
+        return found
+
+
+def files_of(file: FileDescriptor) -> Iterator[tuple[str, bytes]]:
+    """Names and descriptors of a file and of all that it imports; what is imported comes first."""
+    seen: set[str] = set()
+
+    def walk(each: FileDescriptor) -> Iterator[tuple[str, bytes]]:
+        if each.name not in seen:
+            seen.add(each.name)
+            for other in each.dependencies:
+                yield from walk(other)
+            yield each.name, each.serialized_pb
+
+    return walk(file)
+
+
+def pool_of(files: dict[str, bytes]) -> Any:
+    """A descriptor pool with these files, which come behind what they import. Raises SchemaError for what is none."""
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    pool = DescriptorPool()
+    for name, data in files.items():
+        try:
+            pool.AddSerializedFile(data)
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"the descriptors of {name!r:.200} cannot be used: {error}") from error
+    return pool
+
+
+def message_at(file: FileDescriptor, index: tuple[int, ...]) -> Descriptor | None:
+    """The message type that an index stands for: the number in its file, then the number in that message, and so on."""
+    found: Descriptor | None = None
+    for number in index:
+        inner = list(file.message_types_by_name.values()) if found is None else list(found.nested_types)
+        if not 0 <= number < len(inner):
+            return None
+        found = inner[number]
+    return found
+
+
+def _index(message: Descriptor) -> tuple[int, ...]:
+    outer = message.containing_type
+    if outer is None:
+        return (list(message.file.message_types_by_name).index(message.name),)
+    return (*_index(outer), [each.name for each in outer.nested_types].index(message.name))
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    return field.is_repeated
+
+
+def map_entry(field: FieldDescriptor) -> Descriptor | None:
+    """The type of the entries of a map, with the fields `key` and `value`; None for a field that is no map."""
+    kind = field.message_type
+    return kind if kind is not None and field.is_repeated and kind.GetOptions().map_entry else None
+
+
+def is_wrapper(message: Descriptor) -> bool:
+    return message.full_name in _WRAPPERS
+
+
+def arrow_fields(message: Descriptor, where: str, depth: int = 0) -> Iterator[pa.Field[Any]]:
+    """Raises SchemaError for a field that no column can hold."""
+    for field in message.fields:
+        yield pa.field(field.name, arrow_type(field, f"{where}.{field.name}", depth + 1))
+
+
+def arrow_type(field: FieldDescriptor, where: str, depth: int = 1) -> pa.DataType:
+    if depth > _DEPTH_MAX:
+        raise SchemaError(
+            f"{where}: the message is part of itself, or nested more than {_DEPTH_MAX} deep; a column has no form for that. "
+            "Read format='bytes', and parse them in map_batches()"
+        )
+    entry = map_entry(field)
+    if entry is not None:
+        parts = [
+            (name, arrow_type(entry.fields_by_name[name], f"{where}.{name}", depth + 1)) for name in ("key", "value")
+        ]
+        return pa.large_list(pa.struct(parts))
+    kind = _arrow_value(field, where, depth)
+    return pa.large_list(kind) if is_repeated(field) else kind
+
+
+def _arrow_value(field: FieldDescriptor, where: str, depth: int) -> pa.DataType:
+    message = field.message_type
+    if message is None:
+        return _ARROW[field.type]
+    if message.full_name == TIMESTAMP:
+        return pa.timestamp("ns", "UTC")
+    if message.full_name == DURATION:
+        return pa.duration("ns")
+    if is_wrapper(message):
+        return _ARROW[message.fields_by_name["value"].type]
+    inner = list(arrow_fields(message, where, depth))
+    if not inner:
+        raise SchemaError(
+            f"{where} is the message {message.full_name}, which has no fields; a column has no form for that"
+        )
+    return pa.struct(inner)
+
+
+def mismatch(writer: Descriptor, reader: Descriptor) -> str:
+    """Why values of the writer's message cannot be read as the reader's without changing them; empty if they can."""
+    return _mismatch(writer, reader, reader.name, set())
+
+
+def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tuple[str, str]]) -> str:
+    if (writer.full_name, reader.full_name) in seen:
+        return ""
+    seen.add((writer.full_name, reader.full_name))
+    for field in reader.fields:
+        written = writer.fields_by_number.get(field.number)
+        if written is None:
+            continue
+        at = f"{where}.{field.name}, number {field.number}"
+        if is_repeated(written) != is_repeated(field):
+            forms = ("one value", "a list")
+            return f"{at}, was written as {forms[is_repeated(written)]} and is read as {forms[is_repeated(field)]}"
+        if written.type != field.type and field.type not in _READ_AS.get(written.type, ()):
+            return f"{at}, was written as {_type_name(written)} and is read as {_type_name(field)}"
+        if written.enum_type is not None and field.enum_type is not None:
+            why = _enum_mismatch(written.enum_type, field.enum_type)
+            if why:
+                return f"{at}, {why}"
+        if written.message_type is not None and field.message_type is not None:
+            why = _mismatch(written.message_type, field.message_type, f"{where}.{field.name}", seen)
+            if why:
+                return why
+    return ""
+
+
+def _enum_mismatch(writer: EnumDescriptor, reader: EnumDescriptor) -> str:
+    """Numbers that the reader does not have are refused value by value, but for those of closed enums, which a parser hides."""
+    for number, value in writer.values_by_number.items():
+        known = reader.values_by_number.get(number)
+        if known is None and reader.is_closed:
+            return f"may be {value.name} ({number}), which the reader's enum {reader.full_name} does not have"
+        if known is not None and value.name not in {each.name for each in reader.values if each.number == number}:
+            return f"was written with {value.name} for {number}, which the reader's enum {reader.full_name} calls {known.name}"
+    return ""
+
+
+def _type_name(field: FieldDescriptor) -> str:
+    return _NAMES[field.type - 1]
