@@ -199,13 +199,13 @@ def _highest_epoch(storage: Storage) -> int:
 # ---- looking ---------------------------------------------------------------
 
 
-def list_checkpoints(storage: Storage) -> list[Listed]:
-    """Every checkpoint with metadata, oldest first, but those of a coordinator that had been superseded."""
+def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
+    """Every checkpoint with metadata and an id above `newer_than`, oldest first, but those of a superseded coordinator."""
     starts = _starts(storage)
     found = []
     for checkpoint_id in _checkpoint_ids(storage):
         path = metadata_path(checkpoint_id)
-        if not storage.exists(path):
+        if checkpoint_id <= newer_than or not storage.exists(path):
             continue
         data = _read_if_there(storage, path)  # not to be read now is not damaged: that is raised
         if data is None:

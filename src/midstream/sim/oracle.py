@@ -121,7 +121,7 @@ class Oracle:
     def _check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None) -> Iterator[str]:
         if is_superseded(self.storage, metadata):
             return  # of a coordinator that had been superseded: never offered, nobody is told
-        if any(entry.checkpoint_id > metadata.checkpoint_id for entry in list_checkpoints(self.storage)):
+        if list_checkpoints(self.storage, newer_than=metadata.checkpoint_id):
             # Given up, written late, and newer ones have been committed: one of the older ones, no more.
             lost = [file for file in metadata.files if not self.storage.exists(file)]
             if lost:
