@@ -37,7 +37,7 @@ class Batches(KeyedBatchFunction):
     def process(self, rows: Any, ctx: Any) -> pl.DataFrame:
         ctx.metrics.counter("batches").inc()
         ctx.metrics.counter("rows").inc(rows.height)
-        return rows  # type: ignore[no-any-return]
+        return rows
 
 
 class Rules(BroadcastProcessFunction):

@@ -123,11 +123,11 @@ def test_what_passes_an_edge_is_told_apart_by_edge_even_between_the_same_tasks()
 
 
 def test_metrics_of_functions_are_told_apart_by_a_label_and_need_no_family_each():
-    assert values(full(), "midstream_user_counter", "name") == {"calls": 12, "sum": 0.5}
-    assert values(full(), "midstream_user_counter", "operator") == {"parse": 0.5}
-    assert values(full(), "midstream_user_gauge", "name") == {"queue.depth": 5}
-    assert values(full(), "midstream_user_gauge_min", "name") == {"queue.depth": 1}
-    assert values(full(), "midstream_user_gauge_max", "name") == {"queue.depth": 4}
+    assert values(full(), "midstream_user", "name") == {"calls": 12, "sum": 0.5}
+    assert values(full(), "midstream_user", "operator") == {"parse": 0.5}
+    assert values(full(), "midstream_user_value", "name") == {"queue.depth": 5}
+    assert values(full(), "midstream_user_value_min", "name") == {"queue.depth": 1}
+    assert values(full(), "midstream_user_value_max", "name") == {"queue.depth": 4}
     assert not [name for name in parsed(sample()) if "user" in name]
 
 

@@ -131,19 +131,22 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
 
 
 def _of_functions(operators: Sequence[OperatorStatus], labels: Mapping[str, Labels]) -> Iterator[Family]:
-    """One family whatever users call theirs, by the label `name`: so no two names clash, and each keeps its kind."""
+    """One family whatever users call theirs, by the label `name`: so no two names clash, and each keeps its kind.
+
+    promtool refuses names of families with the words counter and gauge.
+    """
 
     def named(operator: OperatorStatus, name: str) -> Labels:
         return (*labels[operator.uid], ("name", name))
 
     counters = [(named(op, name), value) for op in operators for name, value in op.counters.items()]
-    yield _counter("user_counter_total", "A counter of a function, since the attempt began.", counters)
+    yield _counter("user_total", "A counter of a function, since the attempt began.", counters)
     gauges = [(named(op, name), gauge) for op in operators for name, gauge in op.gauges.items()]
     yield _gauge(
-        "user_gauge", "A gauge of a function, the sum over subtasks.", [(at, gauge.sum) for at, gauge in gauges]
+        "user_value", "A gauge of a function, the sum over subtasks.", [(at, gauge.sum) for at, gauge in gauges]
     )
-    yield _gauge("user_gauge_min", "The least over subtasks.", [(at, gauge.min) for at, gauge in gauges])
-    yield _gauge("user_gauge_max", "The most over subtasks.", [(at, gauge.max) for at, gauge in gauges])
+    yield _gauge("user_value_min", "The least over subtasks.", [(at, gauge.min) for at, gauge in gauges])
+    yield _gauge("user_value_max", "The most over subtasks.", [(at, gauge.max) for at, gauge in gauges])
 
 
 def _of_tasks(status: JobStatus) -> Iterator[Family]:
