@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# For CI: installs the servers that connector tests run against and the browser for tests of the page, where that can be done without asking.
+# For CI: installs the servers that connector tests run against the browser for tests of the page, and Prometheus, where that can be done without asking.
 # Elsewhere it says what to install; the tests that need them are skipped, and say so too.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -43,6 +43,25 @@ browser() {
     install chromium || echo "no Chromium could be installed: tests of the page in a browser will be skipped"
 }
 
+prometheus_server() {
+    if command -v prometheus > /dev/null && command -v promtool > /dev/null; then return; fi
+    if ! can_install; then
+        echo "no Prometheus here: tests of the metrics against it will be skipped.   Debian, Ubuntu:  sudo apt install prometheus"
+        return
+    fi
+    # its two programs only: the package starts a daemon, and recommends more of them
+    local into
+    into=$(mktemp -d)
+    chmod 755 "$into"  # apt-get downloads as a user of its own
+    if apt-get update -q && (cd "$into" && apt-get download -q prometheus) && dpkg-deb -x "$into"/prometheus_*.deb "$into/files"; then
+        command install -m 755 "$into"/files/usr/bin/{prometheus,promtool} /usr/local/bin/
+    else
+        echo "no Prometheus could be fetched: tests of the metrics against it will be skipped"
+    fi
+    rm -rf "$into"
+}
+
 postgres
 kafka
 browser
+prometheus_server

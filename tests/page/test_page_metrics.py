@@ -13,6 +13,7 @@ from midstream.protocol.job_status import (
     BottleneckStatus,
     CheckpointStatus,
     FlowStatus,
+    GaugeStatus,
     HeldBackStatus,
     JobStatus,
     RecoveryStatus,
@@ -38,7 +39,16 @@ def full() -> JobStatus:
     """A status in which everything is there that there can be."""
     status = sample()
     subtasks = (SubtaskStatus(0, 10, 20, 0.9, 0.05, 1_000_000), SubtaskStatus(1, 30, 40, 0.6, 0.15, None))
-    read = msgspec.structs.replace(status.vertices[0], subtasks=subtasks, recovering=(RecoveryStatus(0, 100, 40),))
+    first, parse = status.vertices[0].operators
+    counting = msgspec.structs.replace(
+        parse, counters={"calls": 12.0, "sum": 0.5}, gauges={"queue.depth": GaugeStatus(1, 4, 5)}
+    )
+    read = msgspec.structs.replace(
+        status.vertices[0],
+        operators=(first, counting),
+        subtasks=subtasks,
+        recovering=(RecoveryStatus(0, 100, 40),),
+    )
     held = HeldBackStatus(0, "read", 1, "read-3", 1_357_023_600_000_000, 840_000_000)
     write = msgspec.structs.replace(status.vertices[1], held_back=held)
     return msgspec.structs.replace(
@@ -110,6 +120,15 @@ def test_what_passes_an_edge_is_told_apart_by_edge_even_between_the_same_tasks()
     assert values(full(), "midstream_task_watermark_held_back_seconds", "task") == {"write": 840}
     of_an_older_version = msgspec.structs.replace(status, flows=())
     assert not [name for name in parsed(of_an_older_version) if "edge" in name]
+
+
+def test_metrics_of_functions_are_told_apart_by_a_label_and_need_no_family_each():
+    assert values(full(), "midstream_user", "name") == {"calls": 12, "sum": 0.5}
+    assert values(full(), "midstream_user", "operator") == {"parse": 0.5}
+    assert values(full(), "midstream_user_value", "name") == {"queue.depth": 5}
+    assert values(full(), "midstream_user_value_min", "name") == {"queue.depth": 1}
+    assert values(full(), "midstream_user_value_max", "name") == {"queue.depth": 4}
+    assert not [name for name in parsed(sample()) if "user" in name]
 
 
 def test_subtasks_are_there_on_request_only():

@@ -10,6 +10,7 @@ from midstream.coordinator.event_time import edge_watermark_us, held_back
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.rescaling import Stage
 from midstream.coordinator.slots import Rate
+from midstream.coordinator.user_metrics import user_counters, user_gauges
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import assert_never
 from midstream.core.ids import TaskId
@@ -112,6 +113,7 @@ def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, Ta
     rows = job.slots.rows()
     late, bad = job.slots.late.counts(), job.slots.bad.counts()
     work = _work(rates)
+    counters, gauges = user_counters(rates), user_gauges(rates)
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
@@ -128,6 +130,8 @@ def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, Ta
                 bad[spec.uid],
                 *job.checkpoints.state_sizes.of.get(spec.uid, (0, 0)),
                 work=work.get(spec.uid),
+                counters=counters.get(spec.uid, {}),
+                gauges=gauges.get(spec.uid, {}),
             )
             for spec in vertex.specs
         ),

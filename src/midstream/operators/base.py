@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from midstream.core.seams import Clock, Executor, Ids, Storage, Timer
+from midstream.operators.user_metrics import UserMetrics
 from midstream.state.parts import StatePart
 from midstream.state.pickles import OwnCode
 
@@ -91,6 +92,7 @@ class OperatorContext:
     """Grows with every restart of the job (for sinks: see WriterContext)."""
     splits: Splits | None = None
     """Of the source in this task, if every operator in between keeps their rows apart."""
+    metrics: UserMetrics = field(default_factory=UserMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class Operator(ABC):
     """True: what it emits for a batch is one batch of a row for each of its rows, in order, or for fewer of them."""
     timers_dropped: int = 0
     """Timers of users that were set when the last ones had their turn, and never fire."""
+    user_metrics: UserMetrics | None = None
+    """Those of the user's function, once it is open."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         """What the operator's state depends on, before `open`: by part ("" for all of it), what it is and its value.

@@ -33,6 +33,7 @@ from midstream.operators.function_operator import Function, FunctionOperator, Po
 from midstream.operators.process_context import TimeContext
 from midstream.operators.rows import check_keys
 from midstream.operators.stateless import made_batch
+from midstream.operators.user_metrics import UserMetrics
 from midstream.state.parts import Redistribute, StatePart
 from midstream.state.table import TableState
 
@@ -54,6 +55,11 @@ class BatchContext(Protocol):
     @property
     def now(self) -> datetime:
         """The wall clock, UTC, in milliseconds."""
+        ...
+
+    @property
+    def metrics(self) -> UserMetrics:
+        """Counters and gauges of the function, for the job's status, its page and `/metrics`."""
         ...
 
 
@@ -115,7 +121,7 @@ class BatchFunctionOperator(FunctionOperator):
             bound = state.bound(name, keys, context.key_groups, context.max_parallelism)
             self._states[bound.part_name] = bound
             bound.bind(self._function, name)
-        self._context = TimeContext(self._calendar, context.clock)
+        self._context = TimeContext(self._calendar, context.clock, context.metrics)
         self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:

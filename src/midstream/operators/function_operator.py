@@ -21,7 +21,7 @@ class Function:
     """Base of all functions with state; pickles until it is opened."""
 
     def open(self, context: Any) -> None:
-        """Once per subtask before any row. `context` has uid, name, subtask, parallelism."""
+        """Once per subtask before any row. `context` has uid, name, subtask, parallelism, metrics."""
 
     def close(self) -> None:
         """Once at the end, also after a failure."""
@@ -88,6 +88,7 @@ class FunctionOperator(Operator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._runtime = context
+        self.user_metrics = context.metrics
         self._out = out
 
     def _open_function(self) -> None:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from midstream.operators.function_operator import Function, Port
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import Row
+from midstream.operators.user_metrics import UserMetrics
 
 Result: TypeAlias = "Row | Iterable[Row] | None"
 Instant: TypeAlias = "datetime | int"
@@ -76,6 +77,11 @@ class ProcessContext(Protocol):
 
     @property
     def timers(self) -> Timers: ...
+
+    @property
+    def metrics(self) -> UserMetrics:
+        """Counters and gauges of the function, for the job's status, its page and `/metrics`."""
+        ...
 
     def side_output(self, tag: str, row: Row) -> None:
         """Emit `row` on the side output `tag`, which must be declared with its schema."""

@@ -10,6 +10,7 @@ from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import JobError
 from midstream.core.seams import Clock
 from midstream.operators.rows import Row
+from midstream.operators.user_metrics import UserMetrics
 from midstream.state.keyed import KeyScope
 from midstream.state.timers import TimerQueue
 
@@ -83,10 +84,11 @@ class Timers:
 
 
 class TimeContext:
-    """How far event time has come, and the wall clock; the operator sets `watermark_us`."""
+    """How far event time has come, the wall clock, and metrics; the operator sets `watermark_us`."""
 
-    def __init__(self, calendar: Calendar, clock: Clock) -> None:
+    def __init__(self, calendar: Calendar, clock: Clock, metrics: UserMetrics) -> None:
         self.watermark_us = MIN_WATERMARK_US
+        self.metrics = metrics
         self._calendar = calendar
         self._clock = clock
 
@@ -109,9 +111,10 @@ class Context(TimeContext):
         timers: Timers,
         calendar: Calendar,
         clock: Clock,
+        metrics: UserMetrics,
         side_output: Callable[[str, Row], None],
     ) -> None:
-        super().__init__(calendar, clock)
+        super().__init__(calendar, clock, metrics)
         self.timers = timers
         self.side_output = side_output
         self.time_us: int | None = None

@@ -111,7 +111,13 @@ class ProcessOperator(FunctionOperator):
             bound.bind(self._function, name)
         self._timers = Timers(self._scope, self._arm)
         self._context = Context(
-            self._scope, self._form.shown, self._timers, self._calendar, context.clock, self._side_output
+            self._scope,
+            self._form.shown,
+            self._timers,
+            self._calendar,
+            context.clock,
+            context.metrics,
+            self._side_output,
         )
         self._open_function()
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
 
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.seams import Executor, Signal, Storage
+from midstream.operators.user_metrics import UserMetrics
 from midstream.state.pickles import OwnCode
 
 
@@ -32,6 +33,8 @@ class WriterContext:
     fail: Callable[[BaseException], None]
     storage: Storage | None = None
     """The job's checkpoint storage, for the I/O pool only; None when the job has none."""
+    metrics: UserMetrics = field(default_factory=UserMetrics)
+    """Counters and gauges, for the loop thread only."""
 
 
 @dataclass(frozen=True, slots=True)

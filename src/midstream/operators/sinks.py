@@ -24,6 +24,7 @@ class SinkOperator(Operator):
         self._writer: SinkWriter | None = None
 
     def open(self, context: OperatorContext, out: Output) -> None:
+        self.user_metrics = context.metrics
         self._writer = self.sink.writer(
             WriterContext(
                 uid=context.uid,
@@ -35,6 +36,7 @@ class SinkOperator(Operator):
                 executor=context.executor,
                 fail=context.fail,
                 storage=context.storage,
+                metrics=context.metrics,
             )
         )
 

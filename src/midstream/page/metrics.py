@@ -7,11 +7,11 @@ what the page calls it); by subtask only on request, as there may be thousands. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from midstream.core.elements import MAX_WATERMARK_US
-from midstream.protocol.job_status import CheckpointStatus, JobStatus, VertexStatus
+from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 STATES: Final = (
@@ -127,6 +127,26 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
         yield _gauge(f"operator_{name}", f"{what} {of_checkpoint}", sizes)
     work: list[Sample] = [(labels[op.uid], op.work) for op in operators if op.work is not None]
     yield _gauge("operator_work_ratio", "Its part of what the operators of its task work.", work)
+    yield from _of_functions(operators, labels)
+
+
+def _of_functions(operators: Sequence[OperatorStatus], labels: Mapping[str, Labels]) -> Iterator[Family]:
+    """One family whatever users call theirs, by the label `name`: so no two names clash, and each keeps its kind.
+
+    promtool refuses names of families with the words counter and gauge.
+    """
+
+    def named(operator: OperatorStatus, name: str) -> Labels:
+        return (*labels[operator.uid], ("name", name))
+
+    counters = [(named(op, name), value) for op in operators for name, value in op.counters.items()]
+    yield _counter("user_total", "A counter of a function, since the attempt began.", counters)
+    gauges = [(named(op, name), gauge) for op in operators for name, gauge in op.gauges.items()]
+    yield _gauge(
+        "user_value", "A gauge of a function, the sum over subtasks.", [(at, gauge.sum) for at, gauge in gauges]
+    )
+    yield _gauge("user_value_min", "The least over subtasks.", [(at, gauge.min) for at, gauge in gauges])
+    yield _gauge("user_value_max", "The most over subtasks.", [(at, gauge.max) for at, gauge in gauges])
 
 
 def _of_tasks(status: JobStatus) -> Iterator[Family]:

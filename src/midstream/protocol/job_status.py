@@ -10,6 +10,14 @@ DETAILS_CHARS_MAX: Final = 20_000
 """Of a failure's traceback, where it is kept or shown in bulk: the last characters of a longer one."""
 
 
+class GaugeStatus(msgspec.Struct, frozen=True):
+    """What a gauge of a user's function was last set to, over the subtasks that have set it."""
+
+    min: float
+    max: float
+    sum: float
+
+
 class OperatorStatus(msgspec.Struct, frozen=True):
     uid: str
     name: str
@@ -26,6 +34,9 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     """Both as of the newest completed checkpoint; bytes as they are stored."""
     work: float | None = None
     """Its part of what all operators of its task worked between the last heartbeats, 0 to 1; None where that is hardly anything."""
+    counters: dict[str, float] = {}
+    """Of the user's function, by name: the sum over subtasks since the attempt began."""
+    gauges: dict[str, GaugeStatus] = {}
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):

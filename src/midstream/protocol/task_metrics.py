@@ -41,6 +41,16 @@ class SplitMetrics(msgspec.Struct, frozen=True, array_like=True):
     """The same of the split of that subtask that has come furthest."""
 
 
+class UserMetric(msgspec.Struct, frozen=True, array_like=True):
+    """A counter or gauge of a user's function."""
+
+    uid: str
+    """Of the operator."""
+    name: str
+    is_counter: bool
+    value: float
+
+
 class TaskMetrics(msgspec.Struct, frozen=True):
     """Totals since the task was deployed."""
 
@@ -70,3 +80,4 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """Of each edge on which it waits for a channel."""
     slowest_split: SplitMetrics | None = None
     """Of a source whose event time is known by split: the one that has come the least far, of those waited for."""
+    user: tuple[UserMetric, ...] = ()

@@ -185,6 +185,11 @@ class Harness:
         return self._job.state(FUNCTION)
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """By name of a counter, or of a gauge that was set, its value; the sum over subtasks. Anew after each restore."""
+        return self._job.metrics(FUNCTION)
+
+    @property
     def timers(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
         """Timers that are set, of event time and of processing time: when, and of which key; the next one first."""
         found: tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]] = ([], [])

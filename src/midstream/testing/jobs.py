@@ -217,6 +217,18 @@ class RunningJob:
         """
         return in_the_programs_classes(contents(self.operators(operator), operator), self._engine.originals)
 
+    def metrics(self, operator: str) -> dict[str, float]:
+        """By name of a counter, or of a gauge that was set, of an operator's function: its value, the sum over subtasks.
+
+        `operator`: its uid or name. They begin anew with each restore.
+        """
+        found: dict[str, float] = {}
+        for one in self.operators(operator):
+            if one.user_metrics is not None:
+                for name, value in (one.user_metrics.counters | one.user_metrics.gauges).items():
+                    found[name] = found.get(name, 0) + value
+        return found
+
     def operators(self, operator: str) -> list[Operator]:
         """Those of that uid or name as they run, one per subtask."""
         return self._engine.operators(self._operator(operator))

@@ -6,14 +6,14 @@ each heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from midstream.core.ids import TaskId
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
 from midstream.operators.watermarks import TimestampsOperator
-from midstream.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics
+from midstream.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
 from midstream.worker.chain import Chain
 from midstream.worker.inputs import TaskInput
 from midstream.worker.recovery import GateRecovery
@@ -64,7 +64,17 @@ def task_metrics(
         edges=tuple(EdgeMetrics(each.edge.id, each.rows_out, each.bytes_out, each.batches_out) for each in partitions),
         inputs=read.event_times(),
         slowest_split=None if source is None else _slowest_split(chain, source),
+        user=tuple(_user_metrics(uids, chain)),
     )
+
+
+def _user_metrics(uids: Sequence[str], chain: Chain) -> Iterator[UserMetric]:
+    for uid, operator in zip(uids, chain.operators, strict=True):
+        if operator.user_metrics is not None:
+            for name, count in operator.user_metrics.counters.items():
+                yield UserMetric(uid, name, True, float(count))
+            for name, value in operator.user_metrics.gauges.items():
+                yield UserMetric(uid, name, False, float(value))
 
 
 def _slowest_split(chain: Chain, source: SourceDriver) -> SplitMetrics | None:

@@ -57,6 +57,21 @@ function recovery(vertex) {
   return h("p", { class: "small recovering" }, `recovering: ${size(done)} of ${size(whole)} in flight taken up`, bar([[done / whole, "busy"]], share(done / whole)));
 }
 
+// Those of the operator's function.
+function userMetrics(operator) {
+  const [counters, gauges] = [Object.entries(operator.counters ?? {}), Object.entries(operator.gauges ?? {})];
+  const [sums, kind] = [counters.length + gauges.length, counters.length === 0 ? "gauge" : gauges.length === 0 ? "counter" : "metric"];
+  if (!sums) return null;
+  return h("details", { class: "small user-metrics", "data-key": `m${operator.uid}` }, h("summary", null, `${count(sums)} ${kind}${sums === 1 ? "" : "s"} of its function`),
+    h("ul", null,
+      counters.map(([name, value]) => h("li", null, h("bdi", null, name), ` ${figure(value)}`)),
+      gauges.map(([name, gauge]) => h("li", null, h("bdi", null, name), gauge.min === gauge.max ? ` ${figure(gauge.sum)}` : ` ${figure(gauge.sum)} (of a subtask ${figure(gauge.min)} to ${figure(gauge.max)})`))));
+}
+
+function figure(value) {
+  return Number.isSafeInteger(value) ? count(value) : String(Number(value.toPrecision(6)));
+}
+
 function card(vertex, status, names, rates) {
   const slow = status.bottleneck !== null && status.bottleneck.vertex === vertex.id;
   const lag = lagSeconds(vertex.watermark_us, status.now_ms);
@@ -74,6 +89,7 @@ function card(vertex, status, names, rates) {
           ended ? null : h("button", { type: "button", class: "plain", "data-rows": operator.uid, "data-name": names.get(operator.uid), "aria-label": `Rows of ${names.get(operator.uid)}` }, "Rows"),
           operator.state_bytes ? h("span", { class: "small" }, `state ${size(operator.state_bytes)}, ${count(operator.state_rows)} row${operator.state_rows === 1 ? "" : "s"}`) : null,
           vertex.operators.length > 1 && vertex.busy >= 0.1 && operator.work !== null && operator.work >= 0.05 ? h("span", { class: "small" }, `${share(operator.work)} of the work`) : null,
+          userMetrics(operator),
           operator.late_rows ? h("span", { class: "small bad-text" }, `${count(operator.late_rows)} late rows dropped`) : null,
           operator.bad_records ? h("span", { class: "small bad-text" }, `${count(operator.bad_records)} bad records left out`) : null),
         h("td", { title: `${count(operator.rows_in)} rows in all` }, operator.rows_in ? rate(rates.of(operator.uid, "in")) : ""),

@@ -1,0 +1,123 @@
+"""Counters and gauges of a user's function: `ctx.metrics.counter("calls").inc()`.
+
+One `UserMetrics` per operator of a subtask. Heartbeats take what it holds to the driver; it is not part of the state,
+and begins anew with each attempt.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from numbers import Integral, Real
+from typing import Any, Final
+
+from midstream.core.errors import JobError
+from midstream.core.values import kind_of
+
+NAMES_MAX: Final = 100
+"""So many metrics a function can have."""
+NAME_CHARS_MAX: Final = 100
+_NAME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9_.]{{0,{NAME_CHARS_MAX - 1}}}", re.ASCII)
+_MOST: Final = sys.float_info.max
+"""What is larger cannot be sent, nor what is infinite."""
+
+
+class Counter:
+    """Only grows."""
+
+    __slots__ = ("_name", "value")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.value: float = 0
+
+    def inc(self, n: float = 1) -> None:
+        """Add `n`, which is 0 or more."""
+        if type(n) is not int and type(n) is not float:
+            n = _number(n, f"counter {self._name!r}")
+        if not n >= 0:
+            raise JobError(f"counter {self._name!r}: inc({n!r}): a counter only grows; use a gauge for what can fall")
+        value = self.value + n
+        if not value <= _MOST:
+            raise JobError(f"counter {self._name!r}: inc({n!r}): the sum would be beyond the largest float")
+        self.value = value
+
+
+class Gauge:
+    """A value that goes up and down; None until it is set."""
+
+    __slots__ = ("_name", "value")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.value: float | None = None
+
+    def set(self, value: float) -> None:
+        """From now on it is `value`, which is finite."""
+        if type(value) is not int and type(value) is not float:
+            value = _number(value, f"gauge {self._name!r}")
+        if not -_MOST <= value <= _MOST:
+            raise JobError(f"gauge {self._name!r}: set({value!r}): a gauge is a finite number")
+        self.value = value
+
+
+class UserMetrics:
+    """Those of one operator in one subtask, by name. Asked again for a name, it answers the same object."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[str, Counter | Gauge] = {}
+
+    def counter(self, name: str) -> Counter:
+        """The counter of that name, made when it is first asked for."""
+        found = self._found.get(name) if type(name) is str else None
+        if type(found) is Counter:
+            return found
+        made = Counter(name)
+        self._add(name, "counter", made)
+        return made
+
+    def gauge(self, name: str) -> Gauge:
+        """The gauge of that name, made when it is first asked for."""
+        found = self._found.get(name) if type(name) is str else None
+        if type(found) is Gauge:
+            return found
+        made = Gauge(name)
+        self._add(name, "gauge", made)
+        return made
+
+    def _add(self, name: Any, kind: str, made: Counter | Gauge) -> None:
+        if type(name) is not str or not _NAME.fullmatch(name):
+            raise JobError(
+                f"metrics.{kind}({name!r}): a name has letters, digits, _ and . only, begins with a letter, and has at "
+                f"most {NAME_CHARS_MAX} characters"
+            )
+        if name in self._found:
+            other = "gauge" if kind == "counter" else "counter"
+            raise JobError(f"metrics.{kind}({name!r}): there is a {other} of that name; give one of them another name")
+        if len(self._found) >= NAMES_MAX:
+            some = ", ".join(map(repr, list(self._found)[-3:]))
+            raise JobError(
+                f"metrics.{kind}({name!r}): the function has {NAMES_MAX} metrics already, lately {some}; a name must not "
+                "depend on the data. Count few kinds of things here, and send what there is per key to a sink"
+            )
+        self._found[name] = made
+
+    @property
+    def counters(self) -> dict[str, float]:
+        return {name: found.value for name, found in self._found.items() if type(found) is Counter}
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """Those that have been set."""
+        return {
+            name: found.value for name, found in self._found.items() if type(found) is Gauge and found.value is not None
+        }
+
+
+def _number(value: Any, where: str) -> float:
+    """A number of numpy and the like as Python's own."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return int(value) if isinstance(value, Integral) else float(value)
+    raise JobError(f"{where}: {value!r} is {kind_of(value)}, not a number; give an int or a float")
