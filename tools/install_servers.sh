@@ -52,7 +52,6 @@ prometheus_server() {
     # its two programs only: the package starts a daemon, and recommends more of them
     local into
     into=$(mktemp -d)
-    chmod 755 "$into"  # apt-get downloads as a user of its own
     if apt-get update -q && (cd "$into" && apt-get download -q prometheus) && dpkg-deb -x "$into"/prometheus_*.deb "$into/files"; then
         command install -m 755 "$into"/files/usr/bin/{prometheus,promtool} /usr/local/bin/
     else

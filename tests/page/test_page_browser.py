@@ -26,7 +26,7 @@ from served import TOKEN, FakeJob
 from midstream import Environment
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
-from midstream.protocol.job_status import JobStatus, RecoveryStatus, StateSize, SubtaskStatus
+from midstream.protocol.job_status import GaugeStatus, JobStatus, RecoveryStatus, StateSize, SubtaskStatus
 from midstream.protocol.live_rows import GetRows
 from midstream.protocol.messages import ClientRequest, GetLogs, Reply
 from midstream.runtime.job import Job
@@ -200,6 +200,22 @@ def test_a_slot_that_is_short_of_memory_stands_out(browser: Browser, pages: list
     tab = of_fake(browser, pages, tabs, FakeJob(sample()))
     tab.shows("#findings", "It failed at")
     assert "memory" not in tab.page.locator("#findings").inner_text()
+
+
+def test_counters_and_gauges_of_functions_are_shown_with_their_operator(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    status = sample()
+    first = status.vertices[1]
+    told = msgspec.structs.replace(
+        first.operators[0],
+        counters={"model_calls": 1_234_567, "<b>": 0.25},
+        gauges={"depth": GaugeStatus(sum=7, min=3, max=4), "one": GaugeStatus(sum=2, min=2, max=2)},
+    )
+    vertices = (status.vertices[0], msgspec.structs.replace(first, operators=(told,)))
+    tab = of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(status, vertices=vertices)))
+    tab.page.get_by_text("4 metrics of its function").click()
+    tab.shows(".user-metrics", r"model_calls 1,234,567\s*<b> 0\.25\s*depth 7 \(of a subtask 3 to 4\)\s*one 2")
 
 
 def test_a_thousand_subtasks_cost_a_browser_no_more_than_fifty(
@@ -377,3 +393,11 @@ def test_a_failing_function_is_shown_by_its_own_lines_and_nothing_in_it_is_run(
     assert job.page is not None
     with urllib.request.urlopen(f"{job.page.partition('#')[0]}status.json", timeout=30) as answer:
         assert len(json.load(answer)["failures"]) >= 2
+    tab.page.get_by_role("button", name="What functions printed before it").first.click()
+    tab.shows("#failures .logs", r"\d+ lines? of the two minutes before it, of all slots")
+    tab.shows("#failures .logs pre", r"slot 0 map \(0\): about to parse")
+    assert tab.page.locator("#failures img, #failures script").count() == 0
+    reader = Tab(browser, job.page.partition("#")[0])
+    tabs.append(reader)
+    reader.page.get_by_role("button", name="What functions printed before it").first.click()
+    reader.shows("#failures .logs", "Lines are shown with the token only")

@@ -138,12 +138,11 @@ def slow_sink(directory: Path) -> Environment:
 
 def failing(directory: Path) -> Environment:
     """A function that cannot take one of the rows, again and again."""
-    env = Environment(
-        "prices", parallelism=1, checkpoint_dir=directory / "state", restart=fixed_restarts(1_000, "0.2 s")
-    )
+    env = Environment("prices", parallelism=1, checkpoint_dir=directory / "state", restart=fixed_restarts(1_000, "2 s"))
 
     def parse_price(row: Any) -> Any:
         if row["n"] == 1_000:
+            print(f"about to parse {EVIL}")
             raise ValueError(f"{EVIL} is not a price")
         return row
 

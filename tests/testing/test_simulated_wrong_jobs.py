@@ -6,7 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +310,54 @@ def test_rows_that_a_function_takes_for_late() -> None:
     assert "which rows are late depends on where batches are cut" in text
     assert "--ignore" in text
     assert "batch function" not in text
+
+
+def test_a_timer_that_counts_rows_behind_its_time() -> None:
+    class Hour(KeyedProcessFunction):
+        seen = ListState()
+
+        def process(self, row: Row, ctx: Any) -> None:
+            self.seen.append(row["at"])
+            ctx.timers.event_time(row["at"] + timedelta(seconds=7))
+
+        def on_timer(self, time: Any, ctx: Any) -> Row:
+            return {"key": ctx.key, "at": time, "n": len(list(self.seen))}  # the mistake: also of those behind `time`
+
+    text = report_of(
+        lambda s: (
+            s.with_watermarks("at", WatermarkStrategy.monotonous())
+            .key_by("key")
+            .process(Hour(), {"key": int, "at": datetime, "n": int})
+        )
+    )
+    assert "depends on which rows come before a timer of event time fires" in text
+    assert "count only rows whose time is at or before `time`" in text
+    assert "sets a timer of event time: ctx.timers.event_time" in text
+
+
+def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
+    class Paid(CoProcessFunction):
+        paid = ValueState(default=0)
+
+        def process1(self, row: Row, ctx: Any) -> None:
+            ctx.timers.event_time(row["at"] + timedelta(seconds=7))
+
+        def process2(self, row: Row, ctx: Any) -> None:
+            self.paid.value += 1
+
+        def on_timer(self, time: Any, ctx: Any) -> Row:
+            return {"key": ctx.key, "at": time, "n": self.paid.value}  # the mistake
+
+    def build(s: DataStream) -> DataStream:
+        timed = s.with_watermarks("at", WatermarkStrategy.monotonous())
+        orders, payments = timed.filter(pl.col("id") % 2 == 0), timed.filter(pl.col("id") % 2 == 1)
+        both = orders.key_by("key").connect(payments.key_by("key"))
+        return both.process(Paid(), {"key": int, "at": datetime, "n": int})
+
+    text = report_of(build)
+    assert "Nothing says which of two rows that come from different inputs comes first" in text
+    assert "And timers fire between two batches, when rows with a later time may have been processed" in text
+    assert "sets a timer of event time: ctx.timers.event_time" in text
 
 
 def test_a_function_that_fails_only_after_a_restart() -> None:

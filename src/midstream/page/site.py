@@ -92,6 +92,7 @@ FILES: Final = {
     "/actions.js": ("actions.js", "text/javascript; charset=utf-8"),
     "/findings.js": ("findings.js", "text/javascript; charset=utf-8"),
     "/graph.js": ("graph.js", "text/javascript; charset=utf-8"),
+    "/logs.js": ("logs.js", "text/javascript; charset=utf-8"),
     "/rows.js": ("rows.js", "text/javascript; charset=utf-8"),
     "/text.js": ("text.js", "text/javascript; charset=utf-8"),
     "/status.schema.json": ("status.schema.json", "application/schema+json"),

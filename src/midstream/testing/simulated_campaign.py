@@ -247,7 +247,7 @@ class Campaign:
         """The smallest schedule, and the reason."""
         self._failed(report, seed, small.verdict)
         if seed is not None:
-            self.say(f"seed {seed} fails; looking for the shortest schedule")
+            self.say(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
             small = shrink(small, self.contracts)
             report.found = small.verdict.lines()
         report.schedule = small.scenario.describe()

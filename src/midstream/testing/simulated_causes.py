@@ -6,6 +6,7 @@ named. What is in the text of its functions (`simulated_code`) then says more.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -13,7 +14,7 @@ from typing import Final
 
 from midstream.graph.logical import Node
 from midstream.operators.window_base import WindowOperator
-from midstream.testing.simulated_code import UNDECLARED, Clue, Habit, clues_of
+from midstream.testing.simulated_code import MISTAKES, UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulated_job import TAP, Place, SimulatedJob, place_of
 from midstream.testing.simulated_output import Contract, differences
 from midstream.testing.simulated_run import Ran, run_job
@@ -64,6 +65,12 @@ class Cause(Enum):
         "which of two rows that come from different inputs comes first. Keep what came first in state until the other "
         "one has come, or let a timer of event time decide."
     )
+    INPUTS_OR_TIMERS = (
+        "The result depends on what has been processed when a row of the other input, or a timer of event time, comes. "
+        "Nothing says which of two rows that come from different inputs comes first: keep what came first in state until "
+        "the other one has come. And timers fire between two batches, when rows with a later time may have been processed: "
+        "in on_timer(time), count only rows whose time is at or before `time`."
+    )
     LATE = (
         "Rows come too late: they are dropped or not, depending on how far event time has come when they are read. The "
         "watermark says that rows are out of order by less than they are. Allow more: "
@@ -85,6 +92,12 @@ class Cause(Enum):
         "depends on where batches are cut, which follows from how fast rows come. Let a timer of event time decide, or "
         "allow more: WatermarkStrategy.bounded('10 s'). If late rows may be treated either way, simulate without them: "
         "give recorded rows that are never late (--rows SOURCE=FILE), or if only columns differ, --ignore SINK=COLUMN."
+    )
+    TIMERS = (
+        "The result depends on which rows come before a timer of event time fires. Timers fire between two batches, when "
+        "the watermark has passed them, so rows with a later time may have been processed by then: how many follows from "
+        "where batches are cut. In on_timer(time), count only rows whose time is at or before `time`; keep the others, with "
+        "their times, for the timers that come."
     )
     STATE = (
         "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or doubled "
@@ -210,20 +223,26 @@ def diagnose(
 ) -> Diagnosis:
     """`failing`: a scenario in which the output differs."""
     lab = _Lab(job, contracts, parallelisms)
-    say("looking for the reason: the reference run again")
+    steps = itertools.count(1)
+    most = 1 + 3 + len(SIDE_WORDS)
+
+    def trying(what: str) -> None:
+        say(f"looking for the reason (experiment {next(steps)} of at most {most}): {what}")
+
+    trying("the reference run again")
     if lab.vary("again", AGAIN, iter([REFERENCE])):
-        return _made(lab, lab.seen["again"], Cause.RUN_TO_RUN, tuple(Habit))
+        return _made(lab, lab.seen["again"], Cause.RUN_TO_RUN, MISTAKES)
     experiments: dict[str, tuple[str, Callable[[int], Outer], Cause, tuple[Habit, ...]]] = {
         "clock": ("the time of day", lambda n: Outer(clock_s=195_145.678 * n), Cause.CLOCK, CLOCKS),
         "random": ("random numbers", lambda n: Outer(random=n), Cause.RANDOM, (Habit.RANDOM, Habit.UNSIMULATED)),
         "hash": ("hash() of text", lambda n: Outer(hash=n), Cause.HASH, (Habit.HASH,)),
     }
     for name, (what, make, cause, habits) in experiments.items():
-        say(f"looking for the reason: only {what}")
+        trying(f"only {what}")
         if lab.vary(name, what, (replace(REFERENCE, outer=make(n)) for n in range(1, TRIES[name] + 1))):
             return _made(lab, lab.seen[name], cause, habits)
     for name, what in SIDE_WORDS.items():
-        say(f"looking for the reason: only {what}")
+        trying(f"only {what}")
         lab.vary(name, what, lab.sided(name))
         if name == "order" and lab.seen:
             break  # it differs without any failure and at parallelism 1
@@ -263,7 +282,7 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
         return Diagnosis(Cause.STATE, _place(node), clues, lab.told())
     if other is Cause.ORDER and node is not None and _meets(lab, node):
         other = Cause.INPUTS
-    return Diagnosis(other, _place(node), _clues(lab, node, tuple(Habit)), lab.told())
+    return Diagnosis(other, _place(node), _clues(lab, node, MISTAKES), lab.told())
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
@@ -278,19 +297,25 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     if node is None:
         return Diagnosis(Cause.ORDER, None, [], lab.told())
     takes_batches = node.kind in BATCHES
+    timers = _clues(lab, node, (Habit.TIMER,))
     if len(node.inputs) > 1 and not takes_batches:
-        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
+        cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
+        return Diagnosis(cause, place_of(node), undeclared or timers, lab.told())
     if undeclared and not takes_batches:
         return Diagnosis(Cause.STATE, place_of(node), undeclared, lab.told())
     if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
         return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.told())
     if _meets(lab, node):
         return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
-    cause = Cause.ORDER if "cuts" not in lab.seen else Cause.CUTS if takes_batches else Cause.WATERMARKS
-    return Diagnosis(cause, place_of(node), undeclared, lab.told())
+    if "cuts" not in lab.seen or takes_batches:
+        return Diagnosis(Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, place_of(node), undeclared, lab.told())
+    looks = _clues(lab, node, (Habit.WATERMARK,))
+    cause = Cause.TIMERS if timers and not looks else Cause.WATERMARKS
+    return Diagnosis(cause, place_of(node), undeclared or looks or timers, lab.told())
 
 
 def _is_cut(lab: _Lab) -> bool:
+    """Whether it differs by what is in one batch, and not by the speed of inputs and tasks."""
     return "order" not in lab.seen
 
 

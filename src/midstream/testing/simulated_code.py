@@ -27,7 +27,12 @@ class Habit(Enum):
     HASH = "calls hash(), which differs between processes for text"
     SET = "uses a set, whose order of iteration differs between processes for text"
     EFFECT = "changes the world outside of the job"
+    TIMER = "sets a timer of event time"
+    WATERMARK = "reads the watermark"
 
+
+MISTAKES: Final = tuple(habit for habit in Habit if habit not in (Habit.TIMER, Habit.WATERMARK))
+"""What may be one in itself."""
 
 UNDECLARED: Final = (Habit.ATTRIBUTE, Habit.GLOBAL, Habit.CLOSURE, Habit.DEFAULT)
 _CHANGING: Final = frozenset(
@@ -214,9 +219,11 @@ class _Look:
             yield from self._called(node)
         elif isinstance(node, (ast.Set, ast.SetComp)):
             yield Habit.SET
-        elif isinstance(node, ast.Attribute) and node.attr == "now" and isinstance(node.value, ast.Name):
-            if node.value.id in self._contexts:
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._contexts:
+            if node.attr == "now":
                 yield Habit.CLOCK
+            elif node.attr == "watermark":
+                yield Habit.WATERMARK
 
     def _assigned(self, target: ast.expr) -> Iterator[Habit]:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -278,6 +285,8 @@ class _Look:
                 yield Habit.CLOCK
             elif function.attr == "datetime64" and _is_present(call):
                 yield Habit.REAL_CLOCK
+            elif function.attr == "event_time" and owner == "timers":
+                yield Habit.TIMER
             elif function.attr in _DRAWS and owner == "random":
                 yield Habit.RANDOM
             elif function.attr in _UNSIMULATED or (function.attr == "Random" and not call.args):

@@ -4,6 +4,7 @@ import { Actions } from "./actions.js";
 import { h, renew, s } from "./dom.js";
 import { EventTime, findings, Recovery } from "./findings.js";
 import { bar, drawEdges, drawGraph, inputsTable, shares } from "./graph.js";
+import { FailureLogs } from "./logs.js";
 import { LiveRows } from "./rows.js";
 import { clock, count, lagSeconds, NOTHING, rate, share, short, size, span, watermark } from "./text.js";
 
@@ -77,6 +78,7 @@ let rates, past, eventTime, recovery, last, lastAnswerMs, job;
 const actions = new Actions(takeToken(), { bar: byId("actions"), answers: byId("answers"), dialog: byId("dialog") });
 
 const liveRows = new LiveRows(token, byId("rows-section"), byId("rows"));
+const failureLogs = new FailureLogs(token, () => drawFailures(last));
 
 // From the link, once; then it stays with this tab and is not in the address any more.
 function takeToken() {
@@ -256,7 +258,8 @@ function drawFailures(status) {
     status.failures.map((failure) => h("article", { class: "failure", "data-key": `f${failure.at_ms} ${failure.attempt}` },
       h("p", null, h("span", { class: "small" }, `${clock(failure.at_ms)}, ${span(Math.max(0, (status.now_ms - failure.at_ms) / 1e3))} ago, attempt ${failure.attempt} `), h("span", { class: "bad-text summary" }, failure.summary)),
       failure.own_lines ? h("pre", { tabindex: 0 }, failure.own_lines) : null,
-      failure.details && failure.details.trim() !== failure.own_lines.trim() ? h("details", null, h("summary", null, "All of it"), h("pre", { tabindex: 0 }, failure.details)) : null)));
+      failure.details && failure.details.trim() !== failure.own_lines.trim() ? h("details", null, h("summary", null, "All of it"), h("pre", { tabindex: 0 }, failure.details)) : null,
+      failureLogs.of(failure))));
 }
 
 function drawSlots(status) {
@@ -276,7 +279,8 @@ function drawSlots(status) {
 }
 
 document.addEventListener("click", (event) => {
-  const { open, close, rows, name, rowsClose } = event.target.dataset ?? {};
+  const { open, close, rows, name, rowsClose, logs } = event.target.dataset ?? {};
+  if (logs !== undefined) failureLogs.look(logs);
   if (rows !== undefined) {
     liveRows.look(rows, name);
     byId("rows-section").scrollIntoView({ block: "nearest" });
