@@ -20,7 +20,7 @@ from test_kafka_records import Record
 from midstream.connectors import schema_registry
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_avro import AvroWriting
-from midstream.connectors.kafka_protobuf import ProtobufWriting, index_bytes, message_index
+from midstream.connectors.kafka_protobuf import ProtobufValues, ProtobufWriting, index_bytes, message_index
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.kafka_sink import KafkaSink
 from midstream.connectors.schema_registry import RegistrySilent, header
@@ -318,6 +318,33 @@ def test_messages_of_several_files_are_registered_with_all_of_them_and_read_agai
     assert len(registry.requests) == requests, "slots need no registry to write"
     rows, bad = split(protobuf(registry, kind), values)
     assert not bad and [row["parts"] for row in rows] == batch.column("parts").to_pylist()
+
+
+@pytest.mark.parametrize("place", ["Order", "Bill.Deep"])
+def test_what_confluents_own_serializer_writes_is_read_and_what_is_written_it_reads(registry, place):
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    money = new_file("shop/money.proto", {"Money": ["int64 cents = 1"]})
+    bill = new_file(
+        "bill.proto",
+        {"Other": ["int32 n = 1"], "Bill": ["int64 id = 1"], "Bill.Deep": ["repeated Money parts = 1"]},
+        None,
+        "shop/money.proto",
+    )
+    kind = Order if place == "Order" else message_class(place, money, bill)
+    message = Order(id=5, at={"seconds": 3}) if place == "Order" else kind(parts=[{"cents": 4}])
+    client = SchemaRegistryClient({"url": registry.url})
+    settings = {"use.deprecated.format": False}
+    theirs = ProtobufSerializer(kind, client, settings)(message, SerializationContext("t", MessageField.VALUE))
+    batch = ProtobufValues({"url": registry.url}, kind, "test").parse([theirs])
+    bound = ProtobufWriting({"url": registry.url}, kind, "u", "test").bound(batch.schema)
+    bound.register()
+    (ours,) = bound.values(batch)
+    assert ours == theirs
+    deserializer = ProtobufDeserializer(kind, settings, client)
+    assert deserializer(ours, SerializationContext("u", MessageField.VALUE)) == message
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=5))

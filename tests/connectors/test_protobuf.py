@@ -173,6 +173,17 @@ def test_enums_are_their_names_and_a_number_without_one_is_refused():
         encoded(Order, {"state": (pa.large_string(), ["GONE"])})
 
 
+def test_of_two_names_for_a_number_the_first_is_read_and_either_is_written():
+    file = new_file("a.proto", {"A": ["enum:Size s = 1"]}, {"Size": {"NONE": 0, "BIG": 1, "LARGE": 1}})
+    file.enum_type[0].options.allow_alias = True
+    aliased = message_class("A", file)
+    assert rows_of(aliased, [aliased(s=1)]) == [{"s": "BIG"}]
+    assert [each.s for each in encoded(aliased, {"s": (pa.large_string(), ["BIG", "LARGE"])})] == [1, 1]
+    plain = new_file("a.proto", {"A": ["enum:Size s = 1"]}, {"Size": {"NONE": 0, "BIG": 1}})
+    both = aliased.DESCRIPTOR, message_class("A", plain).DESCRIPTOR
+    assert mismatch(*both) == mismatch(*both[::-1]) == ""
+
+
 @pytest.mark.parametrize("data", [b"\x08", b"\x12\x05ab", b"\x12\x01\xff", b"\x3a\x02\x08", b"\xff" * 11])
 def test_bytes_that_are_no_message_are_refused(data):
     with pytest.raises(pa.ArrowInvalid, match=r"the bytes are no shop\.Order"):
@@ -237,6 +248,14 @@ PAIRS = pa.large_list(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
         ("weights", pa.large_list(pa.int32()), [1], "'weights' is large_list"),
         ("first", TEXT, "x", "'first' is large_string"),
         ("raw", TEXT, "x", "'raw' is large_string"),
+        ("first", pa.struct([]), {}, "'first' is struct<>"),
+        (
+            "at",
+            pa.timestamp("s", "UTC"),
+            253_402_300_800,
+            "'at' is 253402300800 seconds in a row, beyond what Protobuf has",
+        ),
+        ("took", pa.duration("s"), -315_576_000_001, "'took' is -315576000001 seconds in a row"),
     ],
 )
 def test_a_value_that_the_message_cannot_hold_is_refused_by_name(name, kind, value, error):
@@ -263,6 +282,37 @@ def test_columns_are_widened_and_structs_that_are_null_are_not_set():
     assert [message.HasField("first") for message in found] == [False, True]
     assert [message.HasField("big") for message in found] == [False, True]
     assert (found[0].at.seconds, found[0].at.nanos, found[1].HasField("at")) == (-1, 999_000_000, False)
+
+
+def test_of_a_oneof_one_column_has_a_value():
+    file = new_file("o.proto", {"O": ["int64 a = 1", "string b = 2", "int64 from = 3"], "P": ["O o = 1"]})
+    file.message_type[0].oneof_decl.add(name="kind")
+    for field in file.message_type[0].field[:2]:
+        field.oneof_index = 0
+    one, outer = message_class("O", file), message_class("P", file)
+    assert rows_of(one, [one(a=0), one(b="x"), one(**{"from": 3})]) == [
+        {"a": 0, "b": None, "from": 0},
+        {"a": None, "b": "x", "from": 0},
+        {"a": None, "b": None, "from": 3},
+    ]
+    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
+        "a": (pa.int64(), [0, None, None]),
+        "b": (TEXT, [None, "", None]),
+        "from": (pa.int64(), [1, 2, 3]),
+    }
+    assert [each.WhichOneof("kind") for each in encoded(one, columns)] == ["a", "b", None]
+    both = {"a": 1, "b": "x"}
+    with pytest.raises(SchemaError, match="column 'a' and 'b' both have a value in a row, and oneof 'kind' holds one"):
+        encoded(one, {"a": (pa.int64(), [1]), "b": (TEXT, ["x"])})
+    with pytest.raises(SchemaError, match=r"'o'\.'a' and 'b' both have a value"):
+        encoded(outer, {"o": (pa.struct([("a", pa.int64()), ("b", TEXT)]), [both])})
+
+
+def test_a_part_of_a_batch_is_written_as_it_is():
+    messages = [Order(id=n, lines=[{"item": str(n)}] * n, by_name={str(n): {}}, first={"item": "f"}) for n in range(5)]
+    batch = ProtobufDecoder(MessageType(Order, "test")).decode([each.SerializeToString() for each in messages])
+    encoder = ProtobufEncoder(batch.schema, MessageType(Order, "test"), "test")
+    assert [Order.FromString(value) for value in encoder.encode(batch.slice(2, 2), b"")] == messages[2:4]
 
 
 READER = ["int64 a = 1", "repeated int32 b = 2", "Inner c = 3", "enum:State d = 4"]

@@ -42,6 +42,9 @@ Fill: TypeAlias = "Callable[[pa.Array[Any]], list[Any]]"
 _PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NS: Final = 1_000_000_000
 _LEAST_NS: Final = -(2**63)
+_INSTANTS_S: Final = (-62_135_596_800, 253_402_300_799)
+"""Seconds since 1970 of the years 1 to 9999."""
+_DURATIONS_S: Final = (-315_576_000_000, 315_576_000_000)
 
 
 class ProtobufDecoder:
@@ -120,7 +123,7 @@ def _values(field: FieldDescriptor, where: str) -> Values:
     message = field.message_type
     enum = field.enum_type
     if enum is not None:
-        names = {number: value.name for number, value in enum.values_by_number.items()}
+        names = {value.number: value.name for value in reversed(enum.values)}  # of aliases the first
 
         def enums(values: list[Any]) -> pa.Array[Any]:
             try:
@@ -185,41 +188,69 @@ class ProtobufEncoder:
     def __init__(self, columns: pa.Schema, kind: MessageType, where: str) -> None:
         self.kind = kind
         self._where = where
-        self._fills = _fills(kind.descriptor, columns, f"{where}: column ", kind.name)
+        self._filled = _Filled(kind.descriptor, columns, f"{where}: column ")
 
     def encode(self, batch: pa.RecordBatch, before: bytes) -> list[bytes]:
         """A value for each row, which begins with `before`. Raises SchemaError for a value that the message cannot hold."""
-        new, names = self.kind.message, batch.schema.names
+        new = self.kind.message
         try:
-            columns = [self._fills[name](batch.column(name)) for name in names]
+            rows = self._filled.rows([batch.column(name) for name in self._filled.names])
         except pa.ArrowException as error:
             raise SchemaError(f"{self._where}: the message {self.kind.name} cannot hold a value: {error}") from error
         encoded = []
-        for row in zip(*columns, strict=True):
-            given = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        for row in rows:
             try:
-                encoded.append(before + new(**given).SerializeToString(deterministic=True))
+                encoded.append(before + new(**row).SerializeToString(deterministic=True))
             except (ValueError, TypeError) as error:
-                raise SchemaError(f"{self._where}: {given!r:.300} is no {self.kind.name}: {error}") from error
+                raise SchemaError(f"{self._where}: {row!r:.300} is no {self.kind.name}: {error}") from error
         return encoded
 
 
-def _fills(message: Descriptor, columns: Iterable[pa.Field[Any]], where: str, path: str) -> dict[str, Fill]:
-    fills: dict[str, Fill] = {}
-    for column in columns:
-        field = message.fields_by_name.get(column.name)
-        if field is None:
+class _Filled:
+    """A message, filled from columns with the names of its fields."""
+
+    def __init__(self, message: Descriptor, columns: Iterable[pa.Field[Any]], where: str) -> None:
+        """`where`: of the columns, before the name of one. Raises SchemaError for columns that do not fit."""
+        self._where = where
+        self._fills: dict[str, Fill] = {}
+        for column in columns:
+            field = message.fields_by_name.get(column.name)
+            if field is None:
+                raise SchemaError(
+                    f"{where}{column.name!r}: the message {message.full_name} has no such field; it has "
+                    f"{', '.join(each.name for each in message.fields)}. Rename the column, or leave it out with select()"
+                )
+            self._fills[column.name] = _fill(field, column.type, f"{where}{column.name!r}")
+        missing = [each.name for each in message.fields if each.is_required and each.name not in self._fills]
+        if missing:
             raise SchemaError(
-                f"{where}{column.name!r}: the message {message.full_name} has no such field; it has "
-                f"{', '.join(each.name for each in message.fields)}. Rename the column, or leave it out with select()"
+                f"{where.removesuffix('column ')}the message {message.full_name} requires {', '.join(missing)}, and there is "
+                "no such column"
             )
-        fills[column.name] = _fill(field, column.type, f"{where}{column.name!r}")
-    missing = [each.name for each in message.fields if each.is_required and each.name not in fills]
-    if missing:
-        raise SchemaError(
-            f"{where.removesuffix('column ')}the message {path} requires {', '.join(missing)}, and there is no such column"
-        )
-    return fills
+        oneofs = {
+            oneof.name: [each.name for each in oneof.fields if each.name in self._fills] for oneof in message.oneofs
+        }
+        self._oneofs = {name: fields for name, fields in oneofs.items() if len(fields) > 1}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._fills)
+
+    def rows(self, columns: Iterable[pa.Array[Any]]) -> list[dict[str, Any]]:
+        """What the message's constructor takes for each row; `columns` are those of `names`."""
+        filled = [fill(column) for fill, column in zip(self._fills.values(), columns, strict=True)]
+        rows = [
+            {name: value for name, value in zip(self._fills, row, strict=True) if value is not None}
+            for row in zip(*filled, strict=True)
+        ]
+        for oneof, names in self._oneofs.items():
+            for row in rows:
+                there = [name for name in names if name in row]
+                if len(there) > 1:
+                    raise SchemaError(
+                        f"{self._where}{there[0]!r} and {there[1]!r} both have a value in a row, and oneof {oneof!r} holds one"
+                    )
+        return rows
 
 
 def _fill(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
@@ -314,16 +345,16 @@ def _fill_value(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
     if message.full_name in (TIMESTAMP, DURATION):
         is_instant = message.full_name == TIMESTAMP
         if is_instant and pa.types.is_timestamp(kind) and kind.tz is not None:
-            return _fill_time(_PER_S[kind.unit], floors=True)
+            return _fill_time(_PER_S[kind.unit], _INSTANTS_S, where)
         if not is_instant and pa.types.is_duration(kind):
-            return _fill_time(_PER_S[kind.unit], floors=False)
+            return _fill_time(_PER_S[kind.unit], _DURATIONS_S, where)
         raise _misfit(field, kind, where)
     if is_wrapper(message):
         fill = _fill_scalar(message.fields_by_name["value"], kind, where)
         return lambda column: [None if value is None else {"value": value} for value in fill(column)]
-    if not types.is_struct(kind):
+    if not types.is_struct(kind) or not kind.num_fields:
         raise _misfit(field, kind, where)
-    fills = _fills(message, kind, f"{where}.", message.full_name)
+    filled = _Filled(message, kind, f"{where}.")
 
     def structs(column: pa.Array[Any]) -> list[Any]:
         assert is_struct_array(column), column.type
@@ -331,10 +362,7 @@ def _fill_value(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
         # what is within a struct that is null is of no value, so it is not looked at
         kept = column.filter(there)
         assert is_struct_array(kept), kept.type
-        rows = zip(*(fill(kept.field(name)) for name, fill in fills.items()), strict=True)
-        made = iter(
-            [{name: value for name, value in zip(fills, row, strict=True) if value is not None} for row in rows]
-        )
+        made = iter(filled.rows([kept.field(name) for name in filled.names]))
         return [next(made) if each else None for each in there.to_pylist()]
 
     return structs
@@ -376,19 +404,25 @@ def _fill_scalar(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
     return scalars
 
 
-def _fill_time(per_s: int, *, floors: bool) -> Fill:
+def _fill_time(per_s: int, limits_s: tuple[int, int], where: str) -> Fill:
     """Seconds and nanoseconds; of an instant the nanoseconds are never negative, of a duration they have its sign."""
-    in_ns = _NS // per_s
+    in_ns, (least_s, most_s) = _NS // per_s, limits_s
 
     def times(column: pa.Array[Any]) -> list[Any]:
         found: list[Any] = []
         for value in column.cast(pa.int64()).to_pylist():
             if value is None:
                 found.append(None)
-            elif floors or value >= 0:
-                found.append({"seconds": value // per_s, "nanos": value % per_s * in_ns})
+                continue
+            if limits_s is _INSTANTS_S or value >= 0:
+                seconds, nanos = value // per_s, value % per_s * in_ns
             else:
-                found.append({"seconds": -(-value // per_s), "nanos": -(-value % per_s) * in_ns})
+                seconds, nanos = -(-value // per_s), -(-value % per_s) * in_ns
+            if not least_s <= seconds <= most_s:
+                raise SchemaError(
+                    f"{where} is {seconds} seconds in a row, beyond what Protobuf has ({least_s} to {most_s})"
+                )
+            found.append({"seconds": seconds, "nanos": nanos})
         return found
 
     return times

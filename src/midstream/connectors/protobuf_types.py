@@ -241,12 +241,13 @@ def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tupl
 
 def _enum_mismatch(writer: EnumDescriptor, reader: EnumDescriptor) -> str:
     """Numbers that the reader does not have are refused value by value, but for those of closed enums, which a parser hides."""
-    for number, value in writer.values_by_number.items():
-        known = reader.values_by_number.get(number)
-        if known is None and reader.is_closed:
-            return f"may be {value.name} ({number}), which the reader's enum {reader.full_name} does not have"
-        if known is not None and value.name not in {each.name for each in reader.values if each.number == number}:
-            return f"was written with {value.name} for {number}, which the reader's enum {reader.full_name} calls {known.name}"
+    for number in writer.values_by_number:
+        written = [value.name for value in writer.values if value.number == number]
+        known = [value.name for value in reader.values if value.number == number]
+        if not known and reader.is_closed:
+            return f"may be {written[0]} ({number}), which the reader's enum {reader.full_name} does not have"
+        if known and not set(known) & set(written):
+            return f"was written with {written[0]} for {number}, which the reader's enum {reader.full_name} calls {known[0]}"
     return ""
 
 
