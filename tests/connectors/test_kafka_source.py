@@ -316,7 +316,7 @@ def test_text_must_be_utf_8(kafka):
     [
         ({"schema": None}, "format='json' needs schema="),
         ({"format": "bytes", "schema": SCHEMA}, "schema= is for json, csv and avro"),
-        ({"format": "xml"}, "format 'xml' is not one of json, csv, avro, bytes, text"),
+        ({"format": "xml"}, "format 'xml' is not one of json, csv, avro, protobuf, bytes, text"),
         ({"bad_records_max": (1, 10)}, "bad_records_max= is for on_bad_record='drop'"),
         ({"start": "beginning"}, "start 'beginning' is not 'earliest'"),
         ({"start": datetime(2024, 1, 1)}, "a datetime with a time zone"),
