@@ -297,6 +297,18 @@ def test_only_as_many_are_kept_as_configured_and_shared_files_live_as_long_as_re
     assert written == {1, 3, 4}  # 1 is still referenced by the later ones, 2 by nobody
 
 
+def test_the_trigger_says_which_checkpoint_has_completed() -> None:
+    bench = Bench(retained_checkpoints=1).run()
+    bench.checkpoint()
+    bench.ask(m.DoCheckpoint())
+    bench.say(READ1, m.CheckpointDecline(0, 2, READ1, "io error", True))
+    bench.wait(0.2)
+    bench.checkpoint()
+    bench.ask(m.DoCheckpoint())
+    sent = [message for _, message in bench.sent if isinstance(message, m.TriggerCheckpoint)]
+    assert {(trigger.checkpoint_id, trigger.completed_id) for trigger in sent} == {(1, 0), (2, 1), (3, 1), (4, 3)}
+
+
 def test_a_checkpoint_that_refers_to_a_file_already_dropped_is_not_made() -> None:
     bench = Bench(retained_checkpoints=1).run()
     for n in (1, 2):

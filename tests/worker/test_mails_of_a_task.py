@@ -14,10 +14,11 @@ from midstream.core.elements import CheckpointBarrier
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
-from midstream.operators.base import OperatorContext, Output
+from midstream.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
+from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 from recovering import Steps
 
@@ -65,7 +66,9 @@ class AlwaysDue(Stateless):
 class Slot:
     """Runs the steps of one task for as long as it wants to be run."""
 
-    def __init__(self, storage: Storage | None = None, operators: tuple[OperatorSpec, ...] = ()) -> None:
+    def __init__(
+        self, storage: Storage | None = None, operators: tuple[OperatorSpec, ...] = (), inline_bytes_max: int = 2**16
+    ) -> None:
         self.is_scheduled = False
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
@@ -77,7 +80,7 @@ class Slot:
             executor=self.io,
             ids=CountingIds(),
             storage=storage,
-            inline_bytes_max=2**16,
+            inline_bytes_max=inline_bytes_max,
             send=self.sent.append,
             schedule=self.schedule,
         )
@@ -162,6 +165,43 @@ def test_a_task_that_has_joined_the_next_checkpoint_before_it_hears_of_the_final
         slot.run()
     slot.run()
     assert [type(message) for message in slot.sent[-3:]] == [m.CheckpointAck, m.CheckpointAck, m.TaskFinished]
+
+
+class Unchanged(AlwaysDue):
+    """Its state is one chunk, always the same."""
+
+    def _wake(self) -> None:
+        pass
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        chunk = Chunk("c", pa.table({"n": [1]}))
+        return Snapshot(SnapshotResult({"all": StatePart(Redistribute.SPLIT, (chunk,))}))
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_snapshot_refers_to_the_newest_checkpoint_that_had_completed_when_it_was_triggered(is_heard: bool) -> None:
+    """The barrier may come before the coordinator's own word, and what older checkpoints hold may be gone by then."""
+    slot = Slot(MemoryStorage(), (OperatorSpec("same", "same", Unchanged("same", Silent.schema)),), 0)
+
+    def file_of(checkpoint_id: int, completed_id: int) -> str:
+        slot.task.trigger_checkpoint(CheckpointBarrier(checkpoint_id, 0, completed_id=completed_id))
+        slot.run()
+        while slot.io.run_io():
+            slot.run()
+        ack = slot.sent[-1]
+        assert isinstance(ack, m.CheckpointAck) and ack.checkpoint_id == checkpoint_id
+        return ack.operators[-1].parts[0].chunks[0].file
+
+    first = file_of(1, 0)
+    second = file_of(2, 0)
+    assert first != second, "of the first it was not known yet that it had completed"
+    if is_heard:
+        slot.task.checkpoint_completed(1)
+        slot.task.checkpoint_completed(2)
+    assert file_of(3, 2) == second
+    slot.task.checkpoint_completed(1)
+    slot.task.checkpoint_completed(2)
+    assert file_of(4, 3) == second
 
 
 class Asks(AlwaysDue):

@@ -290,7 +290,9 @@ class Checkpoints:
         timeout_s = self._plan.config.aligned_timeout_s
         overtake_ms = None if timeout_s is None or must_align else round(timeout_s * 1000)
         for slot, refs in by_slot.items():
-            trigger = TriggerCheckpoint(attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, is_stop)
+            trigger = TriggerCheckpoint(
+                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, is_stop, self._newest_id
+            )
             self._effects.send(slot, trigger)
         timeout_s = self._plan.config.checkpoint_timeout_s
         expired = partial(self._expired, checkpoint_id, timeout_s)

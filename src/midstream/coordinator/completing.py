@@ -100,8 +100,8 @@ def channels_of(acks: Mapping[TaskId, CheckpointAck]) -> tuple[ChannelState, ...
 def refusal(operators: Iterable[OperatorState], channel_files: Set[str], readable: Set[str]) -> str:
     """Why these states cannot make a checkpoint that may be restored; "" if they can.
 
-    `readable`: files that retained checkpoints hold or that were written for this one. A task whose
-    word of a completed checkpoint is late may refer to a chunk of one that is already being deleted.
+    `readable`: files that retained checkpoints hold or that were written for this one. Barriers say
+    which checkpoint has completed, so no task should refer to anything else; should one, nothing is lost.
     """
     for op in operators:
         if op.finished and not op.fully_finished:

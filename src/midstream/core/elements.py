@@ -34,12 +34,15 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """Separates the rows of checkpoint `checkpoint_id` from those after it.
 
     `created_ms` is the wall clock of the coordinator when it triggered. `timeout_ms` later, at once
-    if that is 0, never if it is None, the barrier may overtake the rows before it.
+    if that is 0, never if it is None, the barrier may overtake the rows before it. `completed_id` is
+    the newest checkpoint that had completed then, 0 if none had: `CheckpointCompleted` may come later
+    than the barrier, and what older checkpoints hold may be deleted as soon as a newer one has completed.
     """
 
     checkpoint_id: int
     created_ms: int
     timeout_ms: int | None = None
+    completed_id: int = 0
 
 
 class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):

@@ -167,6 +167,8 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     """See `core.elements.CheckpointBarrier`."""
     stops: bool = False
     """The job stops with it: sources emit nothing behind it, unless it is aborted."""
+    completed_id: int = 0
+    """See `core.elements.CheckpointBarrier`."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="completed"):

@@ -12,7 +12,7 @@ from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
-from midstream.worker import snapshots
+from midstream.worker import slot, snapshots
 from midstream.worker.checkpoints import TaskCheckpoints
 
 
@@ -287,6 +287,15 @@ def chunks_of_an_aborted_checkpoint() -> Replacements:
     return [(snapshots.TaskSnapshots, "_acknowledge", acknowledge)]
 
 
+def barrier_says_nothing_of_completed_ones() -> Replacements:
+    """Tasks learn that a checkpoint has completed from the coordinator alone, be it after the next barrier."""
+
+    def silent(checkpoint_id: int, created_ms: int, timeout_ms: int | None, _: int) -> CheckpointBarrier:
+        return CheckpointBarrier(checkpoint_id, created_ms, timeout_ms)
+
+    return [(slot, "CheckpointBarrier", silent)]
+
+
 def acknowledged_out_of_order() -> Replacements:
     """A snapshot that is stored is acknowledged although an older one is not."""
 
@@ -362,6 +371,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "chunks_of_an_aborted_checkpoint": Mutation(
         "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
+    ),
+    "barrier_says_nothing_of_completed_ones": Mutation(
+        "a snapshot refers to what an older checkpoint has, though a newer one has completed",
+        barrier_says_nothing_of_completed_ones,
+        scenarios.barriers_first,
     ),
     "acknowledged_out_of_order": Mutation(
         "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.thawing

@@ -59,6 +59,13 @@ def hanging(seed: int) -> Scenario:
     )
 
 
+def barriers_first(seed: int) -> Scenario:
+    """Barriers are faster than the word that the checkpoint before has completed, and only one is kept."""
+    drawn = draw(seed, topology="keyed", parallelism=4, faults=(), rows=200)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=100)
+    return replace(drawn, tempo=tempo, interval_s=0.001, min_pause_s=0.0, retained=1, aligned_timeout_s=0.0)
+
+
 def poisoned(seed: int) -> Scenario:
     """One row after the other fails in a function, and checkpoints complete in between."""
     drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())

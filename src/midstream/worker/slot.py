@@ -164,8 +164,8 @@ class SlotMachine:
         match message:
             case m.Start(_, peers):
                 self._start(peers)
-            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, stops):
-                barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms)
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, stops, completed_id):
+                barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id)
                 for ref in tasks:
                     self._task(ref).trigger_checkpoint(barrier, stops=stops)
             case m.CheckpointCompleted(_, checkpoint_id):

@@ -172,6 +172,7 @@ class TaskSnapshots:
             self._acknowledge_in_order()
 
     def completed(self, checkpoint_id: int) -> None:
+        """Told at the latest by the barrier of the next one: its snapshot refers to what this one has, to nothing older."""
         for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
             snapshot = self._unconfirmed.pop(known)
             if known == checkpoint_id:

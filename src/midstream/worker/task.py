@@ -547,6 +547,7 @@ class Task:
     def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Every operator's state and event time, as of this point between two slices."""
         checkpoint_id = barrier.checkpoint_id
+        self._snapshots.completed(barrier.completed_id)
         finished = self.state is TaskState.FINISHING
         if finished and self._final_checkpoint is None:
             self._final_checkpoint = checkpoint_id
