@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,6 +21,7 @@ from midstream.runtime.processes import ProcessSlots
 from sample_status import sample
 from waiting import until
 
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 DONE = CheckpointStatus(4, "completed", 1_000, 200, 5_000, "", 70, 40.0, 30, 6, 6, "write/1")
 FAILED = CheckpointStatus(5, "failed", 2_000, 500, 0, "the disk is full", tasks=6, tasks_done=2, last="read/0")
 UNDER_WAY = CheckpointStatus(6, "in_progress", 3_000, 10, 0)
@@ -178,6 +180,27 @@ def test_spans_of_a_real_job_reach_a_collector(collected: Any, monkeypatch: pyte
         assert attribute(children["subtasks"], "midstream.checkpoint.last_subtask")
         assert checkpoint.start_time_unix_nano == children["subtasks"].start_time_unix_nano
         assert checkpoint.end_time_unix_nano == children["metadata"].end_time_unix_nano
+
+
+def test_spans_of_the_function_that_the_page_shows_reach_a_collector(
+    collected: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    address, spans = collected
+    (example,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", MONITORING.read_text(), re.S)
+        if "OTLPSpanExporter" in block
+    ]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(example.replace("...", 'return {"customer": row["customer"]}'), names)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
+    env = Environment(parallelism=2, name="enriched", checkpoint_dir=tmp_path / "state", checkpoint_interval=None)
+    customers = env.generate(lambda i: {"customer": i % 5}, count=20)
+    customers.key_by("customer").process(names["Enrich"](), {"customer": int}).print()
+    env.execute(slots=ProcessSlots())
+    assert sorted(attribute(span, "customer") for span in spans) == sorted(4 * [0, 1, 2, 3, 4])
+    assert {span.name for span in spans} == {"call model"}
 
 
 def test_a_failure_is_an_exception_of_its_span(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from midstream.protocol.bottleneck import uneven
 from midstream.protocol.job_status import (
     CheckpointStatus,
     FlowStatus,
+    GaugeStatus,
     HeldBackStatus,
     JobStatus,
     OperatorStatus,
@@ -210,6 +211,21 @@ def test_watermarks_are_moments_where_a_calendar_reaches(mark, expected):
 )
 def test_rates_are_short(number, expected):
     assert text.short(number) == expected
+
+
+def test_what_functions_count_is_shown(status):
+    read = status.vertices[0]
+    parse = msgspec.structs.replace(
+        read.operators[1],
+        counters={"calls": 1_204, "cost": 0.1 + 0.2},
+        gauges={"depth": GaugeStatus(1, 2, 3), "same": GaugeStatus(4, 4, 4)},
+    )
+    many = msgspec.structs.replace(read.operators[0], counters={f"c{i}": i for i in range(10)})
+    vertices = (msgspec.structs.replace(read, operators=(many, parse)), *status.vertices[1:])
+    shown = render(job_view(msgspec.structs.replace(status, vertices=vertices)))
+    assert "metrics of parse [bold]x[/]: calls 1,204, cost 0.3, depth 3 (1 to 2), same 4" in shown
+    assert "metrics of read: c0 0, c1 1, c2 2, c3 3, c4 4, c5 5, c6 6, c7 7, 2 more (--json)" in shown
+    assert "metrics of" not in render(job_view(status))
 
 
 def test_rows_dropped_as_late_are_seen_wherever_one_looks(status):

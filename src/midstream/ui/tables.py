@@ -39,6 +39,8 @@ SLOW_MS = 2000
 ALIGNMENT_MS = 100
 """From so long on it is said that a checkpoint's barriers had to be waited for."""
 WARNINGS_MAX = 3
+USER_METRICS_MAX = 8
+"""So many metrics of a function are shown; `--json` has all."""
 
 
 def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: bool = True) -> RenderableType:
@@ -306,6 +308,7 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
                 line.append(": ", style="yellow")
                 line.append(text.printable(last.summary), style="red")
         facts.append(line)
+    facts += _user_metrics(status)
     facts += _unevenness(status)
     facts += [Text(line, style="yellow") for line in held_back_lines(status)]
     facts += [Text(text.printable(wait.sentence), style="yellow") for wait in status.waiting]
@@ -313,6 +316,22 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
         Text(f"warning: {text.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]
     ]
     return facts
+
+
+def _user_metrics(status: JobStatus) -> list[Text]:
+    """What the functions of operators have counted: a line for each operator that has counters or gauges."""
+    names = names_shown(status)
+    lines = []
+    for operator in [operator for vertex in status.vertices for operator in vertex.operators]:
+        shown = [f"{name} {text.figure(value)}" for name, value in operator.counters.items()]
+        for name, gauge in operator.gauges.items():
+            spread = "" if gauge.min == gauge.max else f" ({text.figure(gauge.min)} to {text.figure(gauge.max)})"
+            shown.append(f"{name} {text.figure(gauge.sum)}{spread}")
+        if shown:
+            more = len(shown) - USER_METRICS_MAX
+            shown = shown[:USER_METRICS_MAX] + ([f"{more} more (--json)"] if more > 0 else [])
+            lines.append(Text(text.printable(f"metrics of {names[operator.uid]}: {', '.join(shown)}"), style="dim"))
+    return lines
 
 
 def _slot_sizes(status: JobStatus) -> list[str]:

@@ -17,6 +17,12 @@ def rows(count: int) -> str:
     return f"{count:,}"
 
 
+def figure(number: float) -> str:
+    """Six digits of a fraction, all of a whole number: 1,204, 0.333333, 1.5e+20."""
+    is_whole = float(number).is_integer() and abs(number) < 2**53
+    return f"{int(number):,}" if is_whole else f"{number:,.6g}"
+
+
 def short(number: float) -> str:
     """Three or four characters and a unit: 950, 12.4 k, 3.1 M."""
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
