@@ -168,7 +168,10 @@ def test_a_decline_aborts_and_deletes_what_was_written() -> None:
     assert "the disk is full" in bench.replies[client].error
     assert bench.status.checkpoints_failed == 1
     failed = bench.status.checkpoints[0]
-    assert failed.reason == "the disk is full" and (failed.state_bytes, failed.in_flight_bytes) == (0, 0)
+    assert failed.reason == "read (subtask 1): the disk is full" and (failed.state_bytes, failed.in_flight_bytes) == (
+        0,
+        0,
+    )
     assert bench.state == "running"
 
 

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_fails_leaves_the_job_as_it_was() -> None:
     bench.connect()
     bench.say(TaskId(0, 0), m.CheckpointDecline(0, 1, TaskId(0, 0), "the disk is full", True))
     assert bench.replies[client].error == (
-        "not rescaled to parallelism 3, the job goes on at 2: checkpoint 1 failed: the disk is full"
+        "not rescaled to parallelism 3, the job goes on at 2: checkpoint 1 failed: read (subtask 0): the disk is full"
     )
     assert bench.state == "running"
     assert bench.attempt == 0

@@ -165,7 +165,7 @@ def test_the_end_of_the_job_does_not_wait_for_a_place_to_be_given_back_before_it
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
     assert client not in bench.replies
     bench.fail(READ0, fatal=True)
-    assert bench.replies[client].error == "no savepoint was made: checkpoint 1 failed: no space left"
+    assert bench.replies[client].error == "no savepoint was made: checkpoint 1 failed: read (subtask 0): no space left"
     bench.release("savepoint-discard")
     assert bench.ended is not None and bench.elsewhere[SAVED].files == {}
 
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_fails_makes_no_savepoint() -> None:
     bench = Bench().run()
     client = bench.ask(m.DoSavepoint(SAVED))
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
-    assert bench.replies[client].error == "no savepoint was made: checkpoint 1 failed: no space left"
+    assert bench.replies[client].error == "no savepoint was made: checkpoint 1 failed: read (subtask 0): no space left"
     assert bench.elsewhere[SAVED].files == {} and bench.state == "running"
 
 
@@ -236,7 +236,7 @@ def test_a_stop_whose_checkpoint_fails_gives_the_place_back() -> None:
     bench = Bench().run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
-    assert "checkpoint 1 failed: no space left; the job runs on" in bench.replies[client].error
+    assert "checkpoint 1 failed: read (subtask 0): no space left; the job runs on" in bench.replies[client].error
     assert bench.state == "running" and bench.elsewhere[SAVED].files == {}
     assert bench.messages(m.StopFailed) == []  # the abort of the checkpoint says it
 

@@ -259,7 +259,7 @@ def test_a_skewed_key_shows_its_subtask_and_the_job_can_be_helped_by_buttons(
 ):
     job = start(watched_jobs.skewed(tmp_path), running)
     tab = opened(tabs, browser, job, viewport={"width": 1280, "height": 830})
-    tab.shows("#findings", r"Bottleneck: process\. It is busy")
+    tab.shows("#findings", r"Bottleneck: process\. Its busiest subtask is busy")
     tab.shows("#findings", r"Only subtask [01] of process is that busy.*It has taken \d+\s%")
     tab.shows(".task.slow .tag.bad", r"bottleneck: subtask [01]")
     slow = re.search(r"subtask (\d)", tab.page.locator(".task.slow .tag.bad").inner_text())
@@ -304,7 +304,7 @@ def test_the_split_that_holds_event_time_back_is_named(
 ):
     job = start(watched_jobs.split_behind(tmp_path), running)
     tab = opened(tabs, browser, job, viewport={"width": 1280, "height": 830})
-    far = r"Event time of .* is held back by orders, subtask [01], split orders-3: 14 min \d+ s behind the furthest"
+    far = r"Event time of .* is held back by orders, subtask [01], split orders-3: 14 min \d+ s behind the input, subtask or split that has come furthest"
     tab.shows("#findings", far)
     held = job.status().vertices[1].held_back
     assert held is not None and held.split == "orders-3" and held.name == "orders"
@@ -361,7 +361,7 @@ def test_a_slow_sink_is_named_and_why_no_checkpoint_completes(
 ):
     job = start(watched_jobs.slow_sink(tmp_path), running)
     tab = opened(tabs, browser, job, viewport={"width": 390, "height": 844}, color_scheme="dark")
-    tab.shows("#findings", r"Bottleneck: archive\. .*what feeds it waits.*times as fast")
+    tab.shows("#findings", r"Bottleneck: archive\. .*the operators before it wait.*times as fast")
     tab.shows(".task.slow", "archive")
     tab.shows(
         "#findings", r"checkpoints? (have|has) failed: not complete within 1 s: no answer from .*archive \(subtask"
@@ -376,7 +376,7 @@ def test_a_slow_sink_is_named_and_why_no_checkpoint_completes(
     assert job.page is not None
     reader = Tab(browser, job.page.partition("#")[0])
     tabs.append(reader)
-    reader.shows("#actions", "need the token")
+    reader.shows("#actions", "link with the token")
     assert reader.page.get_by_role("button", name="Stop", exact=True).is_disabled()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,12 +13,14 @@ import numpy as np
 import pytest
 
 from jobs import NumbersJob
+from midstream import Environment, KeyedProcessFunction, ValueState, fixed_restarts
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import JobError, StorageError
 from midstream.runtime import registry
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotLaunch
+from midstream.worker.task import Task
 from waiting import alive, until
 
 
@@ -61,6 +65,30 @@ def test_after_a_users_exception_the_job_goes_on_from_its_checkpoint(running: li
     status = start(running, numbers).wait(60)
     assert status.state == "finished" and status.restarts == 1
     assert numbers.numbers() == list(range(200_000))
+
+
+def test_a_slot_keeps_nothing_of_older_attempts(tmp_path: Path) -> None:
+    """Tasks and their state refer to each other: left to Python's collector they stay for dozens of restarts."""
+
+    class Fails(KeyedProcessFunction):
+        held = ValueState(default=0)
+
+        def open(self, context: Any) -> None:
+            attempts = {task._attempt for task in gc.get_objects() if type(task) is Task}
+            with (tmp_path / "attempts").open("a") as file:
+                file.write(f"{sorted(attempts)}\n")
+
+        def process(self, row: dict[str, Any], ctx: Any) -> None:
+            self.held.value = row["n"]
+            if row["n"] == 100:
+                raise ValueError("always")
+
+    env = Environment("failing", parallelism=1, checkpoint_dir=tmp_path / "state", restart=fixed_restarts(5, "10 ms"))
+    env.generate(lambda i: {"n": i}, count=200).key_by("n").process(Fails(), {"n": int}).print()
+    with pytest.raises(JobError, match="always"):
+        env.execute(slots=ProcessSlots())
+    attempts = [json.loads(line) for line in (tmp_path / "attempts").read_text().splitlines()]
+    assert attempts == [[0], [1], [2], [3], [4], [5]]
 
 
 def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Path) -> None:

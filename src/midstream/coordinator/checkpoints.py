@@ -331,7 +331,8 @@ class Checkpoints:
         pending = self.pending
         if pending is None or pending.publishing or pending.checkpoint_id != message.checkpoint_id:
             return
-        self._abort(pending, message.reason, counts=message.counts, retry=not message.counts)
+        reason = f"{self._task_names([message.task])}: {message.reason}" if message.counts else message.reason
+        self._abort(pending, reason, counts=message.counts, retry=not message.counts)
 
     def task_finished(self, ref: TaskId) -> None:
         """It ended while the trigger was on its way: it will never acknowledge."""

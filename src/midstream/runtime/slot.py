@@ -10,6 +10,7 @@ its tasks are cancelled, its sockets closed and its I/O threads joined before `r
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -32,6 +33,7 @@ from midstream.protocol.messages import (
     SLOT_WAITS_MAX,
     WAIT_CHARS_MAX,
     Cancel,
+    Deploy,
     FromSlot,
     Heartbeat,
     Logged,
@@ -205,6 +207,10 @@ class _SlotProcess:
         else:
             if isinstance(message, Cancel):
                 self._report()  # the last figures of tasks that end with it
+            if isinstance(message, Deploy):
+                # The tasks of the attempt before, with their state, refer to each other. Python's collector looks at
+                # what is old only once much more has become old, so with every restart a job would need more memory.
+                gc.collect()
             self._machine.handle(message)
 
     def _begin(self, welcome: Welcome) -> None:

@@ -212,7 +212,7 @@ class TaskSnapshots:
         error = stored.error or in_flight.error
         if error is not None:
             files = stored.files + in_flight.files
-            self.decline(checkpoint_id, f"task {self._task}: {error}", counts=True, files=files)
+            self.decline(checkpoint_id, str(error), counts=True, files=files)
             return
         parts = dict(stored.parts)
         prepared = dict(stored.committables)

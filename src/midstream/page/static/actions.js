@@ -25,7 +25,7 @@ export class Actions {
   draw(status) {
     const ended = ["finished", "stopped", "failed", "lost"].includes(status.state);
     this.parallelism = Math.max(1, ...status.vertices.map((vertex) => vertex.parallelism));
-    const why = this.token === null ? "These need the token: open the link that midstream run has printed, or midstream status prints" : null;
+    const why = this.token === null ? "To use these, open the link with the token that midstream run or midstream status prints" : null;
     renew(this.elements.bar, ended ? [] : ACTIONS.map(({ action, name }) => h("button", { type: "button", "data-action": action, disabled: this.token === null, title: why }, name)),
       !ended && why ? h("p", { class: "small" }, `${why}.`) : null);
     this.drawAnswers();

@@ -86,6 +86,8 @@ export function findings(status, eventTime, recovery) {
 
   if (recovery.sentence()) say("info", recovery.sentence());
 
+  // Before the bottleneck: operators may be busy, but this is why there are no results.
+  if (status.state === "running") farBehind(status, standingStill(status, eventTime, say), say);
   bottleneck(status, say);
 
   const failedLast = status.checkpoints.find((one) => one.state !== "in_progress");
@@ -100,7 +102,6 @@ export function findings(status, eventTime, recovery) {
 
   growingState(status, say);
   littleMemory(status, say);
-  if (status.state === "running") farBehind(status, standingStill(status, eventTime, say), say);
   for (const warning of status.warnings.slice(-5)) say("warn", warning);
   if (!found.length) say("good", "Nothing: no operator holds up the others, nothing is waited for, nothing has failed.");
   return found;
@@ -115,11 +116,12 @@ function bottleneck(status, say) {
   }
   const vertex = status.vertices.find((each) => each.id === slow.vertex);
   const fed = status.edges.some(([, target]) => target === slow.vertex);
-  const waits = fed ? "and what feeds it waits for it" : "and nothing after it is slower";
-  const operator = slow.operator ? ` ${share(slow.work)} of that is the work of ${slow.operator}.` : "";
+  const waits = fed ? "and the operators before it wait for it" : "and the operators after it have time to spare";
+  const operator = slow.operator ? ` ${slow.operator} accounts for ${share(slow.work)} of that.` : "";
   const factor = slow.factor === null ? "" : `; to keep up with what could come, it would have to be about ${slow.factor < 10 ? slow.factor.toFixed(1) : Math.round(slow.factor)} times as fast`;
   const slot = slow.busy < 0.7 && slow.slot_busy >= 0.8 ? ` (and its slot, which also runs other tasks, ${share(slow.slot_busy)})` : "";
-  say("bad", `Bottleneck: ${slow.name}. It is busy ${share(slow.busy)} of the time${slot}, ${waits}${factor}.${operator}`);
+  const who = vertex.parallelism > 1 ? "Its busiest subtask" : "It";
+  say("bad", `Bottleneck: ${slow.name}. ${who} is busy ${share(slow.busy)} of the time${slot}, ${waits}${factor}.${operator}`);
   if (slow.subtask !== null) {
     const busiest = vertex.subtasks.find((each) => each.subtask === slow.subtask);
     const others = (vertex.busy * vertex.parallelism - busiest.busy) / (vertex.parallelism - 1);
@@ -127,15 +129,17 @@ function bottleneck(status, say) {
     const taken = rows ? ` It has taken ${share(busiest.rows_in / rows)} of the rows: many have the same key.` : "";
     say("bad", `Only subtask ${slow.subtask} of ${slow.name} is that busy; ${vertex.parallelism === 2 ? "the other one is" : `the other ${vertex.parallelism - 1} are on average`} ${share(others)} busy.${taken}`);
   }
-  if (slow.multiplier) say("warn", `${slow.multiplier} gives out ${slow.multiplied.toFixed(1)} rows for each that it takes in: that is much of the work behind it.`);
+  if (slow.multiplier) say("warn", `${slow.multiplier} gives out ${slow.multiplied.toFixed(1)} rows for each that it takes in: that is much of the work of the operators after it.`);
 }
 
 function waitsFor(status, held) {
   const subtask = status.vertices.find((each) => each.id === held.vertex).parallelism > 1 ? `, subtask ${held.subtask}` : "";
   const split = held.split ? `, split ${held.split}` : "";
-  const how = held.watermark_us !== null ? `${span(held.behind_us / 1e6)} behind the furthest` : held.split ? "no row of it has come" : "no watermark of it has come";
+  const how = held.watermark_us !== null ? `${span(held.behind_us / 1e6)} behind the input, subtask or split that has come furthest` : held.split ? "no row of it has come" : "no watermark of it has come";
   return `${held.name}${subtask}${split}: ${how}`;
 }
+
+const REMEDY = "If no rows come there, set idle_after in its watermark strategy; if they do, their event times do not advance.";
 
 const heldKey = (held) => JSON.stringify([held.vertex, held.subtask, held.split]);
 
@@ -147,7 +151,7 @@ function farBehind(status, said, say) {
     const held = vertex.held_back;
     if (held === null || held.watermark_us === null || held.behind_us < FAR_S * 1e6 || said.has(heldKey(held))) continue;
     said.add(heldKey(held));
-    say("warn", `Event time of ${vertex.name} is held back by ${waitsFor(status, held)}. The rows of the others wait in state meanwhile.`);
+    say("bad", `Event time of ${vertex.name} is held back by ${waitsFor(status, held)}. Windows and timers wait for it, and the rows of the other inputs stay in state until then. ${REMEDY}`);
   }
 }
 
@@ -162,7 +166,7 @@ function standingStill(status, eventTime, say) {
     if (held !== null) said.add(heldKey(held));
     const holds = held !== null ? `; it is held back by ${waitsFor(status, held)}` : marks.length > 1 && marks[0].watermark_us < marks[marks.length - 1].watermark_us ? `; subtask ${marks[0].subtask} holds it back` : "";
     const lag = lagSeconds(vertex.watermark_us, status.now_ms);
-    say("warn", `Event time stands still at ${vertex.name}, for ${span(eventTime.stillSeconds(vertex, status.now_ms))} at least, although rows come${lag === null ? "" : ` (${span(lag)} behind)`}${holds}. No window after it has a result meanwhile.`);
+    say("bad", `Event time stands still at ${vertex.name}, for ${span(eventTime.stillSeconds(vertex, status.now_ms))} at least, although rows come${lag === null ? "" : ` (${span(lag)} behind)`}${holds}. No window after it has a result until it moves. ${held === null ? "" : REMEDY}`.trim());
   }
   return said;
 }

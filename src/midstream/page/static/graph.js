@@ -92,8 +92,8 @@ function card(vertex, status, names, rates) {
           userMetrics(operator),
           operator.late_rows ? h("span", { class: "small bad-text" }, `${count(operator.late_rows)} late rows dropped`) : null,
           operator.bad_records ? h("span", { class: "small bad-text" }, `${count(operator.bad_records)} bad records left out`) : null),
-        h("td", { title: `${count(operator.rows_in)} rows in all` }, operator.rows_in ? rate(rates.of(operator.uid, "in")) : ""),
-        h("td", { title: `${count(operator.rows_out)} rows in all` }, operator.rows_out ? rate(rates.of(operator.uid, "out")) : ""))))),
+        h("td", { title: `${count(operator.rows_in)} rows in total` }, operator.rows_in ? rate(rates.of(operator.uid, "in")) : ""),
+        h("td", { title: `${count(operator.rows_out)} rows in total` }, operator.rows_out ? rate(rates.of(operator.uid, "out")) : ""))))),
     finished ? null : [shareBar, h("p", { class: "small" }, said)],
     finished ? null : extremes(vertex),
     recovery(vertex),
@@ -123,7 +123,7 @@ export function inputsTable(status, vertex, rates) {
   });
   if (!lines.length) return null;
   return h("div", { class: "scroll", "data-key": "inputs" }, h("table", { class: "wide" },
-    h("thead", null, h("tr", null, ["input from", "", "rows", "bytes", "rows per batch", "rows in all", "watermark", "behind"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, ["input from", "", "rows", "bytes", "rows per batch", "rows in total", "watermark", "behind the clock"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, lines)));
 }
 

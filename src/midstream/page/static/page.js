@@ -186,13 +186,13 @@ function drawFigures(status) {
   const good = status.last_checkpoint;
   const tile = (name, value, below, line) => h("div", { class: "tile" }, h("h3", null, name), h("p", { class: "value" }, value), h("p", { class: "small" }, below), line);
   renew(byId("figures"),
-    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in all`, past.line("read", "rows read per second in the last minutes")),
-    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in all`, past.line("written", "rows into sinks per second in the last minutes")),
-    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "no event time of these days" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes")),
+    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes")),
+    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes")),
+    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "its event times are not recent" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes")),
     tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms) / 1e3))} ago`,
       status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
     stateTile(status, tile),
-    tile("Restarts", count(status.restarts), status.restored_from === null ? "began at the beginning" : ["began from ", h("bdi", null, status.restored_from)]));
+    tile("Restarts", count(status.restarts), status.restored_from === null ? "started without a checkpoint" : ["started from ", h("bdi", null, status.restored_from)]));
 }
 
 function stateTile(status, tile) {
@@ -238,9 +238,9 @@ function drawCheckpoints(status) {
     return [[aligned / longest, "aligning"], [(one.duration_ms - aligned) / longest, one.state === "failed" ? "failed" : "storing"], [one.metadata_ms / longest, "metadata"]];
   };
   renew(byId("checkpoints"),
-    h("p", { class: "legend small" }, [["aligning", "waiting for barriers (the longest)"], ["storing", "barriers on their way, snapshots, writing"], ["metadata", "writing the metadata"], ["failed", "failed"]].map(([kind, text]) => h("span", null, s("svg", { class: "key", viewBox: "0 0 8 8", "aria-hidden": "true" }, s("rect", { width: 8, height: 8, class: kind })), text))),
+    h("p", { class: "legend small" }, [["aligning", "longest wait for barriers"], ["storing", "barriers in transit, snapshots, writing state"], ["metadata", "writing the metadata"], ["failed", "failed"]].map(([kind, text]) => h("span", null, s("svg", { class: "key", viewBox: "0 0 8 8", "aria-hidden": "true" }, s("rect", { width: 8, height: 8, class: kind })), text))),
     h("div", { class: "scroll" }, h("table", { class: "wide" },
-      h("thead", null, h("tr", null, ["", "at", "time taken", "", "stored", "in flight", "what was last, or went wrong"].map((name) => h("th", { scope: "col" }, name)))),
+      h("thead", null, h("tr", null, ["", "at", "time taken", "", "stored", "in flight", "slowest subtask, or error"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, status.checkpoints.map((one) => h("tr", { "data-key": `c${one.id}`, class: one.state },
         h("th", { scope: "row" }, `${one.is_savepoint ? "savepoint " : ""}${one.id}`), h("td", null, clock(one.created_ms)),
         h("td", null, bar(phases(one), `${span(one.duration_ms / 1e3)}, of which barriers were waited for ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`)),
@@ -274,7 +274,7 @@ function drawSlots(status) {
   renew(byId("slots"),
     shown.length < status.slot_pids.length ? h("p", { class: "small" }, `The ${SHOWN} of ${status.slot_pids.length} with the most memory.`) : null,
     h("div", { class: "scroll" }, h("table", { class: "wide fit" },
-      h("thead", null, h("tr", null, ["slot of subtask", "process", "memory", "of at most", ""].map((name) => h("th", { scope: "col" }, name)))),
+      h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", "last minutes"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes"))))))));
 }
 
