@@ -68,6 +68,12 @@ def test_the_runs_that_are_broken_below_are_clean() -> None:
     assert not outcome.failures and outcome.faults["kill_slot"] == 1 and outcome.checkpoints > 1
 
 
+def test_a_crash_that_strikes_a_minute_after_it_was_set_up_explains_what_it_breaks() -> None:
+    """The slot dies with the next publication, which comes late; the checkpoint after that has no answer from it."""
+    outcome = run(draw(77_000_086))
+    assert not outcome.failures and outcome.faults["crash_at_publish"] == 1
+
+
 def test_a_task_that_fails_by_itself_is_a_bug_although_faults_have_struck(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Task.checkpoint_completed
 

@@ -134,7 +134,13 @@ def _kill_slot_twice(stage: Stage, victim: int) -> bool:
     return _kill_slot(stage, victim)
 
 
+def _strikes_now(stage: Stage) -> None:
+    """What was set up some time ago strikes at this moment: what fails from now on may have it for a reason."""
+    stage.cluster.struck_us.append(stage.world.now_us)
+
+
 def _kill_again(stage: Stage, victim: int) -> None:
+    _strikes_now(stage)
     _kill_slot(stage, victim // 7)
 
 
@@ -215,6 +221,7 @@ def _publish_hangs(stage: Stage, victim: int) -> bool:
     longest_us = 3_000_000 if victim % 2 else 300_000
 
     def about_to_publish() -> None:
+        _strikes_now(stage)
         if victim // 2 % 3 == 0:
             delay_us = 1 + victim // 7 % longest_us
             kill = lambda: _kill_again(stage, victim)  # noqa: E731 - as for the others
@@ -230,6 +237,7 @@ def _crash_at_publish(stage: Stage, victim: int) -> bool:
     world = stage.world
 
     def crash() -> None:
+        _strikes_now(stage)
         if victim % 3:
             stage.driver.process.crash()
         else:
@@ -256,6 +264,7 @@ def _freeze_at_publish(stage: Stage, victim: int) -> bool:
         process = driver.process
         if world.writer is not process or process.paused or stage.driver is not driver:
             return
+        _strikes_now(stage)
         process.pause()
         world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
         disk.hangs_us["_metadata"] = delay_us
@@ -477,7 +486,7 @@ def _strike_committing(stage: Stage, victim: int) -> bool:
         if name not in ("kill_slot", KILL_ANOTHER, "cut_control"):
             strike(stage, Fault(stage.world.step_number, name, victim // 3))
         elif at_it:
-            stage.cluster.struck_us.append(stage.world.now_us)
+            _strikes_now(stage)
             slot = at_it[victim // 7 % len(at_it)]
             if name == "cut_control" and slot.connection is not None:
                 slot.driver.connection_lost(slot.connection, f"{SIM} control connection reset")
