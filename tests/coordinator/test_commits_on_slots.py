@@ -94,7 +94,7 @@ def test_a_slot_is_told_of_the_sinks_once_and_before_its_first_commit() -> None:
     for slot in (0, 1):
         told = [x for to, x in bench.sent if to == slot and isinstance(x, (m.CommitSinks, m.Commit))]
         assert [type(x) for x in told] == [m.CommitSinks, m.Commit, m.Commit, m.Commit]
-        assert told[0] == m.CommitSinks("job1", b"graph", ROOT)
+        assert told[0] == m.CommitSinks("job1", b"graph", ROOT, epoch=1)
 
 
 def test_what_is_of_one_lane_comes_in_one_call_in_the_order_in_which_it_was_prepared() -> None:
@@ -414,3 +414,13 @@ def test_slots_that_came_for_a_rescale_commit_what_the_others_have_left() -> Non
     bench.wait(1)
     assert bench.sink.committed == []
     assert [place[:2] for place in asked(bench)[2:]] == [(1, 0), (2, 0), (2, 1)]
+
+
+def test_a_coordinator_that_was_superseded_ends_when_a_slot_will_not_commit_for_it() -> None:
+    old = world().run()
+    old.checkpoint()
+    world(storage=old.storage, restore="latest", job_id="job2").start()
+    answer(old, 0, error="another coordinator has taken over")
+    answer(old, 1)
+    assert "another coordinator has taken over" in old.error
+    assert len(asked(old)) == 2, "nothing more is asked for"

@@ -587,3 +587,14 @@ def test_two_coordinators_never_share_a_state_file_name() -> None:
     second = Bench(storage=first.storage, job_id="job2", restore="latest").run()
     assert second.state_file(2, READ0) != first.state_file(2, READ0)
     assert second.job.checkpoints.epoch > first.job.checkpoints.epoch
+
+
+def test_a_coordinator_that_is_superseded_between_two_commits_leaves_the_second_one_to_its_successor() -> None:
+    old = Bench(held=("commit",)).run()
+    old.checkpoint()
+    old.checkpoint()
+    assert old.sink.committed == []
+    Bench(storage=old.storage, job_id="job2", restore="latest").run()
+    old.release("commit")
+    assert old.sink.committed == []
+    assert "another coordinator has taken over" in old.error

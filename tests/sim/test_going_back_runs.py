@@ -74,3 +74,8 @@ def test_files_that_are_said_not_to_be_written_are_not_left_behind() -> None:
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         lied += outcome.faults["storage_lies"]
     assert lied > 0
+
+
+def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_that_was_left() -> None:
+    outcome = run(draw(251_534_597))
+    assert not outcome.failures, outcome.failures[0]

@@ -107,7 +107,7 @@ class World:
         self.storage = MemoryStorage()
         self.roots: list[str] = []
         self.commits = SlotCommits(self.pool, self._open, self.said.append, threading.Event, unpickle)
-        self.commits.load(m.CommitSinks("job-a", pickle.dumps(GRAPH), root))
+        self.commits.load(m.CommitSinks("job-a", pickle.dumps(GRAPH), root, epoch=1))
 
     def _open(self, root: str) -> MemoryStorage:
         self.roots.append(root)
@@ -231,3 +231,17 @@ def test_a_sink_that_has_nothing_to_commit_is_done_at_once() -> None:
     world.commits.attempt_over()
     world.pool.run_all()
     assert world.said == [m.CommitDone(1)] and Noting.notes == []
+
+
+def test_nothing_is_committed_for_a_coordinator_that_another_one_has_followed() -> None:
+    world = World()
+    world.storage.create("epochs/00000001", b"")
+    world.commit(1)
+    world.pool.run_all()
+    world.storage.create("epochs/00000002", b"")
+    world.commit(2, checkpoint_id=2)
+    world.pool.run_all()
+    assert Noting.notes == [(0, "commit", 1, (b"1",))]
+    refused = world.said[-1]
+    assert isinstance(refused, m.CommitFailed) and refused.request == 2
+    assert "another coordinator has taken over" in refused.summary

@@ -4,7 +4,8 @@ One checkpoint and sink at a time, in the order of checkpoints: on the driver, i
 committer, or on slots, in one call for each lane (see `coordinator.lanes`). A commit that fails is
 tried again a few times; then the attempt fails, and nothing is deployed until the queue is empty.
 What is in the queue is also in the metadata of the newest checkpoint, so it survives the
-coordinator.
+coordinator. Before each call the epochs are looked at: a driver that was thought dead, and whose job
+another one has taken over since, commits nothing more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.checkpoint.metadata import Committables, names_of
+from midstream.checkpoint.store import check_epoch
 from midstream.coordinator.completing import merged
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
@@ -43,6 +45,7 @@ class Committing:
     """`live`: the slots that are there. `where` says on which of them commits run now: () on none yet, None on none any more.
 
     `fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up.
+    `look_at_the_epochs` is called when a commit fails: perhaps because another coordinator has taken over.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Committing:
         where: Callable[[], tuple[int, ...] | None],
         fail: Callable[[Failure], None],
         warn: Callable[[str], None],
+        look_at_the_epochs: Callable[[], None],
     ) -> None:
         graph = plan.graph
         self._effects = effects
@@ -62,9 +66,11 @@ class Committing:
         self._live = live
         self._slots = where
         self._lanes = Lanes(effects, plan)
-        self.storage: Storage | None = None
+        self._storage: Storage | None = None
+        self._epoch = 0
         self._fail = fail
         self._warn = warn
+        self._look_at_the_epochs = look_at_the_epochs
         self._sinks: dict[str, tuple[str, Sink]] = {
             spec.uid: (spec.name, spec.sink) for vertex in graph.vertices for spec in vertex.operators if spec.sink
         }
@@ -83,6 +89,11 @@ class Committing:
         self._abandoned = False
         self._closing = False
         self._last_holder = -1
+
+    def open(self, storage: Storage, epoch: int) -> None:
+        """Before anything is added, of a job with checkpoints."""
+        self._storage = storage
+        self._epoch = self._lanes.epoch = epoch
 
     @property
     def idle(self) -> bool:
@@ -256,6 +267,7 @@ class Committing:
             assert done.what is what
             self._next()
             return
+        self._look_at_the_epochs()
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
@@ -289,7 +301,7 @@ class Committing:
     def _committer(self, uid: str, lane: int) -> Committer | None:
         if (uid, lane) not in self._committers:
             name, sink = self._sinks[uid]
-            context = CommitterContext(uid, name, self._job_id, self.storage, self._stopped)
+            context = CommitterContext(uid, name, self._job_id, self._storage, self._stopped)
             self._committers[uid, lane] = sink.committer(context)
         return self._committers[uid, lane]
 
@@ -297,6 +309,8 @@ class Committing:
         for lane, items in lanes.items():
             committer = self._committer(what.uid, lane)
             if committer is not None:
+                if self._storage is not None:
+                    check_epoch(self._storage, self._epoch)
                 committer.commit(what.checkpoint_id, items)
 
     def _abort(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:

@@ -87,6 +87,8 @@ class Lanes:
     def __init__(self, effects: Effects, plan: JobPlan) -> None:
         self._effects = effects
         self._plan = plan
+        self.epoch = 0
+        """The coordinator's, once it has one."""
         self._told: set[int] = set()
         """Slots that know the sinks."""
         self._requests = 0
@@ -137,7 +139,8 @@ class Lanes:
         if slot not in self._told:
             self._told.add(slot)
             plan = self._plan
-            self._effects.send(slot, m.CommitSinks(plan.job_id, plan.graph_bytes, plan.config.checkpoint_dir))
+            sinks = m.CommitSinks(plan.job_id, plan.graph_bytes, plan.config.checkpoint_dir, self.epoch)
+            self._effects.send(slot, sinks)
         token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
         self._asked[self._requests] = _Asked(slot, lane, token)
         what, aborts = work.what, work.kind is IoKind.ABORT

@@ -64,6 +64,7 @@ class Coordinator:
         self.failures: deque[FailureStatus] = deque(maxlen=REMEMBERED_MAX)
         """Newest first."""
         self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
+        self._warn = self.warnings.append
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
@@ -82,9 +83,6 @@ class Coordinator:
         self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
-        self._committing = Committing(
-            self._effects, plan, stopped, self.slots.live, partial(commit_slots, self), self._fail_attempt, self._warn
-        )
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
         listener = Listener(
             completed=self._checkpoint_completed,
@@ -94,6 +92,10 @@ class Coordinator:
             uncommitted=lambda: self._committing.uncommitted,
         )
         self.checkpoints = Checkpoints(self._effects, plan, self._cleaning, listener)
+        where, look = partial(commit_slots, self), self.checkpoints.look_at_the_epochs
+        self._committing = Committing(
+            self._effects, plan, stopped, self.slots.live, where, self._fail_attempt, self._warn, look
+        )
 
         self.had_finished = False
         """In the checkpoint that it was started from: there is nothing to run, and nothing runs."""
@@ -198,7 +200,8 @@ class Coordinator:
             self._end("failed", error, failure.summary)
             return
         found = outcome.value
-        self._sources.storage = self._committing.storage = found.storage
+        self._sources.storage = found.storage
+        self._committing.open(found.storage, found.opened.epoch)
         self.checkpoints.open(found.storage, found.opened)
         self.warnings.extend(found.opened.warnings)
         restore = found.opened.restore
@@ -527,9 +530,6 @@ class Coordinator:
             self.attempts.tell(m.StopSources(self.attempt.number))
 
     # ---- failures ----
-
-    def _warn(self, text: str) -> None:
-        self.warnings.append(text)
 
     def _fail_to_start(self, failure: Failure) -> None:
         """A job that has never run is not started again: what it was given does not work."""

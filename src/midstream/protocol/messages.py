@@ -232,6 +232,8 @@ class CommitSinks(msgspec.Struct, frozen=True, tag="commit_sinks"):
     """The pickled JobGraph: they are in it."""
     checkpoint_root: str | None
     """URL of the checkpoint storage; None when the job has none."""
+    epoch: int
+    """The coordinator's: once another one has taken over nothing more is committed. 0 without a storage."""
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit"):

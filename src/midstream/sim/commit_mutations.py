@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midstream.coordinator import checkpoints, completing
+from midstream.coordinator import checkpoints, committing, completing
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.machine import Coordinator
@@ -205,6 +205,11 @@ def settled_stays_unsettled() -> Replacements:
     return [(Checkpoints, "_published", published)]
 
 
+def zombie_driver_commits() -> Replacements:
+    """A driver that was thought dead goes on committing, though another one has taken over."""
+    return [(committing, "check_epoch", lambda storage, epoch: None)]
+
+
 # ---- where they are looked for
 
 
@@ -258,6 +263,7 @@ def _confirmed_late(seed: int) -> Scenario:
 _struck = _committing("kill_slot", "kill_driver", "write_fails")
 _failing = _committing("commit_fails", "kill_slot")
 _refused = _committing("write_fails", "publish_fails")
+_stopped = _committing("stop_driver")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "unknown_outcome_is_aborted": Mutation(
@@ -291,6 +297,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "prepared_late": Mutation("a sink prepares rows from behind the barrier", prepared_late, _struck),
     "abort_follows_the_restart": Mutation(
         "output of an attempt is thrown away again and again", abort_follows_the_restart, _struck
+    ),
+    "zombie_driver_commits": Mutation(
+        "a driver commits that another one has followed", zombie_driver_commits, _stopped
     ),
     "settled_stays_unsettled": Mutation("committed output is thrown away", settled_stays_unsettled, _struck),
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from midstream.checkpoint.records import EpochFile, unsealed
 from midstream.core.arrow_types import to_list
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
 from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.rows import Outside, Staged
 
@@ -33,7 +36,7 @@ class LedgerSink(Sink):
         return _LedgerWriter(self, context)
 
     def committer(self, context: CommitterContext) -> Committer:
-        return LedgerCommitter(self.outside)
+        return LedgerCommitter(self.outside, context)
 
     def newest_committed(self, output: Output) -> int:
         self.outside.world.io_point()
@@ -119,10 +122,37 @@ class _LedgerWriter(SinkWriter):
 
 
 class LedgerCommitter(Committer):
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: Outside, context: CommitterContext) -> None:
         self._outside = outside
+        self._context = context
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        with self._under_way(committables):
+            self._commit(checkpoint_id, committables)
+
+    @contextmanager
+    def _under_way(self, committables: Sequence[bytes]) -> Iterator[None]:
+        """A commit begins: its coordinator is the one that heads the job, until something else gets on."""
+        self._check_head()
+        under_way = self._outside.under_way
+        under_way.update(dict.fromkeys(item.decode() for item in committables))
+        try:
+            yield
+        finally:
+            for item in committables:
+                under_way.pop(item.decode(), None)
+
+    def _check_head(self) -> None:
+        context = self._context
+        if not isinstance(context.storage, Disk):
+            return
+        files = context.storage.files
+        head = max(name for name in files if name.startswith("epochs/") and not name.endswith(".from"))
+        job_id = unsealed(files[head], EpochFile, head).job_id
+        if job_id != context.job_id:
+            self._outside.world.bug(f"{context.uid}: {context.job_id} commits, and {job_id} has taken over")
+
+    def _commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         outside = self._outside
         for item in committables:
             outside.world.io_point()

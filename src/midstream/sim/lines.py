@@ -3,6 +3,7 @@
 A start goes on from a checkpoint: what had been put out by then and what it puts out itself are one line, and
 exact. What others have put out behind that checkpoint belongs to a line that was left. It was taken back, or
 kept because the request said so, or the job was started over; without either, no start goes back behind it.
+Of what is kept, commits that had begun when the start took over may still come to their end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Lines:
         """By job id of a start: names of what had been put out when it began."""
         self._left: dict[str, None] = {}
         """Names of what was kept when the job went back behind it."""
+        self._following: set[str] = set()
+        """Names in commits that were under way then: they may still become part of it."""
         self._newest_left: dict[str, int] = {}
         """By job id of a start: the newest checkpoint that was put out in a line that was left, when it began."""
 
@@ -40,10 +43,11 @@ class Lines:
         others = [name for name in self._outside.committed if name not in self._before[job_id]]
         if after in ("keep", "fresh"):
             self._left.update(dict.fromkeys(others))
+            self._following.update(self._outside.under_way)
         elif after == "take-back":
             for name in [name for name in self._left if name not in self._outside.committed]:
                 del self._left[name]
-        wrong = [name for name in others if name not in self._left]
+        wrong = [name for name in others if name not in self._left and name not in self._following]
         if wrong:
             yield f"{job_id} goes on behind {wrong[0]}, which is committed and not of its line ({len(wrong)} such)"
         self._newest_left[job_id] = max((self._outside.staged[name].checkpoint_id for name in others), default=0)

@@ -93,6 +93,8 @@ class Outside:
         self.staged: dict[str, Staged] = {}
         self.committed: dict[str, None] = {}
         """Names, in the order in which they were committed first."""
+        self.under_way: dict[str, None] = {}
+        """Names in commits that have begun and not ended."""
         self.newest_committed: dict[str, int] = {}
         """By sink and job id, the newest checkpoint of which something was committed."""
         self.aborted: dict[str, None] = {}

@@ -15,6 +15,7 @@ from midstream.protocol import messages as m
 from midstream.sim.faults import AT_IT, KILL_ANOTHER
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import COMMITTING, Fault, Scenario, draw
+from midstream.worker import commits
 from midstream.worker.commits import SlotCommits
 
 
@@ -188,6 +189,11 @@ def committers_stay_open() -> Replacements:
     return [(SlotCommits, "_close", lambda self, lane: None)]
 
 
+def zombie_has_slots_commit() -> Replacements:
+    """A driver that was thought dead has its slots go on committing, though another one has taken over."""
+    return [(commits, "check_epoch", lambda storage, epoch: None)]
+
+
 # ---- where they are looked for
 
 
@@ -226,6 +232,7 @@ _killed = _committing("kill_slot", KILL_ANOTHER)
 _failed = _committing("user_error", KILL_ANOTHER, "cut_control")
 _refused = _committing("commit_fails", "kill_slot")
 _declined = _committing("write_fails", KILL_ANOTHER, "publish_fails")
+_stopped = _committing("stop_driver")
 _rescaled = _committing("rescale", "rescale_struck")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -245,5 +252,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "aborted_is_committed": Mutation("what is to be cleaned up is committed", aborted_is_committed, _declined),
     "driver_commits": Mutation("the driver commits although there are slots", driver_commits, _killed),
     "not_told_to_stop": Mutation("a commit outlives its attempt", not_told_to_stop, _failed),
+    "zombie_has_slots_commit": Mutation(
+        "slots commit for a driver that another one has followed", zombie_has_slots_commit, _stopped
+    ),
     "committers_stay_open": Mutation("a committer outlives its attempt", committers_stay_open, _failed),
 }

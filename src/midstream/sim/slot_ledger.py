@@ -193,10 +193,9 @@ class SlotLedgerSink(LedgerSink):
 
 class LaneCommitter(LedgerCommitter):
     def __init__(self, sink: SlotLedgerSink, context: CommitterContext) -> None:
-        super().__init__(sink.outside)
+        super().__init__(sink.outside, context)
         self._sink = sink
         self._calls = sink.calls
-        self._context = context
         self._lane: int | None = None
         """The only one it is for; known with its first call."""
         self._is_closed = False
@@ -204,10 +203,11 @@ class LaneCommitter(LedgerCommitter):
             sink.outside.world.bug(f"{context.uid}: its committer gets the storage {context.storage}")
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        with self._calls.call(self._context, self._lane_of(committables), aborts=False) as call:
+        call_under_way = self._calls.call(self._context, self._lane_of(committables), aborts=False)
+        with self._under_way(committables), call_under_way as call:
             for item in committables:
                 self._takes_time(call)
-                super().commit(checkpoint_id, [item])
+                self._commit(checkpoint_id, [item])
             self._takes_time(call)
             self._calls.ended(call, checkpoint_id, committables)
 

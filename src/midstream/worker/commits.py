@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from midstream.checkpoint.store import check_epoch
 from midstream.core.errors import InvariantError
 from midstream.core.seams import Done, Executor, Failed, Signal, Storage
 from midstream.graph.job_graph import JobGraph
@@ -29,6 +30,7 @@ class _Loaded:
     sinks: dict[str, tuple[str, Sink]]
     """By uid, with their names."""
     storage: Storage | None
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class SlotCommits:
             specs = (spec for vertex in graph.vertices for spec in vertex.operators)
             sinks = {spec.uid: (spec.name, spec.sink) for spec in specs if spec.sink is not None}
             root = message.checkpoint_root
-            return _Loaded(message.job_id, sinks, None if root is None else self._open_storage(root))
+            return _Loaded(message.job_id, sinks, None if root is None else self._open_storage(root), message.epoch)
 
         def done(outcome: Done[_Loaded] | Failed) -> None:
             self._loaded = outcome
@@ -140,6 +142,8 @@ class SlotCommits:
         if message.aborts:
             lane.committer.abort(message.committables)
         else:
+            if loaded.storage is not None:
+                check_epoch(loaded.storage, loaded.epoch)
             lane.committer.commit(message.checkpoint_id, message.committables)
 
     def _close(self, lane: _Lane) -> None:
