@@ -26,13 +26,13 @@ from served import TOKEN, FakeJob
 from midstream import Environment
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
-from midstream.protocol.job_status import GaugeStatus, JobStatus, RecoveryStatus, StateSize, SubtaskStatus
+from midstream.protocol.job_status import FlowStatus, GaugeStatus, JobStatus, RecoveryStatus, StateSize, SubtaskStatus
 from midstream.protocol.live_rows import GetRows
 from midstream.protocol.messages import ClientRequest, GetLogs, Reply
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.ui.cli import main
-from sample_status import sample
+from sample_status import later, sample
 from waiting import until
 
 if TYPE_CHECKING:
@@ -192,6 +192,43 @@ def test_a_recovery_says_how_fast_it_goes_and_how_long_it_has_left(
     tab.shows("#findings", r"10\.0 MiB of the 100\.0 MiB .* \(10.%\), nothing in the last 30 s")
 
 
+def test_what_comes_in_bursts_says_since_when_there_was_none(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    first = sample()
+    statuses = [first, later(first, 1, 5_000), later(first, 21, 5_000), later(first, 41, 5_000)]
+    tab = of_fake(browser, pages, tabs, MovingJob(*statuses))
+    tab.shows("#task-1 tbody tr", r"write.*0/s\s*none for 40 s$")
+    tab.shows("#task-0 tbody tr", r"read.*0/s\s*none for 40 s$")
+    tab.shows("#figures", r"Rows read0/s.*at most 5\.0 k/s in 40 s")
+    silent = msgspec.structs.replace(first.vertices[0].operators[1], rows_in=7, rows_out=0)
+    read = msgspec.structs.replace(first.vertices[0], operators=(first.vertices[0].operators[0], silent))
+    first = msgspec.structs.replace(first, vertices=(read, first.vertices[1]))
+    tab = of_fake(browser, pages, tabs, MovingJob(first, later(first, 1, 300), later(first, 2, 600)))
+    tab.shows("#task-0 tbody tr:last-child td:last-child", r"^0/s$")
+    tab.shows("#task-0 tbody tr:first-child td:nth-child(2)", r"^$")
+
+
+def test_an_input_says_how_far_it_is_behind_the_one_that_has_come_furthest(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    status = sample()
+    ahead_us = 1_357_023_600_000_000
+    told = (SubtaskStatus(0, 10, 0, 0.2, 0.0, None),)
+    other = msgspec.structs.replace(status.vertices[0], id=2, name="prices", operators=())
+    both = msgspec.structs.replace(
+        status,
+        vertices=(status.vertices[0], msgspec.structs.replace(status.vertices[1], subtasks=told), other),
+        edges=((0, 1, "keyed"), (2, 1, "keyed")),
+        flows=(FlowStatus(10, 100, 1, ahead_us), FlowStatus(10, 100, 1, ahead_us - 90_000_000)),
+    )
+    tab = of_fake(browser, pages, tabs, FakeJob(both))
+    tab.page.locator("#task-1 [data-open]").click()
+    tab.shows("#detail [data-key=inputs] thead", "behind the furthest input")
+    tab.shows("#detail [data-key=inputs] tbody tr:first-child td:last-child", r"^0 ms$")
+    tab.shows("#detail [data-key=inputs] tbody tr:last-child td:last-child", r"^1 min 30 s$")
+
+
 def test_a_slot_that_is_short_of_memory_stands_out(browser: Browser, pages: list[PageServer], tabs: list[Tab]) -> None:
     short = msgspec.structs.replace(sample(), slot_pids=(11, 12), slot_memory_bytes=(500 * 2**20, 1000 * 2**20))
     tab = of_fake(browser, pages, tabs, FakeJob(short))
@@ -288,7 +325,7 @@ def test_a_skewed_key_shows_its_subtask_and_the_job_can_be_helped_by_buttons(
     until("it runs again", lambda: job.status().state == "running")
     tab.act("Rescale", "1")
     tab.shows("#answers", r"Rescale to 1 .* done: .*chk-\d+")
-    tab.shows(".task .operators thead", "× 1")
+    tab.shows(".task .operators thead", "1 subtask")
     assert {vertex.parallelism for vertex in job.status().vertices} == {1}
 
     tab.act("Stop")

@@ -67,6 +67,22 @@ def test_every_command_has_help_and_speaks_to_machines(command, capsys):
     assert "--json" in capsys.readouterr().out
 
 
+def test_help_fills_its_lines_and_keeps_the_options_of_a_job_file_apart(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["simulate", "--help"]) == 0
+    out = capsys.readouterr().out
+    described = out[out.index("Its sources") : out.index("╭")].strip().splitlines()
+    assert all(len(line) > 60 for line in described[:-1]), described
+    before, own = out.split("Of the simulator's own jobs, which")
+    assert "--ignore" in before.split("Of a job file ")[1]
+    assert "--topology" in own and "--topology" not in before
+
+
+def test_the_package_can_be_run_like_the_command():
+    done = subprocess.run([sys.executable, "-m", "midstream", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("midstream 0.")
+
+
 def test_without_a_command_there_is_help(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out

@@ -32,7 +32,7 @@ app = App(
     help="A stateful stream processor for Python that runs on Spark.",
     version_flags=["--version"],
     result_action="return_value",
-    help_format="plaintext",
+    help_format="markdown",
     suppress_keyboard_interrupt=False,
 )
 

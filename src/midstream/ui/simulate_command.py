@@ -6,49 +6,54 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from midstream.core.errors import ConfigError
 from midstream.ui.answer import Answer
 from midstream.ui.parameters import Json, refuse, whole_number
+
+OF_A_JOB = Group("Of a job file", sort_key=2)
+OF_A_TRACE = Group("Of the trace of one run", sort_key=3)
+OWN = Group("Of the simulator's own jobs, which test midstream itself", sort_key=4)
 
 
 def simulate(
     job: Path | None = None,
     /,
     *,
-    topology: str | None = None,
+    topology: Annotated[str | None, Parameter(group=OWN)] = None,
     seeds: str | None = None,
     seed: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    trace: Annotated[bool, Parameter(negative=())] = False,
-    channel: str | None = None,
-    checkpoint: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    pattern: str | None = None,
-    tail: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    trace: Annotated[bool, Parameter(negative=(), group=OF_A_TRACE)] = False,
+    channel: Annotated[str | None, Parameter(group=OF_A_TRACE)] = None,
+    checkpoint: Annotated[int | None, Parameter(converter=whole_number, group=OF_A_TRACE)] = None,
+    pattern: Annotated[str | None, Parameter(group=OF_A_TRACE)] = None,
+    tail: Annotated[int | None, Parameter(converter=whole_number, group=OF_A_TRACE)] = None,
     parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
     rescale_to: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    faults: str | None = None,
-    rows: Annotated[list[str] | None, Parameter(negative=())] = None,
-    rows_max: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    latest: Annotated[list[str] | None, Parameter(negative=())] = None,
-    ignore: Annotated[list[str] | None, Parameter(negative=())] = None,
-    py_files: str | None = None,
+    faults: Annotated[str | None, Parameter(group=OWN)] = None,
+    rows: Annotated[list[str] | None, Parameter(negative=(), group=OF_A_JOB)] = None,
+    rows_max: Annotated[int | None, Parameter(converter=whole_number, group=OF_A_JOB)] = None,
+    latest: Annotated[list[str] | None, Parameter(negative=(), group=OF_A_JOB)] = None,
+    ignore: Annotated[list[str] | None, Parameter(negative=(), group=OF_A_JOB)] = None,
+    py_files: Annotated[str | None, Parameter(group=OF_A_JOB)] = None,
     jobs: Annotated[int | None, Parameter(converter=whole_number)] = None,
     seconds: float | None = None,
-    coverage: Annotated[bool, Parameter(negative=())] = False,
-    mutations: Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())] = None,
-    seeds_max: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    coverage: Annotated[bool, Parameter(negative=(), group=OWN)] = False,
+    mutations: Annotated[list[str] | None, Parameter(consume_multiple=True, negative=(), group=OWN)] = None,
+    seeds_max: Annotated[int | None, Parameter(converter=whole_number, group=OWN)] = None,
     json: Json = False,
 ) -> Answer:
-    """Run whole jobs in the simulator, with faults, and count what is lost, doubled or stuck.
+    """Put a job through failures, restarts and rescales of every kind, and check that its output is the same without.
 
-    With the file of a job: that job, its sources replaced by recorded rows and its sinks by ones that keep book. Its
-    output with failures must be its output without; if it is not, you get the shortest schedule and the reason.
+    Its sources are replaced by recorded rows and its sinks by ones that keep book; everything else is the engine itself,
+    in one thread with a simulated clock. If the output differs, you get the shortest schedule with which it does, and
+    the reason. Without the file of a job the simulator's own jobs are run, and what is lost, doubled or stuck is counted.
 
     Parameters
     ----------
     job
-        A Python file that makes one Environment. Default: the simulator's own jobs, which test midstream itself.
+        A Python file that makes one Environment.
     topology
         The shape of the job; "random" (the default) makes another one for every seed.
     seeds
@@ -58,13 +63,13 @@ def simulate(
     trace
         Show every event of the run of --seed.
     channel
-        Of the trace: only what happens to channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
+        Only what happens to channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
     checkpoint
-        Of the trace: only what has to do with the checkpoint of that number.
+        Only what has to do with the checkpoint of that number.
     pattern
-        Of the trace: only lines in which this regular expression is found.
+        Only lines in which this regular expression is found.
     tail
-        Of the trace: only the last so many lines.
+        Only the last so many lines.
     parallelism
         Subtasks per operator; by default the seed decides.
     rescale_to
@@ -72,16 +77,16 @@ def simulate(
     faults
         Kinds of faults, separated by commas, or none; by default all.
     rows
-        How many rows a run has; by default the seed decides. Of a job file: UID=FILE, a Parquet, CSV or JSON lines file
-        with the rows of the source with that uid; may be given several times.
+        UID=FILE, a Parquet, CSV or JSON lines file with the rows of the source with that uid; may be given several
+        times. Of the simulator's own jobs: how many rows a run has.
     rows_max
-        Of a job file: how many rows are read from each source that has none given (200).
+        How many rows are read from each source that has none given (200).
     latest
-        Of a job file: SINK=KEY[,KEY], for a sink that gets a stream of updates: only the last row of each key counts.
+        SINK=KEY[,KEY], for a sink that gets a stream of updates: only the last row of each key counts.
     ignore
-        Of a job file: SINK=COLUMN[,COLUMN], columns that may differ.
+        SINK=COLUMN[,COLUMN], columns that may differ.
     py_files
-        Of a job file: Python files, packages' directories and zips that it imports, separated by commas.
+        Python files, packages' directories and zips that it imports, separated by commas.
     jobs
         How many processes work; by default one per core.
     seconds

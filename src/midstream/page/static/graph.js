@@ -1,7 +1,9 @@
 // The graph: tasks in layers, from the sources on, and the edges between them drawn behind.
 
 import { h, renew, s } from "./dom.js";
-import { count, lagSeconds, NOTHING, rate, share, short, size, span, watermark } from "./text.js";
+import { count, hasWatermark, lagSeconds, NOTHING, rate, share, short, size, span, watermark } from "./text.js";
+
+const QUIET_S = 3;
 
 export function layersOf(vertices, edges) {
   const depth = new Map(vertices.map((vertex) => [vertex.id, 0]));
@@ -72,19 +74,27 @@ function figure(value) {
   return Number.isSafeInteger(value) ? count(value) : String(Number(value.toPrecision(6)));
 }
 
+// In rows per second, and since when there are none: a sink that writes once a minute does write.
+function passing(total, uid, way, rates) {
+  const perSecond = rates.of(uid, way);
+  const quiet = perSecond === 0 && total > 0 ? rates.quietSeconds(uid, way) : 0;
+  return h("td", { title: `${count(total)} rows in total` }, rate(perSecond), quiet >= QUIET_S ? h("span", { class: "small quiet" }, `none for ${span(quiet)}`) : null);
+}
+
 function card(vertex, status, names, rates) {
   const slow = status.bottleneck !== null && status.bottleneck.vertex === vertex.id;
   const lag = lagSeconds(vertex.watermark_us, status.now_ms);
   const [shareBar, said] = shares(vertex.busy, vertex.backpressured);
   const finished = vertex.states.finished === vertex.parallelism;
+  const [isFed, isFollowed] = [status.edges.some(([, target]) => target === vertex.id), status.edges.some(([source]) => source === vertex.id)];
   const ended = finished || ["finished", "stopped", "failed", "lost"].includes(status.state);
   return h("article", { class: slow ? "task slow" : "task", id: `task-${vertex.id}`, "data-key": `v${vertex.id}`, "data-vertex": vertex.id },
     h("div", { class: "tags" },
       slow ? h("span", { class: "tag bad" }, status.bottleneck.subtask === null ? "bottleneck" : `bottleneck: subtask ${status.bottleneck.subtask}`) : null,
       states(vertex)),
     h("table", { class: "operators" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, `× ${vertex.parallelism}`), h("th", { scope: "col" }, "in"), h("th", { scope: "col" }, "out"))),
-      h("tbody", null, vertex.operators.map((operator) => h("tr", null,
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, `${count(vertex.parallelism)} subtask${vertex.parallelism === 1 ? "" : "s"}`), h("th", { scope: "col" }, "in"), h("th", { scope: "col" }, "out"))),
+      h("tbody", null, vertex.operators.map((operator, at) => h("tr", null,
         h("th", { scope: "row" }, h("bdi", null, names.get(operator.uid)),
           ended ? null : h("button", { type: "button", class: "plain", "data-rows": operator.uid, "data-name": names.get(operator.uid), "aria-label": `Rows of ${names.get(operator.uid)}` }, "Rows"),
           operator.state_bytes ? h("span", { class: "small" }, `state ${size(operator.state_bytes)}, ${count(operator.state_rows)} row${operator.state_rows === 1 ? "" : "s"}`) : null,
@@ -92,8 +102,8 @@ function card(vertex, status, names, rates) {
           userMetrics(operator),
           operator.late_rows ? h("span", { class: "small bad-text" }, `${count(operator.late_rows)} late rows dropped`) : null,
           operator.bad_records ? h("span", { class: "small bad-text" }, `${count(operator.bad_records)} bad records left out`) : null),
-        h("td", { title: `${count(operator.rows_in)} rows in total` }, operator.rows_in ? rate(rates.of(operator.uid, "in")) : ""),
-        h("td", { title: `${count(operator.rows_out)} rows in total` }, operator.rows_out ? rate(rates.of(operator.uid, "out")) : ""))))),
+        isFed || at > 0 ? passing(operator.rows_in, operator.uid, "in", rates) : h("td"),
+        isFollowed || at + 1 < vertex.operators.length ? passing(operator.rows_out, operator.uid, "out", rates) : h("td"))))),
     finished ? null : [shareBar, h("p", { class: "small" }, said)],
     finished ? null : extremes(vertex),
     recovery(vertex),
@@ -111,6 +121,8 @@ export function drawGraph(place, status, names, rates) {
 
 // One line per edge into a task; null where none leads there.
 export function inputsTable(status, vertex, rates) {
+  const marks = status.edges.flatMap(([, target], number) => (target === vertex.id && hasWatermark(status.flows[number]?.watermark_us ?? null) ? [status.flows[number].watermark_us] : []));
+  const furthest = marks.length > 1 ? Math.max(...marks) : null;
   const lines = status.edges.flatMap(([source, target, kind], number) => {
     if (target !== vertex.id) return [];
     const [flow, all] = [rates.ofEdge(number), status.flows[number]];
@@ -119,11 +131,12 @@ export function inputsTable(status, vertex, rates) {
     const feeder = status.vertices.find((each) => each.id === source);
     return [h("tr", null, h("th", { scope: "row" }, h("bdi", null, feeder.name)), h("td", null, kind),
       h("td", { class: "n" }, rate(flow.rows)), h("td", { class: "n" }, flow.bytes === null ? NOTHING : `${size(flow.bytes)}/s`), h("td", { class: "n" }, flow.perBatch === null ? NOTHING : short(flow.perBatch)),
-      h("td", { class: "n" }, all === undefined ? NOTHING : count(all.rows)), h("td", null, watermark(mark)), h("td", { class: "n" }, lag === null ? NOTHING : span(lag)))];
+      h("td", { class: "n" }, all === undefined ? NOTHING : count(all.rows)), h("td", null, watermark(mark)), h("td", { class: "n" }, lag === null ? NOTHING : span(lag)),
+      furthest === null ? null : h("td", { class: "n" }, hasWatermark(mark) ? span((furthest - mark) / 1e6) : NOTHING))];
   });
   if (!lines.length) return null;
   return h("div", { class: "scroll", "data-key": "inputs" }, h("table", { class: "wide" },
-    h("thead", null, h("tr", null, ["input from", "", "rows", "bytes", "rows per batch", "rows in total", "watermark", "behind the clock"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, ["input from", "", "rows", "bytes", "rows per batch", "rows in total", "watermark", "behind the clock", furthest === null ? null : "behind the furthest input"].filter((name) => name !== null).map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, lines)));
 }
 
@@ -158,17 +171,17 @@ export function drawEdges(place, status, rates) {
     }
     const at = [(start[0] + end[0]) / 2, (start[1] + end[1]) / 2];
     const held = feeder.backpressured >= 0.3;
-    return [
-      s("path", { d: path, class: held ? "edge held" : "edge", "marker-end": "url(#arrow)" }),
-      across
+    return {
+      line: s("path", { d: path, class: held ? "edge held" : "edge", "marker-end": "url(#arrow)" }),
+      words: across
         ? [s("text", { x: at[0], y: at[1] - 8 }, kind), said.map((each, line) => s("text", { x: at[0], y: at[1] + 16 + 14 * line }, each))]
-        : s("text", { x: at[0], y: at[1] + 4 }, `${kind} ${said.join(", ")}`),
-    ];
-  });
+        : [s("text", { x: at[0], y: at[1] + 4 }, `${kind} ${said.join(", ")}`)],
+    };
+  }).filter((each) => each !== null);
   svg.setAttribute("width", width);
   svg.setAttribute("height", height);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   renew(svg,
     s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerUnits: "userSpaceOnUse", markerWidth: 10, markerHeight: 10, orient: "auto" }, s("path", { d: "M0 0L8 4L0 8z", class: "head" }))),
-    lines);
+    lines.map((each) => each.line), lines.map((each) => each.words)); // no line runs through the words of another
 }

@@ -18,6 +18,7 @@ const byId = (id) => document.getElementById(id);
 class Rates {
   constructor() {
     this.samples = [];
+    this.moved = new Map();
   }
 
   add(status) {
@@ -25,6 +26,12 @@ class Rates {
     for (const vertex of status.vertices) for (const each of vertex.operators) rows.set(each.uid, { in: each.rows_in, out: each.rows_out });
     if (this.samples.length && this.samples[this.samples.length - 1].atMs >= status.now_ms) return;
     this.samples.push({ atMs: status.now_ms, rows, flows: status.flows });
+    for (const [uid, counts] of rows) {
+      for (const way of ["in", "out"]) {
+        const key = `${way} ${uid}`;
+        if (this.moved.get(key)?.count !== counts[way]) this.moved.set(key, { count: counts[way], atMs: status.now_ms });
+      }
+    }
     while (this.samples.length > 2 && this.samples[1].atMs <= status.now_ms - RATE_MS) this.samples.shift();
   }
 
@@ -33,6 +40,12 @@ class Rates {
     const [first, last] = [this.samples[0], this.samples[this.samples.length - 1]];
     const passed = (last.rows.get(uid)?.[way] ?? 0) - (first.rows.get(uid)?.[way] ?? 0);
     return (Math.max(0, passed) * 1000) / (last.atMs - first.atMs);
+  }
+
+  // For how long no row has passed, as far as this page has seen: of what comes in bursts a rate of 0 says nothing.
+  quietSeconds(uid, way) {
+    const [moved, now] = [this.moved.get(`${way} ${uid}`), this.samples[this.samples.length - 1]];
+    return moved === undefined ? 0 : (now.atMs - moved.atMs) / 1e3;
   }
 
   // Of an edge, by its place among the edges: rows and bytes per second, and rows per batch; null where that is not known.
@@ -59,17 +72,21 @@ class History {
     this.points.set(name, points);
   }
 
-  line(name, label) {
-    return line(this.points.get(name) ?? [], label);
+  line(name, label, figure) {
+    return line(this.points.get(name) ?? [], label, figure);
   }
 }
 
-function line(points, label) {
+// `figure` writes the largest value, which is as high as the line is.
+function line(points, label, figure) {
   if (points.length < 3) return null;
   const [from, to] = [points[0][0], points[points.length - 1][0]];
   const most = Math.max(...points.map(([, value]) => value)) || 1;
   const path = points.map(([at, value]) => `${(((at - from) / Math.max(1, to - from)) * 100).toFixed(1)},${(23 - (22 * value) / most).toFixed(1)}`).join(" ");
-  return s("svg", { class: "line", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label }, s("polyline", { points: path }));
+  return [
+    s("svg", { class: "line", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label }, s("polyline", { points: path })),
+    h("p", { class: "scale" }, `at most ${figure(most)} in ${span((to - from) / 1e3)}`),
+  ];
 }
 
 let token = null;
@@ -157,7 +174,7 @@ function draw(status) {
   const names = namesOf(status);
   document.title = `${status.name}: ${status.state}`;
   renew(byId("title"), h("h1", null, h("bdi", null, status.name)), h("span", { class: `state ${status.state}` }, status.state),
-    h("span", { class: "small" }, `${span((status.now_ms - status.started_ms) / 1e3)}, ${status.slots} of ${status.slots_needed} slots, ${status.job_id}`));
+    h("span", { class: "small" }, `${span((status.now_ms - status.started_ms) / 1e3)}, ${status.slots} of ${status.slots_needed} slots, id ${status.job_id}`));
   actions.draw(status);
   renew(byId("findings"), h("ul", null, findings(status, eventTime, recovery).map(({ kind, words }) => h("li", { class: kind }, h("span", { class: "mark", role: "img", "aria-label": { bad: "problem", warn: "warning", info: "note", good: "fine" }[kind] }, { bad: "✖", warn: "▲", info: "●", good: "✔" }[kind]), h("span", null, words)))));
   drawFigures(status);
@@ -186,9 +203,9 @@ function drawFigures(status) {
   const good = status.last_checkpoint;
   const tile = (name, value, below, line) => h("div", { class: "tile" }, h("h3", null, name), h("p", { class: "value" }, value), h("p", { class: "small" }, below), line);
   renew(byId("figures"),
-    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes")),
-    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes")),
-    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "its event times are not recent" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes")),
+    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes", rate)),
+    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes", rate)),
+    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "its event times are not recent" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes", span)),
     tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms) / 1e3))} ago`,
       status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
     stateTile(status, tile),
@@ -203,7 +220,7 @@ function stateTile(status, tile) {
   const rows = operators.reduce((sum, each) => sum + each.state_rows, 0);
   return tile("State", newest === null ? NOTHING : size(newest),
     newest === null ? "known from the first checkpoint on" : largest === null ? "none in the newest checkpoint" : [`${count(rows)} rows; most in `, h("bdi", null, largest.name)],
-    line(growth.map((each) => [each.at_ms, each.bytes]), "state since the job began"));
+    line(growth.map((each) => [each.at_ms, each.bytes]), "state since the job began", size));
 }
 
 function drawSubtasks(status) {
@@ -275,7 +292,7 @@ function drawSlots(status) {
     shown.length < status.slot_pids.length ? h("p", { class: "small" }, `The ${SHOWN} of ${status.slot_pids.length} with the most memory.`) : null,
     h("div", { class: "scroll" }, h("table", { class: "wide fit" },
       h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", "last minutes"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes"))))))));
+      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes", size))))))));
 }
 
 document.addEventListener("click", (event) => {
