@@ -26,7 +26,15 @@ from served import TOKEN, FakeJob
 from midstream import Environment
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
-from midstream.protocol.job_status import FlowStatus, GaugeStatus, JobStatus, RecoveryStatus, StateSize, SubtaskStatus
+from midstream.protocol.job_status import (
+    FlowStatus,
+    GaugeStatus,
+    HeldBackStatus,
+    JobStatus,
+    RecoveryStatus,
+    StateSize,
+    SubtaskStatus,
+)
 from midstream.protocol.live_rows import GetRows
 from midstream.protocol.messages import ClientRequest, GetLogs, Reply
 from midstream.runtime.job import Job
@@ -82,6 +90,12 @@ class Tab:
         from playwright.sync_api import expect
 
         expect(self.page.locator(place).first).to_contain_text(re.compile(text), timeout=SEEN_MS)
+
+    def shows_once(self, place: str, text: str) -> None:
+        """Wait until one element of that selector has this text, and no other: one cause is one sentence."""
+        from playwright.sync_api import expect
+
+        expect(self.page.locator(place, has_text=text)).to_have_count(1, timeout=SEEN_MS)
 
     def act(self, button: str, value: str | None = None) -> None:
         """Press a button of the header, fill in the dialog, and confirm, all by keyboard."""
@@ -343,9 +357,15 @@ def test_the_split_that_holds_event_time_back_is_named(
     tab = opened(tabs, browser, job, viewport={"width": 1280, "height": 830})
     far = r"Event time of .* is held back by orders, subtask [01], split orders-3: 14 min \d+ s behind the input, subtask or split that has come furthest"
     tab.shows("#findings", far)
-    held = job.status().vertices[1].held_back
-    assert held is not None and held.split == "orders-3" and held.name == "orders"
-    assert tab.page.locator("#findings li", has_text="is held back by").count() == 1, "one cause is one sentence"
+
+    def held_back() -> HeldBackStatus | None:
+        """Of the windows, once they have heard of event time: the source knows of it first."""
+        found = job.status().vertices[1].held_back
+        return None if found is None or found.watermark_us is None else found
+
+    held = until("windows to be held back", held_back)
+    assert held.split == "orders-3" and held.name == "orders"
+    tab.shows_once("#findings li", "is held back by")
     tab.shows("svg.edges", r"keyed.*14 min( \d+ s)? behind|keyed.*15 min( \d+ s)? behind")
     tab.page.locator(".task [data-open]").nth(1).click()
     tab.shows("#detail", r"input from.*watermark.*behind")
@@ -353,7 +373,7 @@ def test_the_split_that_holds_event_time_back_is_named(
     tab.shows(
         "#findings", r"Event time stands still at orders.*; it is held back by orders, subtask [01], split orders-3"
     )
-    assert tab.page.locator("#findings li", has_text="is held back by").count() == 1
+    tab.shows_once("#findings li", "is held back by")
     status = job.status()
     (flow,) = [flow for flow, (_, _, kind) in zip(status.flows, status.edges, strict=True) if kind == "keyed"]
     assert flow.watermark_us == held.watermark_us

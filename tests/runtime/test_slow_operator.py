@@ -29,7 +29,7 @@ def test_the_slow_function_in_a_chain_is_named(tmp_path: Path) -> None:
             lambda: found if (found := job.status().bottleneck) and found.operator else None,
             60,
         )
-        assert slow.operator == "slow" and slow.work > 0.8, slow
+        assert slow.operator == "slow", slow
         (vertex,) = (each for each in job.status().vertices if each.id == slow.vertex)
         assert sum(operator.work or 0.0 for operator in vertex.operators) < 1.001
     finally:
