@@ -11,7 +11,6 @@ import jsonschema
 import msgspec
 import pytest
 from test_history_commands import kept
-from test_remote import start  # noqa: F401 - a fixture
 
 from midstream.core.errors import ClusterError
 from midstream.page.documents import FORMAT_VERSION
@@ -68,7 +67,7 @@ def test_a_schema_refuses_what_another_command_prints():
         assert not validator.is_valid({"error": "why"}), "without a version"
 
 
-def test_of_running_jobs(start, capsys, monkeypatch, tmp_path):  # noqa: F811 - the fixture
+def test_of_running_jobs(start, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     job = start("aaaa1111", "flights [bold]\x1b[31m \u202e é")
     (listed,) = said(capsys, "list")
@@ -90,7 +89,7 @@ def test_of_running_jobs(start, capsys, monkeypatch, tmp_path):  # noqa: F811 - 
 
 
 def test_of_lines_of_a_log_that_were_not_kept(capsys, monkeypatch):
-    monkeypatch.setattr(remote, "_named", lambda job: None)
+    monkeypatch.setattr(remote, "named", lambda job: None)
     monkeypatch.setattr(remote, "_log_pieces", lambda *given: iter([(remote.DroppedLines(7), "")]))
     assert said(capsys, "logs") == [{"format_version": 1, "dropped": 7}]
 

@@ -4,129 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
+from answering import said
 
-from in_memory import NoRows
-from midstream.coordinator.events import (
-    CancelRequested,
-    ClientAsked,
-    CoordinatorEvent,
-    Instruction,
-    JobEnded,
-    JobPlan,
-    ReplyTo,
-)
-from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError
-from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.job_status import JobStatus, WaitStatus
-from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine, Reply
+from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
 from midstream.runtime.client import Client
-from midstream.runtime.driver import Driver
-from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.registry import find
 from midstream.ui.cli import main
-from sample_status import sample
 from waiting import until
-
-
-class Answering:
-    """Needs no slots; answers what the command line asks."""
-
-    def __init__(self, plan: JobPlan, now_ms: int) -> None:
-        self._plan = plan
-        self.refuses = False
-        self.stop_waits: list[int] = []
-        """For a stop that has not been answered: who asked."""
-        self.is_slow = False
-        self.asked: list[object] = []
-        self.driver: Driver
-
-    def status(self, now_ms: int) -> JobStatus:
-        return msgspec.structs.replace(sample(), job_id=self._plan.job_id, name=self._plan.config.name)
-
-    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
-        if isinstance(event, CancelRequested):
-            return [JobEnded("failed", None, self.status(now_ms))]
-        if not isinstance(event, ClientAsked):
-            return []
-        self.asked.append(event.request)
-        match event.request:
-            case DoStop() if self.is_slow:
-                self.stop_waits.append(event.client)
-                return []
-            case GetStatus() if self.stop_waits and len(self.asked) < 3:
-                what = "the metadata of checkpoint 5 to be written in /data"
-                status = msgspec.structs.replace(self.status(now_ms), waiting=(WaitStatus(what, 31_000, 600_000),))
-                return [ReplyTo(event.client, Reply(status=status))]
-            case GetStatus() if self.stop_waits:  # what it waits for has been said
-                return [
-                    ReplyTo(event.client, Reply(status=self.status(now_ms))),
-                    ReplyTo(self.stop_waits.pop(), Reply(checkpoint="/data/chk-5")),
-                    JobEnded("stopped", None, self.status(now_ms), "/data/chk-5"),
-                ]
-            case DoCheckpoint() if self.refuses:
-                return [ReplyTo(event.client, Reply(error="checkpoint 4 failed: the disk is full"))]
-            case DoCheckpoint():
-                return [ReplyTo(event.client, Reply(checkpoint="/data/chk-4"))]
-            case DoRescale() if self.refuses:
-                why = "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, there are 2"
-                return [ReplyTo(event.client, Reply(error=why))]
-            case DoRescale(parallelism):
-                return [ReplyTo(event.client, Reply(checkpoint="/data/chk-6" if parallelism != 2 else None))]
-            case DoSavepoint() | DoStop(savepoint=str()) if self.refuses:
-                why = "no savepoint was made: /data/saved: the place is taken (it has notes.txt)"
-                return [ReplyTo(event.client, Reply(error=why))]
-            case DoSavepoint(place):
-                return [ReplyTo(event.client, Reply(checkpoint=place or "/data/savepoints/1"))]
-            case DoStop(savepoint=str() as place):
-                return [
-                    ReplyTo(event.client, Reply(checkpoint=place)),
-                    JobEnded("stopped", None, self.status(now_ms), place),
-                ]
-            case DoStop():
-                ended = JobEnded("stopped", None, self.status(now_ms), "/data/chk-5")
-                return [ReplyTo(event.client, Reply(checkpoint="/data/chk-5")), ended]
-            case _:
-                return [ReplyTo(event.client, Reply(status=self.status(now_ms)))]
-
-
-Start = Callable[[str, str], Answering]
-
-
-@pytest.fixture
-def start(tmp_path, monkeypatch) -> Iterator[Start]:
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
-    drivers: list[Driver] = []
-
-    def begin(job_id: str, name: str) -> Answering:
-        graph = JobGraph((Vertex(0, 1, SourceSpec("source", "source", NoRows()), ()),), (), 128)
-        made: list[Answering] = []
-
-        def make(plan: JobPlan, now_ms: int) -> Answering:
-            made.append(Answering(plan, now_ms))
-            return made[0]
-
-        driver = Driver(JobPlan(job_id, graph, b"", JobConfig(name=name)), ProcessSlots(), make)
-        made[0].driver = driver
-        driver.start()
-        drivers.append(driver)
-        return made[0]
-
-    yield begin
-    for driver in drivers:
-        driver.cancel("the test is over")
-        assert driver.ended.wait(20)
-
-
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> str:
-    assert main(arguments) == status
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return " ".join((out if status == 0 else err).split())
 
 
 def test_all_jobs_of_this_machine_are_listed(start, capsys):

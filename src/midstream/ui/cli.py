@@ -174,7 +174,8 @@ def status(job: str | None = None, /, *, json: Json = False) -> Answer:
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name; not needed when only one job runs.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine; not needed when only one job runs here.
     """
     from midstream.ui.remote import show_status
 
@@ -193,7 +194,8 @@ def top(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name; not needed when only one job runs.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine; not needed when only one job runs here.
     """
     from midstream.ui.remote import watch
 
@@ -214,7 +216,8 @@ def logs(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name; not needed when only one job runs.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine; not needed when only one job runs here.
     follow
         Go on until the job ends.
     operator
@@ -234,7 +237,8 @@ def rows(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine.
     operator
         The operator's uid, or its name where only one has it.
     count
@@ -283,7 +287,8 @@ def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name; not needed when only one job runs.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine; not needed when only one job runs here.
     """
     from midstream.ui.remote import make_checkpoint
 
@@ -301,7 +306,8 @@ def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) 
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine.
     directory
         Where to make it, a directory or a storage URL; empty, or not there yet. Default: below the
         job's checkpoint directory.
@@ -325,7 +331,8 @@ def stop(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name; not needed when only one job runs.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine; not needed when only one job runs here.
     drain
         End the sources instead and let everything flow out: windows fire, the job finishes.
     savepoint
@@ -352,7 +359,8 @@ def rescale(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name; not needed when only one job runs.
+        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
+        machine; not needed when only one job runs here.
     parallelism
         Of the operators whose parallelism the job does not set.
     """

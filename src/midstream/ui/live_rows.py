@@ -8,11 +8,10 @@ from rich.text import Text
 
 from midstream.core.errors import ConfigError
 from midstream.protocol.live_rows import ROWS_MAX, WAIT_S, GetRows, LiveRows
-from midstream.runtime import registry
-from midstream.runtime.client import Client
 from midstream.ui import text
 from midstream.ui.answer import Answer
 from midstream.ui.failures import RequestFailed
+from midstream.ui.targets import line_to, named
 
 ANSWER_S_MAX = WAIT_S + 15.0
 
@@ -27,8 +26,8 @@ def show_rows(job: str, operator: str, rows: int) -> Answer:
         raise ConfigError(f"-n: {rows} is not from 1 to {ROWS_MAX}")
     if not 1 <= len(operator) <= 1000:
         raise ConfigError(f"operator {operator[:50]!r}: give the uid or the name of an operator of the job")
-    entry = registry.find(job)
-    with Client(entry) as line:
+    entry = named(job)
+    with line_to(entry) as line:
         reply = line.ask(GetRows(operator, rows), ANSWER_S_MAX)
     if reply.rows is None:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")

@@ -13,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from midstream.core.config import MAX_PARALLELISM_MAX, check_parallelism
-from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
+from midstream.core.errors import ClusterError, ConfigError, MidstreamError
 from midstream.core.tracebacks import users_part
 from midstream.page.address import PageAddress, token_of
 from midstream.page.documents import LogRecord
+from midstream.page.line import PageJob, is_link
 from midstream.page.server import PageServer
 from midstream.page.site import EndedJob
 from midstream.protocol.job_status import JobStatus
@@ -32,7 +33,6 @@ from midstream.protocol.messages import (
     Reply,
 )
 from midstream.runtime import history, registry
-from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.runtime.storage import absolute
 from midstream.ui import text
@@ -50,6 +50,7 @@ from midstream.ui.shapes import (
     StoppedJob,
 )
 from midstream.ui.tables import job_view, jobs_table
+from midstream.ui.targets import Target, line_to, named
 
 STATUS_TIMEOUT_S = 10.0
 LOOK_S = 2.0
@@ -97,7 +98,7 @@ def list_jobs(also_ended: bool) -> Answer:
 
 def show_status(job: str | None) -> Answer:
     """Everything that can be seen of one job. Raises JobError when there is no such job."""
-    entry = _named(job)
+    entry = named(job)
     status = _status_of(entry)
     page = [Text(f"page {entry.page}", style="dim")] if entry.page else []
     return Answer(status, Group(job_view(status), *_last_failure(status), *page))
@@ -105,7 +106,7 @@ def show_status(job: str | None) -> Answer:
 
 def watch(job: str | None, json: bool) -> Answer | Stream:
     """Show a job as `midstream run` does, until it ends or Ctrl-C; the job runs on. Raises JobError when there is none."""
-    entry = _named(job)
+    entry = named(job)
     if json:
         return Stream((status, "") for status in _statuses(entry))
     console = Console(highlight=False)
@@ -118,21 +119,23 @@ def watch(job: str | None, json: bool) -> Answer | Stream:
     return Answer(None, Text(f"{text.printable(entry.name)} runs on", style="dim"))
 
 
-def _statuses(entry: JobEntry) -> Iterator[JobStatus]:
+def _statuses(entry: Target) -> Iterator[JobStatus]:
     """Every REFRESH_S; the last one says how the job ended. Raises ClusterError when its driver does not answer any more."""
     try:
-        with Client(entry) as line:
+        with line_to(entry) as line:
             while True:
                 reply = line.ask(GetStatus(), STATUS_TIMEOUT_S)
                 if reply.error or reply.status is None:
                     break
                 yield reply.status
+                if reply.status.has_ended:
+                    return
                 time.sleep(REFRESH_S)  # how often a live view is drawn
     except ClusterError as error:
         lost = error
     else:
         lost = ClusterError(f"job {entry.name} ({entry.job_id}) has ended, and there is no record of how")
-    until_s = time.monotonic() + ENDING_S_MAX
+    until_s = time.monotonic() + (0.0 if isinstance(entry, PageJob) else ENDING_S_MAX)  # records are of this machine
     while time.monotonic() < until_s:
         last = history.find(entry.job_id).seen
         if last.has_ended or last.state == history.LOST:
@@ -144,6 +147,10 @@ def _statuses(entry: JobEntry) -> Iterator[JobStatus]:
 
 def show_history(job: str) -> Answer:
     """The last that is known of a job, ended or not. Raises JobError when there is no record of it."""
+    if is_link(job):
+        raise ConfigError(
+            "history is of jobs that this user has started on this machine; of a page, ask for the status"
+        )
     status = history.find(job).seen
     lost = (
         [Text(f"its driver is gone without telling how the job ended; known until {text.clock(status.now_ms)}", "red")]
@@ -164,6 +171,8 @@ def serve_page(job: str, at: str | None) -> Stream:
     Raises JobError when several running jobs have that name or there is no record of any, RequestFailed when the job runs
     without a page, ConfigError for an address that is none, ClusterError when the page cannot be served there.
     """
+    if is_link(job):
+        raise ConfigError("that is the link to a page: open it in a browser")
     entry = registry.find_running(job)
     if entry is not None:
         if not entry.page:
@@ -188,19 +197,24 @@ def _served(page: PageServer, status: JobStatus) -> Iterator[tuple[object, str]]
 
 def show_logs(job: str | None, follow: bool, operator: str | None) -> Stream:
     """What the slots of a job have printed and logged. Raises JobError when there is no such job."""
-    return Stream(_log_pieces(_named(job), follow, operator))
+    return Stream(_log_pieces(named(job), follow, operator))
 
 
-def _log_pieces(entry: JobEntry, follow: bool, operator: str | None) -> Iterator[tuple[object, str]]:
+def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[tuple[object, str]]:
     after = -1
-    with Client(entry) as line:
+    with line_to(entry) as line:
         while True:
             try:
-                found = line.ask(GetLogs(after), STATUS_TIMEOUT_S).logs
+                reply = line.ask(GetLogs(after), STATUS_TIMEOUT_S)
             except ClusterError:
-                if follow and entry.job_id not in {running.job_id for running in registry.list_jobs()}:
-                    return  # it has ended
+                if follow and isinstance(entry, JobEntry) and not _runs(entry):
+                    return
                 raise
+            if reply.error and not follow:
+                raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
+            if reply.error:
+                return  # it has ended
+            found = reply.logs
             for logged in found:
                 if after >= 0 and logged.number > after + 1:
                     yield DroppedLines(logged.number - after - 1), f"({logged.number - after - 1} lines left out)"
@@ -213,6 +227,10 @@ def _log_pieces(entry: JobEntry, follow: bool, operator: str | None) -> Iterator
                 time.sleep(FOLLOW_S)
 
 
+def _runs(entry: JobEntry) -> bool:
+    return entry.job_id in {running.job_id for running in registry.list_jobs()}
+
+
 def _log_line(logged: LogEntry) -> str:
     line = logged.line
     level = f"{logging.getLevelName(line.level)} " if line.level else ""
@@ -222,7 +240,7 @@ def _log_line(logged: LogEntry) -> str:
 
 def make_checkpoint(job: str | None, silent: bool) -> Answer:
     """Make a checkpoint and wait until it is complete. Raises RequestFailed when it is not completed."""
-    entry = _named(job)
+    entry = named(job)
     with busy_with(f"checkpoint of {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoCheckpoint(), say)
     return Answer(MadeCheckpoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
@@ -230,9 +248,9 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
 
 def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
     """Make a savepoint and wait until it is complete. Raises RequestFailed when it is not made."""
-    entry = _named(job)
+    entry = named(job)
     with busy_with(f"savepoint of {entry.name}", silent) as say:
-        reply = _ask_patiently(entry, DoSavepoint(None if place is None else absolute(place)), say)
+        reply = _ask_patiently(entry, DoSavepoint(None if place is None else _place(entry, place)), say)
     return Answer(MadeSavepoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
 
@@ -242,7 +260,7 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     Raises ConfigError for one that no job can have, RequestFailed when the job runs on as it was.
     """
     check_parallelism(parallelism, MAX_PARALLELISM_MAX, "rescale")
-    entry = _named(job)
+    entry = named(job)
     with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent) as say:
         reply = _ask_patiently(entry, DoRescale(parallelism), say)
     line = Text(f"{text.printable(entry.name)} runs at parallelism {parallelism}")
@@ -259,8 +277,8 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
         raise ConfigError(
             "--drain, --savepoint: a drained job has finished, a savepoint is for going on; give only one"
         )
-    entry = _named(job)
-    place = None if savepoint is None else absolute(savepoint)
+    entry = named(job)
+    place = None if savepoint is None else _place(entry, savepoint)
     with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoStop(drain, place), say)
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
@@ -271,28 +289,26 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
     return Answer(msgspec.structs.replace(stopped, **made), line)
 
 
-def _named(job: str | None) -> JobEntry:
-    """The job of that id or name; without one, the only job there is."""
-    if job is not None:
-        return registry.find(job)
-    entries = registry.list_jobs()
-    if len(entries) == 1:
-        return entries[0]
-    if not entries:
-        raise JobError("no job runs on this machine")
-    running = ", ".join(f"{e.name} ({e.job_id})" for e in entries)
-    raise JobError(f"{len(entries)} jobs run on this machine; say which one: {running}")
+def _place(entry: Target, place: str) -> str:
+    """Of a savepoint, as the driver is told it. Raises ConfigError for a path that means another place on its machine."""
+    found = absolute(place)
+    if isinstance(entry, PageJob) and "://" not in place and not place.startswith(("/", "file:")):
+        raise ConfigError(
+            f"savepoint {place!r} is a relative path, and the job may run on another machine; give an absolute path, as "
+            "that machine sees it, or a storage URL"
+        )
+    return found
 
 
-def _ask(entry: JobEntry, request: ClientRequest, timeout_s: float | None) -> Reply:
-    with Client(entry) as line:
+def _ask(entry: Target, request: ClientRequest, timeout_s: float | None) -> Reply:
+    with line_to(entry) as line:
         reply = line.ask(request, timeout_s)
     if reply.error:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
     return reply
 
 
-def _ask_patiently(entry: JobEntry, request: ClientRequest, say: Callable[[str], None]) -> Reply:
+def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], None]) -> Reply:
     """As long as it takes; meanwhile `say` is told what the job waits for."""
     over = threading.Event()
 
@@ -319,7 +335,7 @@ def _ask_patiently(entry: JobEntry, request: ClientRequest, say: Callable[[str],
         over.set()
 
 
-def _status_of(entry: JobEntry) -> JobStatus:
+def _status_of(entry: Target) -> JobStatus:
     status = _ask(entry, GetStatus(), STATUS_TIMEOUT_S).status
     if status is None:
         raise ClusterError(f"job {entry.name} ({entry.job_id}) answered without a status")

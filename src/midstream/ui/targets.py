@@ -1,0 +1,33 @@
+"""Which job a command is about, and a line to it: of this machine by id or name, of any by the link to its page."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from midstream.core.errors import JobError
+from midstream.page.line import PageJob, PageLine, is_link, job_at
+from midstream.runtime import registry
+from midstream.runtime.client import Client
+from midstream.runtime.registry import JobEntry
+
+Target: TypeAlias = JobEntry | PageJob
+
+
+def named(job: str | None) -> Target:
+    """The job of that id, name or link; without one, the only job there is on this machine.
+
+    Raises JobError when there is not exactly one, ClusterError when no page answers at the link.
+    """
+    if job is not None:
+        return job_at(job) if is_link(job) else registry.find(job)
+    entries = registry.list_jobs()
+    if len(entries) == 1:
+        return entries[0]
+    if not entries:
+        raise JobError("no job runs on this machine; of a job on another one, give the link to its page")
+    running = ", ".join(f"{e.name} ({e.job_id})" for e in entries)
+    raise JobError(f"{len(entries)} jobs run on this machine; say which one: {running}")
+
+
+def line_to(target: Target) -> Client | PageLine:
+    return PageLine(target) if isinstance(target, PageJob) else Client(target)
