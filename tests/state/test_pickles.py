@@ -7,6 +7,7 @@ import collections
 import contextlib
 import enum
 import functools
+import io
 import ipaddress
 import os
 import pickle
@@ -32,7 +33,7 @@ from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
 from midstream.state import pickled_arrays
 from midstream.state.own_code import own_code
-from midstream.state.pickles import OwnCode, Pickles
+from midstream.state.pickles import OwnCode, Pickles, _Writer
 
 T = TypeVar("T")
 
@@ -254,6 +255,20 @@ def test_a_crafted_array_takes_no_memory_that_is_not_its_own(data: bytes) -> Non
 def test_plain_containers_and_arrays_come_back(value: Any) -> None:
     found = round_trip(BY_VALUE, value)
     assert repr(found) == repr(value) and type(found) is type(value)
+
+
+@given(st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary())
+def test_values_that_need_no_question_are_written_as_if_asked(value: Any) -> None:
+    buffer = io.BytesIO()
+    _Writer(buffer, Pickles(OwnCode())).dump(value)
+    assert Pickles(OwnCode()).dumps(value, "here") == buffer.getvalue()
+
+
+@pytest.mark.parametrize("value", [b"x" * 300_000, "é" * 300_000, 1 << 300_000], ids=["bytes", "str", "int"])
+def test_large_values_that_need_no_question_come_back(value: Any) -> None:
+    pickles = Pickles(OwnCode())
+    found = pickles.loads(pickles.dumps(value, "here"), "here")
+    assert type(found) is type(value) and found == value
 
 
 def test_exceptions_come_back() -> None:

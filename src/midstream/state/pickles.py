@@ -86,6 +86,10 @@ class Pickles:
 
     def dumps(self, value: Any, what: str) -> bytes:
         """Raises JobError for a value that could not be read back. Any thread."""
+        kind = type(value)
+        if kind is int or kind is str or kind is float or kind is bool or kind is bytes or value is None:
+            # there is nothing to ask about: the same bytes, in a fifth of the time
+            return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         buffer = io.BytesIO()
         writer = _Writer(buffer, self)
         try:
