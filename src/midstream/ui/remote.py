@@ -115,7 +115,9 @@ def watch(job: str | None, json: bool) -> Answer | Stream:
             screen.show(status)
             if status.has_ended or status.state == history.LOST:
                 how = f"{text.printable(status.name)} {status.state}"
-                return Answer(status, Text(f"{how}; midstream history {status.job_id} has all of it", style="dim"))
+                if isinstance(entry, JobEntry):  # records are of this machine
+                    how = f"{how}; midstream history {status.job_id} has all of it"
+                return Answer(status, Text(how, style="dim"))
     return Answer(None, Text(f"{text.printable(entry.name)} runs on", style="dim"))
 
 
