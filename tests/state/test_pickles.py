@@ -11,6 +11,7 @@ import io
 import ipaddress
 import os
 import pickle
+import pickletools
 import subprocess
 import sys
 import types
@@ -33,7 +34,7 @@ from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
 from midstream.state import pickled_arrays
 from midstream.state.own_code import own_code
-from midstream.state.pickles import OwnCode, Pickles, _Writer
+from midstream.state.pickles import _LOOKS_UP, OwnCode, Pickles, _Writer
 
 T = TypeVar("T")
 
@@ -365,6 +366,45 @@ MINE = __name__
 def test_a_crafted_pickle_calls_nothing(data: bytes, pickles: Pickles) -> None:
     with pytest.raises(StorageError, match=r"state 'n': .*"):
         pickles.loads(data, "state 'n'")
+
+
+def test_every_instruction_that_looks_something_up_is_known() -> None:
+    """All others put on the stack what they say, or what has been there before."""
+    looks_up = {"GLOBAL", "STACK_GLOBAL", "INST", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}
+    calls_what_was_looked_up = {"REDUCE", "BUILD", "OBJ", "NEWOBJ", "NEWOBJ_EX"}
+    was_there_before = {"DUP", "GET", "BINGET", "LONG_BINGET", "MEMOIZE"}
+    gives_anything = {op.name for op in pickletools.opcodes if any(kind.name == "any" for kind in op.stack_after)}
+    assert gives_anything == looks_up | calls_what_was_looked_up | was_there_before
+    assert {op.name for op in pickletools.opcodes if _LOOKS_UP.search(op.code.encode("latin-1"))} == looks_up
+
+
+NO_PICKLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=500)
+def test_what_is_read_without_asking_would_not_have_asked(data: bytes) -> None:
+    class Asked(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            pytest.fail(f"{module}.{name} is looked up")
+
+        def persistent_load(self, name: Any) -> Any:
+            pytest.fail(f"{name} is looked up")
+
+    for given_data in (data, b"\x80\x05" + data + b"."):
+        if _LOOKS_UP.search(given_data) is None:
+            with contextlib.suppress(*NO_PICKLE):
+                Asked(io.BytesIO(given_data)).load()
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))

@@ -15,6 +15,7 @@ import copyreg
 import importlib
 import io
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -52,6 +53,10 @@ _PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in n
     for name, item in vars(builtins).items()
     if isinstance(item, type) and issubclass(item, BaseException)
 }
+
+_LOOKS_UP = re.compile(rb"[ciPQ\x82-\x84\x93]")
+"""The codes of all instructions that look something up by name or number: GLOBAL, INST, PERSID, BINPERSID, EXT1 to EXT4,
+STACK_GLOBAL. Without any of these bytes a pickle makes numbers, text, bytes and plain containers, and calls nothing."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ class Pickles:
     def loads(self, data: bytes, what: str) -> Any:
         """Raises StorageError for what the rule refuses, and for what is no pickle. Any thread."""
         try:
+            if _LOOKS_UP.search(data) is None:  # numbers, above all, and five times as fast
+                return pickle.loads(data)
             return _Reader(io.BytesIO(data), self).load()
         except _Refused as refused:
             raise StorageError(f"{what}: {refused}") from None
