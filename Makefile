@@ -66,6 +66,7 @@ peers: setup  ## Flink, PyFlink and Bytewax in .peers/, for python benchmarks/co
 minimums: setup  ## tests with the oldest dependencies that pyproject.toml allows, in .minimums (PYTHON=python3.10: with that one)
 	@tools/test_minimums.sh
 
+nightly: export NIGHTLY = 1
 nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
 	@$(BIN)/midstream simulate --mutations

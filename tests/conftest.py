@@ -23,6 +23,14 @@ for _name in ("SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(_name, _QUICK_JVM)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get("NIGHTLY"):
+        skip = pytest.mark.skip(reason="a long one beside a quicker one like it: make nightly runs it (NIGHTLY=1)")
+        for item in items:
+            if item.get_closest_marker("nightly") is not None:
+                item.add_marker(skip)
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """`local[4]` on loopback, no UI; stopped at the end of the test session."""

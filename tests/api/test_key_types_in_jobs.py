@@ -33,7 +33,7 @@ from waiting import until
 KINDS = ["time64[us]", "time32[ms]", "duration[s]", "timestamp[us, tz=America/New_York]", "date64[ms]"]
 
 
-@pytest.mark.parametrize("name", ["time64[us]", "duration[s]"])
+@pytest.mark.parametrize("name", ["time64[us]", pytest.param("duration[s]", marks=pytest.mark.nightly)])
 def test_a_window_of_very_many_keys_is_whole_at_parallelism_2(name: str) -> None:
     keys = key_samples(300_000)[name]
     rows = pa.table({"k": keys, "t": pa.array(np.zeros(len(keys), np.int64), pa.timestamp("us"))})

@@ -57,7 +57,7 @@ def check(made: pl.DataFrame, directory: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kills", [0, 1])
+@pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_the_year_of_flights_equals_one_query_over_it(kills, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = load_job(EXAMPLES / "flights.py").start(slots=ProcessSlots())

@@ -19,7 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(200)]
 
 
 @pytest.mark.parametrize(
-    ("number", "how"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGTERM, "ended with status 143")]
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param(signal.SIGTERM, "ended with status 143", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_job_whose_spark_ends_fails_at_once_and_says_where_to_go_on(
     number: signal.Signals, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""A keyed stream beside a broadcast one, from seven Spark slots to two with rows in flight: `RECOVERY_REPEAT` times (2)."""
+"""A keyed stream beside a broadcast one, from seven Spark slots to two with rows in flight: `RECOVERY_REPEAT` times (1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TIMES = int(os.environ.get("RECOVERY_REPEAT", "2"))
+TIMES = int(os.environ.get("RECOVERY_REPEAT", "1"))
 SECONDS_PER_TIME = 90
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(60 + SECONDS_PER_TIME * TIMES)]

@@ -181,7 +181,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,2,1024]"])
+@pytest.mark.parametrize("master", [pytest.param("local[2]", marks=pytest.mark.nightly), "local-cluster[2,2,1024]"])
 def test_a_job_survives_the_loss_of_a_slot_and_ctrl_c_leaves_no_worker(
     master: str, program: Callable[..., tuple[subprocess.Popen[str], list[int]]], tmp_path: Path
 ) -> None:
