@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from midstream.runtime.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Con
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.ports import Ports, listen
+from midstream.runtime.tls import JobKeys, keys_for, tls_of
 from midstream.runtime.transport import TcpTransport
 from waiting import until
 
 SECRET = bytes(range(32))
+KEYS = {tls: keys_for(tls, "127.0.0.1", SECRET) for tls in ("off", "on")}
 IDENTITY = Identity(Role.SLOT_DATA, "job", 0, 0, 1)
 KIND = 0x11
 
@@ -58,7 +61,8 @@ class End:
 class Loops:
     """Event loops on threads; everything that is to happen on one goes through `call`."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: JobKeys) -> None:
+        self.keys = keys
         self._running: list[tuple[EventLoop, threading.Thread]] = []
         self.fatal: list[BaseException] = []
 
@@ -92,9 +96,9 @@ class Loops:
         assert not self.fatal, self.fatal
 
 
-@pytest.fixture
-def loops() -> Iterator[Loops]:
-    loops = Loops()
+@pytest.fixture(params=["off", "on"], ids=["plain", "tls"])
+def loops(request: pytest.FixtureRequest) -> Iterator[Loops]:
+    loops = Loops(KEYS[request.param])
     yield loops
     loops.close()
 
@@ -102,10 +106,11 @@ def loops() -> Iterator[Loops]:
 class Server:
     def __init__(self, loops: Loops, **options: Any) -> None:
         self.loop = loops.new()
+        self.keys = loops.keys
         self.came: list[tuple[Connection, Identity]] = []
         self.judged: list[Identity] = []
         options = {"frame_bytes_max": 2**20, "buffer_bytes": 2**16, **options}
-        self.listener = Listener(self.loop, "127.0.0.1", SECRET, self._judge, self._opened, **options)
+        self.listener = Listener(self.loop, "127.0.0.1", loops.keys, self._judge, self._opened, **options)
         loops.call(self.loop, self.listener.start)
 
     def _judge(self, identity: Identity) -> str:
@@ -119,6 +124,15 @@ class Server:
         sock = socket.create_connection((self.listener.host, self.listener.port), timeout=10)
         sock.settimeout(10)
         return sock
+
+    def greeted(self, dialer: Dialer) -> socket.socket:
+        """A connection that has come as far as the handshake."""
+        sock, tls = self.stranger(), tls_of(self.keys)
+        if tls is None:
+            return sock
+        encrypted = tls.connect(sock)
+        dialer.channel = tls.channel(encrypted)
+        return encrypted
 
 
 def closed_by_peer(sock: socket.socket) -> bool:
@@ -148,9 +162,9 @@ def answer(sock: socket.socket) -> memoryview:
     [
         os.urandom(4096),
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        LENGTH.pack(0),
-        LENGTH.pack(2**32 - 1),
-        LENGTH.pack(UNAUTHENTICATED_FRAME_BYTES_MAX + 1),
+        LENGTH.pack(0) + bytes(64),
+        LENGTH.pack(2**32 - 1) + bytes(64),
+        LENGTH.pack(UNAUTHENTICATED_FRAME_BYTES_MAX + 1) + bytes(64),
         b"".join(frame(HELLO, MAGIC + bytes((VERSION + 1,)) + bytes(32))),
         b"".join(frame(HELLO, MAGIC + bytes((VERSION,)) + bytes(31))),
         b"".join(frame(0x10, b"\x81\xa4type\xa8get_stat")),
@@ -169,14 +183,14 @@ def test_what_is_no_handshake_is_closed_without_an_answer(loops: Loops, said: by
 def test_a_handshake_that_is_played_back_proves_nothing(loops: Loops) -> None:
     server = Server(loops)
     dialer = Dialer(SECRET, IDENTITY, os.urandom(32))
-    with server.stranger() as sock:
+    with server.greeted(dialer) as sock:
         hello = dialer.start()
         sock.sendall(hello)
         proof = dialer.receive(answer(sock))
         sock.sendall(proof)
         dialer.receive(answer(sock))
     until("the honest one", lambda: len(server.came) == 1)
-    with server.stranger() as sock:
+    with server.greeted(dialer) as sock:
         sock.sendall(hello + proof)
         assert closed_by_peer(sock)
     assert len(server.came) == 1 and len(server.judged) == 1
@@ -185,9 +199,10 @@ def test_a_handshake_that_is_played_back_proves_nothing(loops: Loops) -> None:
 def test_one_that_dribbles_bytes_is_cut_off_in_time(loops: Loops) -> None:
     server = Server(loops, handshake_timeout_s=0.4)
     began_s = time.monotonic()
-    with server.stranger() as sock:
-        hello = Dialer(SECRET, IDENTITY, os.urandom(32)).start()
-        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+    dialer = Dialer(SECRET, IDENTITY, os.urandom(32))
+    with server.greeted(dialer) as sock:
+        hello = dialer.start()
+        with pytest.raises(OSError, match=r"reset|Broken pipe|EOF occurred"):
             for byte in hello * 100:
                 sock.sendall(bytes((byte,)))
                 time.sleep(0.02)
@@ -264,6 +279,7 @@ def connect(loops: Loops, server: Server) -> tuple[End, Connection, EventLoop, E
             lambda _, reason: pytest.fail(reason),
             frame_bytes_max=2**20,
             buffer_bytes=2**16,
+            tls=tls_of(loops.keys),
         ),
     )
     until("both sides", lambda: opened and len(server.came) > before)
@@ -367,7 +383,7 @@ class Slots:
         self.of = []
         for slot in range(count):
             loop = loops.new()
-            transport = loops.call(loop, lambda loop=loop: TcpTransport(loop, SECRET, "job", "127.0.0.1", **options))  # type: ignore[misc]  # mypy infers no lambda with defaults
+            transport = loops.call(loop, partial(TcpTransport, loop, loops.keys, "job", "127.0.0.1", **options))
             transport.slot = slot
             self.of.append((loop, transport))
 

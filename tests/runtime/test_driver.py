@@ -33,6 +33,7 @@ from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.slot import run_slot
+from midstream.runtime.tls import JobKeys
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until
 
@@ -189,7 +190,7 @@ def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
     _, coordinator = start(plan(slots=1))
     until("the slot", lambda: coordinator.slots)
     (entry,) = registry.list_jobs()
-    again = SlotLaunch(entry.host, entry.port, entry.secret, entry.job_id, "job-0001-request-1")
+    again = SlotLaunch(entry.host, entry.port, entry.keys, entry.job_id, "job-0001-request-1")
     run_slot(again)  # ends in good order: Spark would run a failed task a third time
     assert list(coordinator.slots) == [0] and not coordinator.lost
 
@@ -200,7 +201,7 @@ def test_a_message_before_registering_or_a_second_registration_ends_the_line(sta
     (entry,) = registry.list_jobs()
     for said in (Deployed(0), Register("127.0.0.1", 1, 1, "3.11", "unheard-of")):
         with socket.create_connection((entry.host, entry.port), timeout=10) as sock:
-            dialer = Dialer(entry.secret, Identity(Role.SLOT_CONTROL, entry.job_id), os.urandom(32))
+            dialer = Dialer(entry.keys.secret, Identity(Role.SLOT_CONTROL, entry.job_id), os.urandom(32))
             sock.sendall(dialer.start())
             sock.sendall(dialer.receive(memoryview(sock.recv(4096))[4:]))
             dialer.receive(memoryview(sock.recv(4096))[4:])
@@ -246,7 +247,7 @@ def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is
     start(plan(slots=1))
     entry = registry.list_jobs()[0]
     with pytest.raises((ClusterError, ProtocolViolation)):
-        Client(msgspec.structs.replace(entry, secret=bytes(32)))
+        Client(msgspec.structs.replace(entry, keys=JobKeys(bytes(32))))
     with pytest.raises(Refused, match="this is the driver of job job-0001"):
         Client(msgspec.structs.replace(entry, job_id="another"))
     with Client(entry) as client:
@@ -259,7 +260,7 @@ def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> Non
     directory = registry.home() / "jobs"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "job-0001.json").stat().st_mode) == 0o600
-    assert entry.secret.hex() not in repr(entry) and str(entry.secret) not in repr(entry)
+    assert entry.keys.secret.hex() not in repr(entry) and str(entry.keys.secret) not in repr(entry)
     # our process number, but of a process that began at another time
     registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started="another boot 1"))
     registry.announce(msgspec.structs.replace(entry, job_id="elsewhere", machine="another", pid=1))

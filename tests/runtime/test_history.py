@@ -18,6 +18,7 @@ from midstream.runtime import history, registry
 from midstream.runtime.history import JobRecord, Keeper
 from midstream.runtime.job import start_job
 from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.tls import JobKeys
 from sample_status import sample
 from waiting import until
 
@@ -29,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def entry_of(job_id: str) -> registry.JobEntry:
-    return registry.entry_of_this_process(job_id, "flights", "127.0.0.1", 7000, b"the job's secret")
+    return registry.entry_of_this_process(job_id, "flights", "127.0.0.1", 7000, JobKeys(b"the job's secret"))
 
 
 def of(job_id: str, state: str = "running", started_ms: int = 0, name: str = "flights") -> JobStatus:

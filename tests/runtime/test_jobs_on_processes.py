@@ -20,6 +20,7 @@ from midstream.runtime import registry
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.tls import JobKeys
 from midstream.worker.task import Task
 from waiting import alive, until
 
@@ -158,7 +159,7 @@ def test_a_slot_whose_driver_has_gone_tells_the_driver_alone(capfd: pytest.Captu
     ended: list[tuple[str, str]] = []
     slots = ProcessSlots()
     slots.request(
-        SlotLaunch("127.0.0.1", 1, b"s" * 32, "job", "0"),
+        SlotLaunch("127.0.0.1", 1, JobKeys(b"s" * 32), "job", "0"),
         lambda reason, crash="", last_lines="": ended.append((reason, crash)),
     )
     until("the slot has ended", lambda: bool(ended), 60)

@@ -83,4 +83,4 @@ def test_the_secret_is_neither_on_a_command_line_nor_in_the_environment(started:
     (entry,) = list_jobs()
     for pid in pids:
         shown = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
-        assert entry.secret not in shown and entry.secret.hex().encode() not in shown
+        assert entry.keys.secret not in shown and entry.keys.secret.hex().encode() not in shown

@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 from midstream.runtime import registry
+from midstream.runtime.tls import JobKeys
 
 
 def announced(job_id: str = "job-1") -> registry.JobEntry:
-    entry = registry.entry_of_this_process(job_id, "numbers", "127.0.0.1", 7000, b"secret")
+    entry = registry.entry_of_this_process(job_id, "numbers", "127.0.0.1", 7000, JobKeys(b"secret"))
     registry.announce(entry)
     return entry
 

@@ -18,6 +18,7 @@ from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.provider import SlotLaunch
+from midstream.runtime.tls import JobKeys
 from midstream.spark.session import active_session, check_java, check_master, get_session, is_local_master
 from midstream.spark.slots import SparkSlots, explain
 from scripted_coordinator import Scripted, plan
@@ -89,7 +90,7 @@ def test_more_slots_than_cores_are_refused_with_both_numbers_and_the_way_out(spa
 def test_a_slot_that_cannot_reach_its_driver_says_so_in_one_line(spark: Any) -> None:
     slots = SparkSlots(spark)
     reasons: list[str] = []
-    launch = SlotLaunch("127.0.0.1", 1, bytes(32), "job", "request")
+    launch = SlotLaunch("127.0.0.1", 1, JobKeys(bytes(32)), "job", "request")
     slots.request(launch, lambda reason, crash="", last_lines="": reasons.append(reason))
     (reason,) = until("the failure", lambda: reasons, 60)
     assert re.fullmatch(r"ClusterError: a slot on .* cannot reach its driver at 127.0.0.1:1: .* refused", reason)

@@ -119,11 +119,11 @@ def test_a_slot_that_hangs_is_an_error() -> None:
     assert check.what == "slots" and "a (192.0.2.1, process 101)" in check.found
 
 
-def settings(master: str, **given: str) -> dict[str, Check]:
+def settings(master: str, tls: str = "auto", **given: str) -> dict[str, Check]:
     conf = SparkConf(loadDefaults=False, _jvm=None)
     conf.setAll([(f"spark.{name.replace('__', '.')}", value) for name, value in given.items()])
     checks = _Checks([])
-    doctor._look_at_settings(checks, conf, master)
+    doctor._look_at_settings(checks, conf, master, tls)
     return problems(checks.made)
 
 
@@ -142,7 +142,10 @@ def test_settings_that_harm_long_jobs_are_named() -> None:
 def test_what_is_encrypted_is_said_of_a_cluster() -> None:
     assert list(settings("spark://a:7077")) == ["spark.authenticate"]
     assert list(settings("spark://a:7077", authenticate="true")) == ["spark.network.crypto.enabled"]
-    assert list(settings("spark://a:7077", authenticate="true", network__crypto__enabled="true")) == ["encryption"]
+    assert not settings("spark://a:7077", authenticate="true", network__crypto__enabled="true")
+    assert list(settings("spark://a:7077", "off", authenticate="true", network__crypto__enabled="true")) == [
+        "encryption"
+    ]
 
 
 # ---- the command ----

@@ -17,6 +17,7 @@ import pytest
 from midstream.protocol.job_status import FailureStatus, JobStatus
 from midstream.runtime import registry
 from midstream.runtime.history import Keeper
+from midstream.runtime.tls import JobKeys
 from midstream.ui.cli import main
 from sample_status import sample
 
@@ -30,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(status: JobStatus, pid: int | None = None) -> None:
-    entry = registry.entry_of_this_process(status.job_id, status.name, "127.0.0.1", 7000, b"secret")
+    entry = registry.entry_of_this_process(status.job_id, status.name, "127.0.0.1", 7000, JobKeys(b"secret"))
     keeper = Keeper(entry if pid is None else msgspec.structs.replace(entry, pid=pid))
     keeper.start()
     keeper.end(status)
@@ -92,7 +93,7 @@ def test_two_running_jobs_of_one_name_are_told_apart_and_no_record_is_shown_inst
 ) -> None:
     for job_id in ("aaaa", "bbbb"):
         registry.announce(
-            registry.entry_of_this_process(job_id, "delays", "127.0.0.1", 7000, b"", "http://127.0.0.1:1/")
+            registry.entry_of_this_process(job_id, "delays", "127.0.0.1", 7000, JobKeys(b""), "http://127.0.0.1:1/")
         )
     assert main(["page", "delays"]) == 2
     assert "'delays' names 2 running jobs (aaaa, bbbb); use the id of one" in " ".join(capsys.readouterr().err.split())

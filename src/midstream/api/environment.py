@@ -80,6 +80,9 @@ class Environment:
     `batch_rows`: the maximum number of rows in a batch of a source; smaller batches make the job slower.
     `slot_timeout`: how long the job waits for its slots. `heartbeat_timeout`: a slot that is silent for longer
     is lost.
+    `tls`: whether connections between driver, slots and commands are encrypted. "auto" encrypts them unless all
+    processes run on this machine; "on" and "off" do what they say. A directory: with the certificate in its files
+    tls.crt, tls.key and ca.crt, which every machine has, in place of one that each start of the job makes.
     `trusted_packages`: packages whose objects untyped state may hold, besides plain values and objects of the
     job's own classes. Reading a checkpoint can then call any function of these packages.
     `modules`: Python files, directories of packages, and zips that slots need besides the modules whose import
@@ -113,6 +116,7 @@ class Environment:
         batch_rows: int = 131_072,
         slot_timeout: Duration = "60 s",
         heartbeat_timeout: Duration = "30 s",
+        tls: str | os.PathLike[str] = "auto",
         trusted_packages: Iterable[str] = (),
         modules: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
@@ -142,6 +146,7 @@ class Environment:
             batch_rows=_whole(batch_rows, "batch_rows"),
             slot_timeout_s=duration_s(slot_timeout, "slot_timeout"),
             heartbeat_timeout_s=duration_s(heartbeat_timeout, "heartbeat_timeout"),
+            tls=_tls(tls),
             trusted_packages=_packages(trusted_packages),
         ).check()
         self._program = Program(self._config, job_file(calling_file(), calling_module()), check_extra(modules))
@@ -509,6 +514,14 @@ def _directory(path: str | os.PathLike[str] | None) -> str | None:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"checkpoint_dir: {path!r} is not a directory or a storage URL")
     return absolute(text)
+
+
+def _tls(tls: str | os.PathLike[str]) -> str:
+    """A directory is absolute: slots have working directories of their own."""
+    text = os.fspath(tls) if isinstance(tls, (str, os.PathLike)) else tls
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"tls: {tls!r} is not 'auto', 'on', 'off', or a directory with a certificate")
+    return text if text in ("auto", "on", "off") else absolute(text)
 
 
 def _aligned_timeout_s(timeout: Duration | None) -> float | None:

@@ -62,6 +62,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         restored_from=job.restored_from,
         had_finished=job.had_finished,
         checkpoint_dir=config.checkpoint_dir,
+        tls=config.tls,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_memory_limit_bytes=tuple(slot.status.memory_limit_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),

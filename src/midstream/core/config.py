@@ -116,6 +116,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = 131_072
     slot_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 30.0
+    tls: str = "auto"
+    """Whether connections between the job's processes are encrypted: auto (unless all are on one machine), on, off, or a
+    directory with a certificate of the user's."""
     trusted_packages: tuple[str, ...] = ()
     """Packages besides the job's own of which pickles in a checkpoint may call anything."""
 
@@ -126,6 +129,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.max_parallelism <= MAX_PARALLELISM_MAX:
             raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and {MAX_PARALLELISM_MAX}")
         check_parallelism(self.parallelism, self.max_parallelism, "the job")
+        if not self.tls.strip():
+            raise ConfigError("tls: an empty text; give 'auto', 'on', 'off', or a directory with a certificate")
         if self.buffer_bytes < 4096:
             raise ConfigError(f"buffer_size: {self.buffer_bytes} bytes is below the smallest size, 4 KiB")
         if self.checkpoint_interval_s is not None and self.checkpoint_interval_s <= 0:

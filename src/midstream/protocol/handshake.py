@@ -6,9 +6,10 @@
     PROOF      mac_d, identity          →
                                         ←   VERDICT    mac_a, refusal ("" = welcome)
 
-    mac_d = HMAC-SHA256(secret, "midstream dialer"   | HELLO | CHALLENGE | identity)
-    mac_a = HMAC-SHA256(secret, "midstream acceptor" | HELLO | CHALLENGE | identity | refusal)
+    mac_d = HMAC-SHA256(secret, "midstream dialer"   | channel | HELLO | CHALLENGE | identity)
+    mac_a = HMAC-SHA256(secret, "midstream acceptor" | channel | HELLO | CHALLENGE | identity | refusal)
 
+On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has shown.
 Each frame of the transcript goes in with its length, so no two transcripts read the same. Both
 nonces are fresh, so nothing recorded proves anything again; the two labels differ, so nothing
 reflected does. The dialer proves itself first: who does not know the secret learns nothing from
@@ -32,7 +33,7 @@ from midstream.core.errors import ClusterError
 from midstream.protocol.framing import ProtocolViolation, frame
 
 MAGIC: Final = b"MDSTREAM"
-VERSION: Final = 1
+VERSION: Final = 2
 NONCE_BYTES: Final = 32
 SECRET_BYTES: Final = 32
 MAC_BYTES: Final = 32
@@ -83,6 +84,8 @@ class Dialer:
         self._identity = _encode(identity)
         self._hello = _OPENING + nonce
         self._challenge: bytes | None = None
+        self.channel = b""
+        """What the connection is known by to both sides, if it is encrypted."""
         self.done = False
 
     def start(self) -> bytes:
@@ -96,12 +99,12 @@ class Dialer:
             self._challenge = _opening(kind, body, CHALLENGE)
             if self._challenge == self._hello:
                 raise ProtocolViolation("our own nonce came back: a reflected handshake")
-            mac = _mac(self._secret, _DIALER, self._hello, self._challenge, self._identity)
+            mac = _mac(self._secret, _DIALER, self.channel, self._hello, self._challenge, self._identity)
             return _bytes_of(PROOF, mac + self._identity)
         if kind != VERDICT or not MAC_BYTES <= len(body) <= MAC_BYTES + REFUSAL_BYTES_MAX:
             raise ProtocolViolation(f"handshake: expected a verdict, got type {kind:#x} of {len(body)} bytes")
         refusal = body[MAC_BYTES:]
-        mac = _mac(self._secret, _ACCEPTOR, self._hello, self._challenge, self._identity, refusal)
+        mac = _mac(self._secret, _ACCEPTOR, self.channel, self._hello, self._challenge, self._identity, refusal)
         if not hmac.compare_digest(mac, body[:MAC_BYTES]):
             raise ProtocolViolation("handshake: the peer does not know the job's secret")
         if refusal:
@@ -118,6 +121,8 @@ class Acceptor:
         self._secret = secret
         self._challenge = _OPENING + nonce
         self._hello: bytes | None = None
+        self.channel = b""
+        """As for the Dialer."""
         self._judge = judge
         self.identity: Identity | None = None
         """Of the peer, as soon as it is proved."""
@@ -140,7 +145,7 @@ class Acceptor:
         if kind != PROOF or len(body) <= MAC_BYTES:
             raise ProtocolViolation(f"handshake: expected a proof, got type {kind:#x} of {len(body)} bytes")
         claimed = body[MAC_BYTES:]
-        mac = _mac(self._secret, _DIALER, self._hello, self._challenge, claimed)
+        mac = _mac(self._secret, _DIALER, self.channel, self._hello, self._challenge, claimed)
         if not hmac.compare_digest(mac, body[:MAC_BYTES]):
             raise ProtocolViolation("handshake: the peer does not know the job's secret")
         try:
@@ -151,7 +156,8 @@ class Acceptor:
         refusal = self.refusal.encode()[:REFUSAL_BYTES_MAX]
         self.done = True
         return _bytes_of(
-            VERDICT, _mac(self._secret, _ACCEPTOR, self._hello, self._challenge, claimed, refusal) + refusal
+            VERDICT,
+            _mac(self._secret, _ACCEPTOR, self.channel, self._hello, self._challenge, claimed, refusal) + refusal,
         )
 
 

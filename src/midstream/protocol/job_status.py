@@ -225,6 +225,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     had_finished: bool = False
     """In what it was started from: nothing is run."""
     checkpoint_dir: str | None
+    tls: str = "off"
+    """Whether the connections between driver, slots and commands are encrypted: off, on (with a certificate of this
+    start of the job), or the directory of the certificate. They are authenticated in any case."""
     slot_memory_bytes: tuple[int, ...] = ()
     slot_memory_limit_bytes: tuple[int, ...] = ()
     """What each slot's process can have at most; processes of one container share its limit. 0 where unknown."""

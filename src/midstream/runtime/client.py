@@ -24,6 +24,7 @@ from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.protocol.live_rows import GetRows
 from midstream.protocol.messages import ClientRequest, GetLogs, Reply
 from midstream.runtime.registry import JobEntry
+from midstream.runtime.tls import tls_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
 _RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
@@ -45,9 +46,13 @@ class Client:
                 f"job {entry.name} ({entry.job_id}) does not answer at {entry.host}:{entry.port}: "
                 f"{error.strerror or error}; it may have ended just now"
             ) from error
+        tls = tls_of(entry.keys)
         self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
         try:
-            dialer = Dialer(entry.secret, Identity(Role.CLIENT, entry.job_id), secrets.token_bytes(NONCE_BYTES))
+            dialer = Dialer(entry.keys.secret, Identity(Role.CLIENT, entry.job_id), secrets.token_bytes(NONCE_BYTES))
+            if tls is not None:
+                self._sock = encrypted = tls.connect(self._sock)
+                dialer.channel = tls.channel(encrypted)
             self._sock.sendall(dialer.start())
             while not dialer.done:
                 self._sock.sendall(dialer.receive(self._next_frame(deadline_s)))

@@ -1,4 +1,4 @@
-"""One nonblocking TCP connection: handshake first, then frames between a socket and a `LinkEnd`.
+"""One nonblocking TCP connection: TLS if the job uses it, the handshake, then frames between a socket and a `LinkEnd`.
 
 Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still
 overtake it, until the socket takes it. Outside the LinkEnd there are at most `PULL_BYTES_MAX`
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from midstream.protocol.framing import (
 )
 from midstream.protocol.handshake import Acceptor, Handshake, Refused
 from midstream.runtime.loop import READ, WRITE, EventLoop
+from midstream.runtime.tls import Tls, TlsSocket, explained, is_final
 from midstream.runtime.unanswered import Unanswered
 
 PULL_BYTES_MAX: Final = 128 * 2**10
@@ -48,6 +50,8 @@ _KEEPALIVE: Final = [
 
 class State(Enum):
     CONNECTING = auto()
+    SECURING = auto()
+    """TLS is being negotiated."""
     HANDSHAKE = auto()
     OPEN = auto()
     """Authenticated; frames flow once `carry` has been called."""
@@ -72,6 +76,7 @@ class Connection:
         *,
         frame_bytes_max: int,
         buffer_bytes: int,
+        tls: Tls | None = None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         connecting: bool = False,
     ) -> None:
@@ -84,6 +89,7 @@ class Connection:
         """What the peer said in the handshake ended it: it would say so again."""
         self._loop = loop
         self._sock = sock
+        self._tls = tls
         self._unanswered = Unanswered(sock)
         self._opened = opened
         self._failed = failed
@@ -101,7 +107,7 @@ class Connection:
         """Held for every use of the socket for sending, once another thread may send as well."""
         self._sending = False
         """The loop thread is at it. A signal handler or a `__del__` that prints in the midst of it sends nothing in between."""
-        self._state = State.CONNECTING if connecting else State.HANDSHAKE
+        self._state = State.CONNECTING if connecting or tls is not None else State.HANDSHAKE
         self._timer = loop.call_later(handshake_timeout_s, self._handshake_late)
         _prepare(sock)
         if connecting:
@@ -221,7 +227,7 @@ class Connection:
                 sent = self._sock.sendmsg(out[:PIECES_PER_CALL_MAX])
             except OSError:
                 sent = 0  # if it is broken, the loop will find out
-            if not sent and out is frame:
+            if not sent and out is frame and not (isinstance(self._sock, TlsSocket) and self._sock.has_begun):
                 self._out = []
             while sent:
                 piece = out[0]
@@ -234,6 +240,36 @@ class Connection:
     # ---- opening
 
     def _begin(self) -> None:
+        if self._tls is None:
+            self._begin_handshake()
+            return
+        self._state = State.SECURING
+        self._loop.unwatch(self._sock)
+        try:
+            self._sock = self._tls.wrap(self._sock, accepted=isinstance(self.handshake, Acceptor))
+        except OSError as error:
+            self._give_up(explained(error))
+            return
+        self._unanswered = Unanswered(self._sock)
+        self._secure()
+
+    def _secure(self) -> None:
+        """Go on with negotiating TLS."""
+        assert self._tls is not None and isinstance(self._sock, TlsSocket)
+        try:
+            self._sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self._loop.watch(self._sock, READ, self._ready)
+        except ssl.SSLWantWriteError:
+            self._loop.watch(self._sock, WRITE, self._ready)
+        except OSError as error:
+            self.is_judged = is_final(error)
+            self._give_up(explained(error))
+        else:
+            self.handshake.channel = self._tls.channel(self._sock)
+            self._begin_handshake()
+
+    def _begin_handshake(self) -> None:
         self._state = State.HANDSHAKE
         self._out.append(self.handshake.start())
         self._watch()
@@ -272,6 +308,12 @@ class Connection:
             self._give_up(str(error))
             return
         self._flush()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Once more around if TLS holds what has been received, since the selector does not know of that."""
+        if self._open() and isinstance(self._sock, TlsSocket) and self._sock.pending():
+            self._loop.post(lambda: self._ready(READ))
 
     def _handshake_late(self) -> None:
         took_too_long = "the handshake" if self.is_established else "connecting"
@@ -285,6 +327,9 @@ class Connection:
     def _ready(self, mask: int) -> None:
         if self._state is State.CONNECTING:
             self._connected()
+            return
+        if self._state is State.SECURING:
+            self._secure()
             return
         if mask & WRITE and self._open():
             self._blocked = False
@@ -307,7 +352,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._give_up(f"the connection broke: {error.strerror or error}")
+                self._give_up(explained(error))
                 return
             if count == 0:
                 self._give_up("the peer closed the connection")
@@ -321,6 +366,7 @@ class Connection:
                 return
             if count < len(space):
                 return
+        self._read_on()
 
     def _hand_on(self) -> None:
         """Every whole frame that has arrived, to the handshake or to the end."""
@@ -352,7 +398,7 @@ class Connection:
 
     def _send_all(self) -> None:
         self._flush_posted = False
-        if self._state in (State.CLOSED, State.CONNECTING):
+        if self._state in (State.CLOSED, State.CONNECTING, State.SECURING):
             return
         for _ in range(PULLS_PER_TURN_MAX):
             if not self._out:
@@ -374,7 +420,7 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._give_up(f"the connection broke: {error.strerror or error}")
+            self._give_up(explained(error))
             return False
         return self._taken(sent)
 
@@ -440,6 +486,7 @@ def dial(
     *,
     frame_bytes_max: int,
     buffer_bytes: int,
+    tls: Tls | None = None,
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> Connection:
     """Begin a connection to a numeric address (looking up a name would block). Raises ClusterError for any other."""
@@ -462,6 +509,7 @@ def dial(
         failed,
         frame_bytes_max=frame_bytes_max,
         buffer_bytes=buffer_bytes,
+        tls=tls,
         handshake_timeout_s=handshake_timeout_s,
         connecting=True,
     )

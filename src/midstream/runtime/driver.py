@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -41,6 +42,7 @@ from midstream.runtime.logs import JobLogs
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.provider import SlotLaunch, SlotProvider
 from midstream.runtime.storage import FileStorage
+from midstream.runtime.tls import keys_for, tls_shown
 
 END_TIMEOUT_S: Final = 6.0
 """How long peers may take to hear of the end, before they are cut off."""
@@ -74,10 +76,15 @@ class Driver:
         make_coordinator: Callable[[JobPlan, int], CoordinatorMachine] | None = None,
         page: DriverPage | None = None,
     ) -> None:
-        """Raises ClusterError when the cluster cannot have as many slots as the job needs, or no port is free."""
+        """Raises ClusterError when the cluster cannot have as many slots as the job needs, or no port is free.
+
+        Raises ConfigError when the certificate that the job is to use cannot be used.
+        """
         slots.check(plan.graph.slots)
         if make_coordinator is None:
             make_coordinator = partial(Coordinator, open_storage=FileStorage, stopped=threading.Event())
+        keys = keys_for(plan.config.tls, slots.bind_host, secrets.token_bytes(SECRET_BYTES))
+        plan = replace(plan, config=msgspec.structs.replace(plan.config, tls=tls_shown(keys)))
         self.plan = plan
         self.page = page
         self.ended = threading.Event()
@@ -88,10 +95,10 @@ class Driver:
         self._loop = EventLoop("driver", fatal=self._fatal)
         coordinator = make_coordinator(plan, self._loop.now_ms())
         self._log_levels = levels_set()
-        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._keys = keys
         self._lines = Lines(
             self._loop,
-            self._secret,
+            self._keys,
             slots.bind_host,
             plan.config.heartbeat_timeout_s,
             self,
@@ -129,7 +136,7 @@ class Driver:
                 self.plan.config.name,
                 self._lines.host,
                 self._lines.port,
-                self._secret,
+                self._keys,
                 self.page.link if self.page else "",
             )
             self._announced = registry.announce(entry)
@@ -229,7 +236,7 @@ class Driver:
         launch = SlotLaunch(
             self._slots.driver_host,
             self._lines.port,
-            self._secret,
+            self._keys,
             self.plan.job_id,
             request,
             self._log_levels,

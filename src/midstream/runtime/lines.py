@@ -39,6 +39,7 @@ from midstream.runtime.control import (
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.ports import ANY_PORT, Ports
+from midstream.runtime.tls import JobKeys
 
 REGISTER_TIMEOUT_S: Final = 30.0
 QUESTIONS_PER_CLIENT_MAX: Final = 64
@@ -83,7 +84,7 @@ class Lines:
     def __init__(
         self,
         loop: EventLoop,
-        secret: bytes,
+        keys: JobKeys,
         bind_host: str,
         heartbeat_timeout_s: float,
         owner: LinesOwner,
@@ -106,7 +107,7 @@ class Lines:
         self._listener = Listener(
             loop,
             bind_host,
-            secret,
+            keys,
             owner.judge,
             self._opened,
             frame_bytes_max=CONTROL_FRAME_BYTES_MAX,

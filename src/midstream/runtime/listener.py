@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from midstream.protocol.handshake import NONCE_BYTES, Acceptor, Identity
-from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection
+from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection, State
 from midstream.runtime.loop import READ, EventLoop
 from midstream.runtime.ports import ANY_PORT, Ports, listen
+from midstream.runtime.tls import JobKeys, tls_of
 
 UNAUTHENTICATED_MAX: Final = 128
 ACCEPTS_PER_TURN_MAX: Final = 64
@@ -33,7 +34,7 @@ class Listener:
         self,
         loop: EventLoop,
         host: str,
-        secret: bytes,
+        keys: JobKeys,
         judge: Callable[[Identity], str],
         opened: Callable[[Connection, Identity], None],
         *,
@@ -44,7 +45,8 @@ class Listener:
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self._loop = loop
-        self._secret = secret
+        self._secret = keys.secret
+        self._tls = tls_of(keys)
         self._judge = judge
         self._opened = opened
         self._frame_bytes_max = frame_bytes_max
@@ -111,9 +113,11 @@ class Listener:
             self._failed,
             frame_bytes_max=self._frame_bytes_max,
             buffer_bytes=self._buffer_bytes,
+            tls=self._tls,
             handshake_timeout_s=self._handshake_timeout_s,
         )
-        self._strangers[connection] = None
+        if connection.state is not State.CLOSED:
+            self._strangers[connection] = None
 
     def _authenticated(self, connection: Connection) -> None:
         del self._strangers[connection]

@@ -33,6 +33,7 @@ from midstream.runtime.capture import Capture
 from midstream.runtime.ports import ANY_PORT, Ports
 from midstream.runtime.provider import OnFailed, SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
+from midstream.runtime.tls import JobKeys
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
 
 KILL_WAIT_S: Final = 5.0
@@ -54,7 +55,7 @@ COPIED_LINE_BYTES_MAX: Final = 2**20
 class _Launch(msgspec.Struct, frozen=True):
     host: str
     port: int
-    secret: bytes
+    keys: JobKeys
     job_id: str
     request: str
     log_levels: dict[str, int]
@@ -117,7 +118,7 @@ class _Child(WatchedSlot):
         self.pid = self._process.pid
         body = msgspec.msgpack.encode(
             _Launch(
-                launch.host, launch.port, launch.secret, launch.job_id, launch.request, launch.log_levels, launch.ports
+                launch.host, launch.port, launch.keys, launch.job_id, launch.request, launch.log_levels, launch.ports
             )
         )
         assert self._process.stdin is not None
@@ -220,7 +221,7 @@ def main() -> int:
     try:
         with Capture(launch.log_levels, keeps_records=False) as capture:
             run_slot(
-                SlotLaunch(launch.host, launch.port, launch.secret, launch.job_id, launch.request, ports=launch.ports),
+                SlotLaunch(launch.host, launch.port, launch.keys, launch.job_id, launch.request, ports=launch.ports),
                 capture=capture,
             )
     except MidstreamError as error:

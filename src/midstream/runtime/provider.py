@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from midstream.runtime.ports import ANY_PORT, Ports
+from midstream.runtime.tls import JobKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class SlotLaunch:
 
     host: str
     port: int
-    secret: bytes = field(repr=False)
+    keys: JobKeys
     job_id: str
     request: str
     """Which of the driver's requests this slot answers."""

@@ -1,7 +1,7 @@
 """Which jobs run on this machine: one private file each, so that the command line finds their drivers.
 
 `$MIDSTREAM_HOME/jobs/<job id>.json` (default `~/.midstream`), mode 0600 in a directory of mode
-0700: it holds the job's secret. The driver writes it when it begins to listen and removes it when
+0700: it holds the job's keys. The driver writes it when it begins to listen and removes it when
 the job has ended; what a killed driver leaves behind is recognised by its process being gone.
 """
 
@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from midstream.core.errors import JobError, StorageError
+from midstream.runtime.tls import JobKeys
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host: str
     port: int
-    secret: bytes
+    keys: JobKeys
     pid: int
     process_started: str
     """Which process that is, see `process_started`: a process id alone may be someone else's by now."""
@@ -58,7 +59,7 @@ def home() -> Path:
         ) from error
 
 
-def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: bytes, page: str = "") -> JobEntry:
+def entry_of_this_process(job_id: str, name: str, host: str, port: int, keys: JobKeys, page: str = "") -> JobEntry:
     started = process_started(os.getpid())
     assert started is not None
     return JobEntry(
@@ -66,7 +67,7 @@ def entry_of_this_process(job_id: str, name: str, host: str, port: int, secret: 
         name=name,
         host=host,
         port=port,
-        secret=secret,
+        keys=keys,
         pid=os.getpid(),
         process_started=started,
         started_ms=time.time_ns() // 1_000_000,

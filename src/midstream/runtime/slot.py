@@ -55,6 +55,7 @@ from midstream.runtime.modules import UnpackedModules
 from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
+from midstream.runtime.tls import tls_of
 from midstream.runtime.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -154,11 +155,14 @@ class _SlotProcess:
                 self._loop,
                 str(host),
                 launch.port,
-                Dialer(launch.secret, Identity(Role.SLOT_CONTROL, launch.job_id), secrets.token_bytes(NONCE_BYTES)),
+                Dialer(
+                    launch.keys.secret, Identity(Role.SLOT_CONTROL, launch.job_id), secrets.token_bytes(NONCE_BYTES)
+                ),
                 self._connected,
                 self._unreachable,
                 frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
                 buffer_bytes=RECEIVE_BUFFER_BYTES,
+                tls=tls_of(launch.keys),
             )
         except ClusterError as error:
             raise ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver: {error}") from error
@@ -171,7 +175,7 @@ class _SlotProcess:
         launch = self._launch
         self._channel = MessageChannel(connection, _decoder, self._received, self._lost)
         self._transport = TcpTransport(
-            self._loop, launch.secret, launch.job_id, connection.local_host, ports=launch.ports
+            self._loop, launch.keys, launch.job_id, connection.local_host, ports=launch.ports
         )
         self._channel.send(
             Register(

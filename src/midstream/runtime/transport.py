@@ -22,6 +22,7 @@ from midstream.runtime.connection import HANDSHAKE_TIMEOUT_S, Connection, dial
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.ports import ANY_PORT, Ports
+from midstream.runtime.tls import JobKeys, tls_of
 
 RECEIVE_BUFFER_BYTES: Final = 512 * 2**10
 DIAL_TIMEOUT_S: Final = 30.0
@@ -36,7 +37,7 @@ class TcpTransport:
     def __init__(
         self,
         loop: EventLoop,
-        secret: bytes,
+        keys: JobKeys,
         job_id: str,
         host: str,
         *,
@@ -48,7 +49,7 @@ class TcpTransport:
         self.slot: int | None = None
         """Our own id, once the driver has given it. Nobody dials before."""
         self._loop = loop
-        self._secret = secret
+        self._keys = keys
         self._job_id = job_id
         self._open_timeout_s = open_timeout_s
         self._held_max = held_max
@@ -61,7 +62,7 @@ class TcpTransport:
         self._listener = Listener(
             loop,
             host,
-            secret,
+            keys,
             self._judge,
             self._came,
             frame_bytes_max=DATA_FRAME_BYTES_MAX,
@@ -144,11 +145,12 @@ class TcpTransport:
                 self._loop,
                 host,
                 port,
-                Dialer(self._secret, identity, secrets.token_bytes(NONCE_BYTES)),
+                Dialer(self._keys.secret, identity, secrets.token_bytes(NONCE_BYTES)),
                 link.connected,
                 failed,
                 frame_bytes_max=DATA_FRAME_BYTES_MAX,
                 buffer_bytes=RECEIVE_BUFFER_BYTES,
+                tls=tls_of(self._keys),
                 handshake_timeout_s=DIAL_TIMEOUT_S,
             )
         except ClusterError as error:

@@ -211,7 +211,8 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
         context = session.sparkContext
         checks.ok("Spark", f"{context.version} on {context.master}")
         conf = context.getConf()
-        _look_at_settings(checks, conf, context.master or "")
+        tls = submission.plan.config.tls if submission is not None else "auto"
+        _look_at_settings(checks, conf, context.master or "", tls)
         provider = SparkSlots(session)
         firewall = "" if provider.slot_ports.first else f" (for a firewall between them, set {BLOCK_MANAGER_PORT})"
         checks.ok("ports", f"the driver takes {provider.driver_ports}, each slot {provider.slot_ports}{firewall}")
@@ -240,7 +241,7 @@ _LONG_RUNNING: Final = {
 }
 
 
-def _look_at_settings(checks: _Checks, conf: SparkConf, master: str) -> None:
+def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -> None:
     def given(name: str) -> str:
         return (conf.get(name, "") or "").strip()
 
@@ -273,21 +274,23 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str) -> None:
     if not is_on("spark.authenticate"):
         checks.warn(
             "spark.authenticate",
-            "the job's secret travels in Spark's own channel, which anybody in the network can join",
+            "the job's keys travel in Spark's own channel, which anybody in the network can join",
             "set spark.authenticate=true and spark.network.crypto.enabled=true, or use a network that you trust",
         )
     elif not is_on("spark.network.crypto.enabled") and not is_on("spark.ssl.rpc.enabled"):
         checks.warn(
             "spark.network.crypto.enabled",
-            "the job's secret travels in Spark's own channel unencrypted",
+            "the job's keys travel in Spark's own channel unencrypted",
             "set it to true",
         )
-    else:
+    elif tls == "off":
         checks.warn(
             "encryption",
-            "Spark encrypts what it sends; connections between slots authenticate, and do not encrypt",
-            "use a network that you trust",
+            "Spark encrypts what it sends; the job's own connections authenticate, and with tls='off' do not encrypt",
+            "leave tls out, or use a network that you trust",
         )
+    else:
+        checks.ok("encryption", "Spark encrypts what it sends, and the job's own connections use TLS")
 
 
 # ---- what was found on the executors ----

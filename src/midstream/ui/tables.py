@@ -298,6 +298,9 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
         facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim"))
     if any(status.slot_memory_bytes):
         facts.append(Text(f"slot memory {', '.join(_slot_sizes(status))}", style="dim"))
+    if status.tls != "off":
+        own = "" if status.tls == "on" else f", with the certificate in {text.printable(status.tls)}"
+        facts.append(Text(f"connections are encrypted by TLS{own}", style="dim"))
     if status.restarts or status.failures:
         line = Text(f"restarts {status.restarts}", style="yellow")
         if status.failures:

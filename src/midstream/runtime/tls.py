@@ -1,0 +1,285 @@
+"""Encrypted connections between the processes of one job: TLS 1.3, both sides show a certificate.
+
+By default the driver makes one certificate, with its key, at each start of a job. It reaches slots and commands
+the way the job's secret does, every process of the job presents it, and all of them trust it alone: who has no
+key gets no further than the TLS handshake. With a directory of the user's every process presents the
+certificate that it finds there on its own machine, and trusts what the authority there has signed.
+
+Whose certificate it is does not matter: the handshake over the job's secret follows inside of TLS, and its proofs
+hold for the certificate that the acceptor has shown. So whoever has another certificate of the same authority cannot
+pass the proofs on between two honest sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from midstream.core.errors import ClusterError, ConfigError
+
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+"""As in a Kubernetes secret of the type kubernetes.io/tls."""
+WRITE_BYTES_MAX: Final = 256 * 2**10
+_VALID: Final = timedelta(days=36_500)
+_CLOCKS_DIFFER_AT_MOST: Final = timedelta(days=30)
+
+
+class JobKeys(msgspec.Struct, frozen=True):
+    """What all processes of a job have and nobody else. Travels only over channels that nobody else can read."""
+
+    secret: bytes
+    certificate: bytes = b""
+    """PEM of a certificate and its key, which all of them share; empty if they do not encrypt, or have `directory`."""
+    directory: str = ""
+    """Where each of them has its own certificate, key and authority."""
+
+    def __repr__(self) -> str:
+        return f"JobKeys({'encrypted' if self.certificate or self.directory else 'not encrypted'})"
+
+
+def keys_for(tls: str, bind_host: str, secret: bytes) -> JobKeys:
+    """`tls`: "auto" (off where the driver listens on loopback), "on", "off", or a directory. Raises ConfigError."""
+    if tls == "off" or (tls == "auto" and _is_loopback(bind_host)):
+        return JobKeys(secret)
+    if tls in ("auto", "on"):
+        return JobKeys(secret, _new_certificate())
+    keys = JobKeys(secret, directory=tls)
+    tls_of(keys)
+    _check_dates(tls)
+    return keys
+
+
+def tls_shown(keys: JobKeys) -> str:
+    """As in a job's status."""
+    return keys.directory or ("on" if keys.certificate else "off")
+
+
+class Tls:
+    """What a process needs to encrypt its connections, as either side."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        """Raises ConfigError for files of `keys.directory` that are missing or do not fit together."""
+        if keys.directory:
+            certificate, key, authority = (Path(keys.directory, name) for name in (CERTIFICATE, KEY, AUTHORITY))
+            self.server = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key, authority)
+            self.client = _context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, authority)
+            shown = certificate.read_text()
+        else:
+            with tempfile.NamedTemporaryFile(prefix="midstream-", suffix=".pem") as file:  # readable by this user only
+                file.write(keys.certificate)
+                file.flush()
+                path = Path(file.name)
+                self.server = _context(ssl.PROTOCOL_TLS_SERVER, path, path, path)
+                self.client = _context(ssl.PROTOCOL_TLS_CLIENT, path, path, path)
+            shown = keys.certificate.decode()
+        self.server.num_tickets = 0  # nobody resumes a session
+        end = shown.index(_PEM_END) + len(_PEM_END)
+        self._shown = ssl.PEM_cert_to_DER_cert(shown[shown.index(_PEM_BEGIN) : end])
+
+    def wrap(self, sock: socket.socket, *, accepted: bool) -> TlsSocket:
+        """The same connection, encrypted once `do_handshake` is through. Raises OSError if it is broken."""
+        context = self.server if accepted else self.client
+        wrapped = context.wrap_socket(sock, server_side=accepted, do_handshake_on_connect=False)
+        assert isinstance(wrapped, TlsSocket)
+        return wrapped
+
+    def connect(self, sock: socket.socket) -> TlsSocket:
+        """The dialer's side of a blocking connection. Raises ClusterError if the peer is not one of the job's processes."""
+        try:
+            wrapped = self.wrap(sock, accepted=False)
+            wrapped.do_handshake()
+        except OSError as error:
+            raise ClusterError(explained(error)) from error
+        return wrapped
+
+    def channel(self, sock: TlsSocket) -> bytes:
+        """The certificate that the acceptor has shown, as both sides see it; of a finished handshake."""
+        shown = self._shown if sock.server_side else sock.getpeercert(binary_form=True)
+        assert shown is not None
+        return hashlib.sha256(shown).digest()
+
+
+@lru_cache(maxsize=8)
+def tls_of(keys: JobKeys) -> Tls | None:
+    """None: connections are not encrypted."""
+    return Tls(keys) if keys.certificate or keys.directory else None
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A nonblocking one behaves like a plain nonblocking socket, as far as `Connection` uses it.
+
+    Two threads may use it at the same time. OpenSSL does not allow that, so they take turns.
+    """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> TlsSocket:
+        """Wrapping a socket does not call `__init__`."""
+        made = super().__new__(cls, *arguments, **options)
+        made._turns = threading.RLock()  # a signal handler may print, and so send, while its own thread is at it
+        made._begun = b""
+        return made
+
+    _turns: threading.RLock
+    _begun: bytes
+    """What OpenSSL had no room for: a part of it may be on its way, so the same must be written before anything else."""
+
+    @property
+    def has_begun(self) -> bool:
+        """To send what it has not yet said that it took."""
+        return bool(self._begun)
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """Of a nonblocking socket: as much as there is, not one record of TLS only. 0: the peer has closed."""
+        if self.gettimeout() != 0.0:
+            return super().recv_into(buffer, nbytes, flags)
+        view = memoryview(buffer)
+        count = 0
+        with self._turns:
+            while count < len(view):
+                try:
+                    received = super().recv_into(view[count:])
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    if not count:
+                        raise BlockingIOError from None
+                    return count
+                except OSError:
+                    if not count:
+                        raise
+                    return count  # it is found again
+                if not received:
+                    return count
+                count += received
+        return count
+
+    def sendmsg(self, buffers: Iterable[Any], *_unused: Any) -> int:  # type: ignore[override]  # ssl has none
+        """How many bytes of `buffers` were taken, from their beginning. What is not taken must be given again."""
+        with self._turns:
+            self._begun = self._begun or _first_of(buffers, WRITE_BYTES_MAX)
+            if not self._begun:
+                return 0
+            try:
+                self.send(self._begun)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise BlockingIOError from None
+            sent, self._begun = len(self._begun), b""
+            return sent
+
+    def pending(self) -> int:
+        """Bytes that have been received and decrypted, of which the selector therefore does not know."""
+        with self._turns:
+            return super().pending()
+
+
+def explained(error: OSError) -> str:
+    """Why an encrypted connection did not come about."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the peer's certificate is not accepted: {error.verify_message}"
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return "TLS: the peer closed the connection"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    return f"the connection broke: {error.strerror or error}"
+
+
+def is_final(error: OSError) -> bool:
+    """Whether it is of what the peer is, and not of the network: another attempt would end in the same way."""
+    return isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+
+
+_PEM_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_PEM_END: Final = "-----END CERTIFICATE-----"
+
+
+def _first_of(buffers: Iterable[Any], bytes_max: int) -> bytes:
+    pieces: list[Any] = []
+    room = bytes_max
+    for buffer in buffers:
+        if len(buffer) >= room:
+            pieces.append(memoryview(buffer)[:room])
+            break
+        pieces.append(buffer)
+        room -= len(buffer)
+    return b"".join(pieces)
+
+
+def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.sslsocket_class = TlsSocket
+    for path in (certificate, key, authority):
+        if not os.access(path, os.R_OK):
+            raise ConfigError(
+                f"tls: {path} {'may not be read' if path.exists() else 'does not exist'} on {socket.gethostname()}; a "
+                f"directory for TLS holds {CERTIFICATE}, {KEY} and {AUTHORITY} on every machine of the job"
+            )
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: _refuse_password(key))
+    except (ssl.SSLError, ValueError) as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
+        if reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f"tls: {key} is not the key of {certificate}") from error
+        raise ConfigError(f"tls: {certificate} and {key} are no certificate and key in PEM: {reason}") from error
+    try:
+        context.load_verify_locations(authority)
+    except ssl.SSLError as error:
+        raise ConfigError(f"tls: {authority} holds no certificate in PEM: {error.reason}") from error
+    return context
+
+
+def _refuse_password(key: Path) -> str:
+    raise ValueError(f"{key} has a password; give a key without one, readable by the job's user only")
+
+
+def _check_dates(directory: str) -> None:
+    from cryptography import x509
+
+    path = Path(directory, CERTIFICATE)
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    ends = certificate.not_valid_after_utc
+    if ends < datetime.now(timezone.utc):
+        raise ConfigError(f"tls: {path} has expired on {ends:%Y-%m-%d %H:%M} UTC; renew it on every machine")
+
+
+def _new_certificate() -> bytes:
+    """One that signs itself, with its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = generate_private_key(SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a midstream job")])
+    now = datetime.now(timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER_AT_MOST)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, SHA256())
+    )
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return all(ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in found)
+    return False
