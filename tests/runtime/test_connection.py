@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -223,6 +224,25 @@ def test_a_thousand_idle_connections_keep_nobody_out(loops: Loops) -> None:
     finally:
         for sock in idle:
             sock.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux all of 127.0.0.0/8 is this machine")
+def test_a_crowd_from_one_address_takes_nobody_elses_place(loops: Loops) -> None:
+    server = Server(loops, unauthenticated_max=8)
+    port = server.listener.port
+    crowd = []
+    with server.stranger() as honest:  # slow to say who it is
+        try:
+            for _ in range(200):
+                crowd.append(socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0)))
+            until("the crowd to have been seen", lambda: closed_by_peer(crowd[0]))
+            honest.settimeout(0.2)
+            with pytest.raises(TimeoutError):  # it is waited for
+                honest.recv(1)
+            assert server.listener.unauthenticated <= 8
+        finally:
+            for sock in crowd:
+                sock.close()
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -193,6 +195,58 @@ def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
     again = SlotLaunch(entry.host, entry.port, entry.keys, entry.job_id, "job-0001-request-1")
     run_slot(again)  # ends in good order: Spark would run a failed task a third time
     assert list(coordinator.slots) == [0] and not coordinator.lost
+
+
+class Rude(threading.Thread):
+    """Closes the first two connections, as a driver does with the oldest in a flood, and passes on those that follow."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._target = port
+        self.port: int = self._server.getsockname()[1]
+        self.came = 0
+
+    def run(self) -> None:
+        while True:
+            try:
+                one, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            self.came += 1
+            if self.came <= 2:
+                one.close()
+                continue
+            two = socket.create_connection(("127.0.0.1", self._target))
+            for ends in ((one, two), (two, one)):
+                threading.Thread(target=self._copy, args=ends, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.join(10)
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_slots_and_commands_whose_connection_is_closed_before_they_are_known_come_again(start: Start) -> None:
+    _, coordinator = start(plan(slots=1))
+    until("the slot", lambda: coordinator.slots)
+    (entry,) = registry.list_jobs()
+    for tells in ("slot", "command"):
+        rude = Rude(entry.port)
+        rude.start()
+        if tells == "slot":
+            run_slot(SlotLaunch(entry.host, rude.port, entry.keys, entry.job_id, "job-0001-request-1"))  # turned away
+        else:
+            with Client(msgspec.structs.replace(entry, port=rude.port)) as client:
+                assert client.ask(GetStatus()).status is not None
+        assert rude.came == 3
+        rude.close()
 
 
 def test_a_message_before_registering_or_a_second_registration_ends_the_line(start: Start) -> None:

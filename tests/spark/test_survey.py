@@ -31,9 +31,10 @@ def look(
     storage: str | None = None,
     probe: str = "probe",
     provider: SlotProvider | None = None,
+    certificates: str = "",
 ) -> Survey:
     provider = provider or ProcessSlots()  # whose addresses are those of slots on a local master
-    return survey(spark.sparkContext, provider, slots, timeout_s, storage, probe, TOKEN)
+    return survey(spark.sparkContext, provider, slots, timeout_s, storage, probe, TOKEN, certificates)
 
 
 def test_every_slot_says_what_it_is_and_reaches_all_others_and_the_storage(spark: Any, tmp_path: Path) -> None:
@@ -57,7 +58,8 @@ def test_those_that_come_are_looked_at_when_there_are_too_few_cores_and_all_core
 
 
 def test_a_directory_that_is_another_one_there_is_noticed(spark: Any, tmp_path: Path) -> None:
-    [slot] = look(spark, 1, storage=str(tmp_path / "elsewhere")).slots
+    [slot] = look(spark, 1, storage=str(tmp_path / "elsewhere"), certificates=str(tmp_path)).slots
+    assert slot.tried is not None and f"{tmp_path}/tls.crt does not exist on " in slot.tried.tls
     assert slot.tried is not None and "it is another directory, or not mounted here" in slot.tried.storage
     assert not (tmp_path / "elsewhere").exists()
 

@@ -114,6 +114,12 @@ def test_too_few_slots_are_an_error_with_what_spark_says() -> None:
     assert check.found.endswith("0 came within 60 s: its executor was lost") and "192.0.2.99" in check.change
 
 
+def test_a_machine_without_a_certificate_is_named() -> None:
+    why = "tls: /tls/tls.crt does not exist on b"
+    bad = problems(judged(slot("a", 1), slot("b", 2, Tried({}, "", why)), slot("c", 3, Tried({}, "", why))))
+    assert bad["certificate"].found == f"{why} (process 102)"
+
+
 def test_a_slot_that_hangs_is_an_error() -> None:
     [check] = problems(judged(slot("a", 1, None), slot("b", 2))).values()
     assert check.what == "slots" and "a (192.0.2.1, process 101)" in check.found

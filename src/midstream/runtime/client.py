@@ -27,10 +27,16 @@ from midstream.runtime.registry import JobEntry
 from midstream.runtime.tls import tls_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
+REDIAL_AFTER_S: Final = (0.05, 0.1, 0.2, 0.4)
+"""A driver whose port is flooded with connections may close one that has not proved itself yet."""
 _RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Reply)
+
+
+class _ClosedError(ClusterError):
+    """The driver's side has gone away."""
 
 
 class Client:
@@ -39,6 +45,16 @@ class Client:
     def __init__(self, entry: JobEntry, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self.entry = entry
         deadline_s = time.monotonic() + connect_timeout_s
+        for pause_s in REDIAL_AFTER_S:
+            try:
+                self._connect(deadline_s)
+                return
+            except _ClosedError:
+                time.sleep(pause_s)
+        self._connect(deadline_s)
+
+    def _connect(self, deadline_s: float) -> None:
+        entry, connect_timeout_s = self.entry, max(0.001, deadline_s - time.monotonic())
         try:
             self._sock = socket.create_connection((entry.host, entry.port), timeout=connect_timeout_s)
         except OSError as error:
@@ -56,8 +72,10 @@ class Client:
             self._sock.sendall(dialer.start())
             while not dialer.done:
                 self._sock.sendall(dialer.receive(self._next_frame(deadline_s)))
-        except BaseException:
+        except BaseException as error:
             self._sock.close()
+            if isinstance(error, ConnectionError):
+                raise _ClosedError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
             raise
         self._decoder.allow(CONTROL_FRAME_BYTES_MAX, _RECEIVE_BUFFER_BYTES)
 
@@ -101,10 +119,12 @@ class Client:
                 count = self._sock.recv_into(self._decoder.space())
             except TimeoutError as error:
                 raise ClusterError(f"job {self.entry.name} ({self.entry.job_id}) did not answer in time") from error
+            except ConnectionError as error:
+                raise _ClosedError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
             except OSError as error:
                 raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
             if count == 0:
-                raise ClusterError(
+                raise _ClosedError(
                     f"job {self.entry.name} ({self.entry.job_id}) closed the connection; it may have ended"
                 )
             self._decoder.received(count)

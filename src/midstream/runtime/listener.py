@@ -1,8 +1,9 @@
 """A listening socket that lets nobody in but who proves to know the job's secret.
 
-What an outsider can cost is bounded: so many unauthenticated connections at once (a new one then
-takes the place of the oldest, so that idle ones cannot keep an honest peer out), so many seconds
-each, so many bytes each, and one line in the log in all.
+What an outsider can cost is bounded: so many unauthenticated connections at once, so many seconds
+each, so many bytes each, and one line in the log in all. Once there are that many, a new one takes
+the place of the oldest from the address that has the most of them: idle ones cannot keep an honest
+peer out, and a flood hits only those who come from the same machine. These dial again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -53,8 +55,8 @@ class Listener:
         self._buffer_bytes = buffer_bytes
         self._unauthenticated_max = unauthenticated_max
         self._handshake_timeout_s = handshake_timeout_s
-        self._strangers: dict[Connection, None] = {}
-        """Connections that have not proved anything yet, oldest first."""
+        self._strangers: dict[Connection, str] = {}
+        """Connections that have not proved anything yet, oldest first, with the address they come from."""
         self._turned_away = 0
         self._sock = listen(host, ports)
         self.host: str = self._sock.getsockname()[0]
@@ -84,7 +86,7 @@ class Listener:
             if self._sock.fileno() < 0:
                 return
             try:
-                sock, _ = self._sock.accept()
+                sock, address = self._sock.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -94,15 +96,16 @@ class Listener:
                 self._loop.unwatch(self._sock)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return
-            self._admit(sock)
+            self._admit(sock, address[0])
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:
             self.start()
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _admit(self, sock: socket.socket, host: str) -> None:
         if len(self._strangers) >= self._unauthenticated_max:
-            oldest = next(iter(self._strangers))
+            ((crowd, _),) = Counter(self._strangers.values()).most_common(1)
+            oldest = next(stranger for stranger, where in self._strangers.items() if where == crowd)
             oldest.close()
             self._failed(oldest, "too many connections at once that have not said who they are")
         connection = Connection(
@@ -117,7 +120,7 @@ class Listener:
             handshake_timeout_s=self._handshake_timeout_s,
         )
         if connection.state is not State.CLOSED:
-            self._strangers[connection] = None
+            self._strangers[connection] = host
 
     def _authenticated(self, connection: Connection) -> None:
         del self._strangers[connection]

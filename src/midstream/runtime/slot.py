@@ -56,7 +56,7 @@ from midstream.runtime.provider import SlotLaunch
 from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
 from midstream.runtime.tls import tls_of
-from midstream.runtime.transport import TcpTransport
+from midstream.runtime.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTransport
 
 if TYPE_CHECKING:
     from midstream.runtime.beating import Beating
@@ -129,6 +129,7 @@ class _SlotProcess:
         self._welcome: Welcome | None = None
         self._beating: Beating | None = None
         self._modules: UnpackedModules | None = None
+        self._dials_until_s = self._loop.monotonic_s() + DIAL_TIMEOUT_S
         self._ending = False
         self._error: BaseException | None = None
         """Why the slot ends, if that is not as it should be."""
@@ -167,7 +168,11 @@ class _SlotProcess:
         except ClusterError as error:
             raise ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver: {error}") from error
 
-    def _unreachable(self, _connection: Connection, reason: str) -> None:
+    def _unreachable(self, connection: Connection, reason: str) -> None:
+        """Whoever floods the driver's port may have had this connection closed: dial again, for a while."""
+        if connection.is_established and not connection.is_judged and self._loop.monotonic_s() < self._dials_until_s:
+            self._loop.call_later(REDIAL_S, self._connect)
+            return
         where = f"{self._launch.host}:{self._launch.port}"
         self._end(ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver at {where}: {reason}"))
 

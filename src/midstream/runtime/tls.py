@@ -97,11 +97,16 @@ class Tls:
         return wrapped
 
     def connect(self, sock: socket.socket) -> TlsSocket:
-        """The dialer's side of a blocking connection. Raises ClusterError if the peer is not one of the job's processes."""
+        """The dialer's side of a blocking connection.
+
+        Raises ClusterError if the peer is not one of the job's processes, ConnectionError if it goes away.
+        """
         try:
             wrapped = self.wrap(sock, accepted=False)
             wrapped.do_handshake()
-        except OSError as error:
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            raise ConnectionAbortedError(explained(error)) from error
+        except ssl.SSLError as error:
             raise ClusterError(explained(error)) from error
         return wrapped
 

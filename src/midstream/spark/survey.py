@@ -37,6 +37,7 @@ from midstream.core.errors import MidstreamError
 from midstream.runtime.ports import Ports, listen
 from midstream.runtime.provider import SlotProvider
 from midstream.runtime.storage import FileStorage
+from midstream.runtime.tls import keys_for
 from midstream.spark.slots import explain
 
 PACKAGES: Final = ("midstream", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow", "pyspark", "xxhash")
@@ -73,6 +74,8 @@ class Tried(msgspec.Struct, frozen=True):
     """Others to which it could not connect, by their index, with the reason."""
     storage: str
     """Why it could not use the checkpoint storage, or ""."""
+    tls: str = ""
+    """Why it could not use its certificate, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class _Ask:
     """A directory in the storage, with a file `driver` of which the token is the content."""
     ports: Ports
     """On which it listens for others."""
+    certificates: str
+    """The directory that every machine has, or ""."""
 
 
 def survey(
@@ -115,17 +120,20 @@ def survey(
     storage: str | None,
     probe: str,
     token: str,
+    certificates: str = "",
 ) -> Survey:
     """Ask `slots` processes at once, of which as many take part as come within `timeout_s`.
 
-    `provider`: of the slots that a job would have. `storage`, `probe`: see `_Ask`. Raises ClusterError when nothing can
+    `provider`: of the slots that a job would have. `storage`, `probe`, `certificates`: see `_Ask`. Raises ClusterError when nothing can
     listen where the driver would.
     """
     group = f"midstream-doctor-{secrets.token_hex(4)}"
     failures: list[str] = []
     ended = threading.Event()
     with listen(provider.bind_host, provider.driver_ports) as server:
-        ask = _Ask(provider.driver_host, server.getsockname()[1], token, storage, probe, provider.slot_ports)
+        ask = _Ask(
+            provider.driver_host, server.getsockname()[1], token, storage, probe, provider.slot_ports, certificates
+        )
         running = threading.Thread(
             target=_run, args=(context, group, slots, ask, failures, ended), name=group, daemon=True
         )
@@ -236,7 +244,7 @@ def _examine(ask: _Ask, _nothing: Iterable[int]) -> Iterator[str]:
                 with ThreadPoolExecutor(CONNECTING_AT_ONCE) as threads:
                     reasons = list(threads.map(_connect, peers))
                 unreachable = {index: reason for index, reason in enumerate(reasons) if reason}
-                line.sendall(msgspec.json.encode(Tried(unreachable, _use_storage(ask))) + b"\n")
+                line.sendall(msgspec.json.encode(Tried(unreachable, _use_storage(ask), _use_certificates(ask))) + b"\n")
                 stream.readline(LINE_BYTES_MAX)  # others may still want to connect
     return iter(())
 
@@ -263,6 +271,16 @@ def _connect(peer: tuple[str, int]) -> str:
     try:
         socket.create_connection(peer, CONNECT_TIMEOUT_S).close()
     except OSError as error:
+        return str(error)
+    return ""
+
+
+def _use_certificates(ask: _Ask) -> str:
+    """Why they cannot be used on this machine, or ""."""
+    try:
+        if ask.certificates:
+            keys_for(ask.certificates, "", b"")
+    except (MidstreamError, OSError) as error:
         return str(error)
     return ""
 

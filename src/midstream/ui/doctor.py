@@ -23,6 +23,7 @@ from rich.text import Text
 
 from midstream.core.errors import ClusterError, MidstreamError
 from midstream.runtime.storage import FileStorage, absolute
+from midstream.runtime.tls import keys_for
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit, busy_with
 from midstream.ui.running import Overrides, load_with_its_own_logging
@@ -213,6 +214,10 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
         conf = context.getConf()
         tls = submission.plan.config.tls if submission is not None else "auto"
         _look_at_settings(checks, conf, context.master or "", tls)
+        certificates = "" if tls in ("auto", "on", "off") else tls
+        if certificates:
+            with checks.of("certificate"):
+                keys_for(tls, "", b"")
         provider = SparkSlots(session)
         firewall = "" if provider.slot_ports.first else f" (for a firewall between them, set {BLOCK_MANAGER_PORT})"
         checks.ok("ports", f"the driver takes {provider.driver_ports}, each slot {provider.slot_ports}{firewall}")
@@ -222,7 +227,7 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
 
             def use(url: str, probe: str, token: str) -> None:
                 try:
-                    found = survey(context, provider, slots, timeout_s, url or None, probe, token)
+                    found = survey(context, provider, slots, timeout_s, url or None, probe, token, certificates)
                 except ClusterError as error:
                     checks.fail(
                         "driver",
@@ -317,6 +322,12 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
     _judge_versions(checks, came)
     _judge_clocks(checks, came)
     _judge_connections(checks, came, provider.slot_ports)
+    for slot in came:
+        if slot.tried is not None and slot.tried.tls:
+            checks.fail(
+                "certificate", f"{slot.tried.tls} (process {slot.found.pid})", "every machine needs one of its own"
+            )
+            break
     if storage:
         failed = [(slot, slot.tried.storage) for slot in came if slot.tried is not None and slot.tried.storage]
         if failed:
