@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
@@ -602,7 +604,7 @@ def test_slots_that_crash_the_same_way_count_and_outages_do_not() -> None:
     assert "Its last lines:\nabout to divide" in bench.error
 
 
-def test_the_parts_of_the_work_are_those_since_the_heartbeat_before() -> None:
+def test_the_parts_of_the_work_are_those_of_the_last_seconds() -> None:
     bench = Bench(parallelism=1).run()
 
     def beat(*worked_us: int) -> list[float | None]:
@@ -614,5 +616,32 @@ def test_the_parts_of_the_work_are_those_since_the_heartbeat_before() -> None:
 
     assert beat(0, 0) == [None]
     assert beat(300_000, 100_000) == [0.75]
-    assert beat(300_000, 109_999) == [None], "too little to tell"
-    assert beat(400_000, 1_009_999) == [0.1]
+    assert beat(300_000, 500_000) == [pytest.approx(300 * E / (300 * E + 100 * E + 400))], (
+        "an operator that has stopped"
+    )
+    bench.wait(60)
+    assert beat(300_000, 509_900) == [None], "too little to tell"
+
+
+E = math.exp(-1 / 5)
+"""What is left after a second of what was done lately."""
+
+
+def test_shares_are_those_of_the_last_seconds_however_the_reports_come() -> None:
+    bench = Bench(parallelism=1).run()
+
+    def beat(busy_ms: int, backpressured_ms: int = 0) -> tuple[float, float]:
+        metrics = TaskMetrics(READ0, 0, 0, busy_ms, backpressured_ms, 0, ())
+        bench.feed(SlotMessage(0, m.SlotStatus(0, (metrics,))))
+        read = bench.status.vertices[0].subtasks[0]
+        return read.busy, read.backpressured
+
+    assert beat(0) == (0, 0)
+    bench.wait(1)
+    assert beat(900, 100) == (pytest.approx(0.9), pytest.approx(0.1))
+    bench.wait(0.01)
+    assert beat(900, 110) == (pytest.approx(0.9, abs=0.02), pytest.approx(0.1, abs=0.02)), "a short time says little"
+    bench.wait(1)
+    assert beat(900, 1110)[0] == pytest.approx(0.9 * E / (E + 1), abs=0.01)
+    bench.wait(30)
+    assert beat(900, 31_110) == (pytest.approx(0, abs=0.01), pytest.approx(1, abs=0.01))

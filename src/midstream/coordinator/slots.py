@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,21 +19,34 @@ from midstream.protocol.task_metrics import TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
+LATELY_MS: Final = 5_000
+"""Reports of a task come once a second and with each checkpoint: what one of them says alone would jump about."""
 FIRST_REQUESTS_FAILED_MAX: Final = 3
 """So many slots may fail to start before the job has run for the first time."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """Totals of one task at two heartbeats, to tell what it does now."""
+    """What one task has reported last, and what it did lately."""
 
     at_ms: int
     metrics: TaskMetrics
-    busy: float = 0.0
-    backpressured: float = 0.0
-    """Shares of the time between the last two heartbeats, 0 to 1."""
-    worked_us: tuple[int, ...] = ()
-    """How long each of its operators was at work in that time."""
+    lately_ms: float = 0.0
+    """Of what it did lately: how long that is, how long it was busy, backpressured, and each of its operators at work.
+
+    What is `LATELY_MS` ago counts a third of what is now, and so on."""
+    busy_ms: float = 0.0
+    backpressured_ms: float = 0.0
+    worked_us: tuple[float, ...] = ()
+
+    @property
+    def busy(self) -> float:
+        """A share, 0 to 1."""
+        return _share(self.busy_ms, self.lately_ms)
+
+    @property
+    def backpressured(self) -> float:
+        return _share(self.backpressured_ms, self.lately_ms)
 
 
 @dataclass(slots=True)
@@ -215,14 +229,14 @@ class Slots:
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
-            self._note(metrics, now_ms, shares=True)
+            self._note(metrics, now_ms)
 
     def acknowledged(self, metrics: TaskMetrics | None, now_ms: int) -> None:
-        """What a task had done when it acknowledged a checkpoint: as good as a heartbeat, but not of regular times."""
+        """What a task had done when it acknowledged a checkpoint: as good as a heartbeat."""
         if metrics is not None:
-            self._note(metrics, now_ms, shares=False)
+            self._note(metrics, now_ms)
 
-    def _note(self, metrics: TaskMetrics, now_ms: int, shares: bool) -> None:
+    def _note(self, metrics: TaskMetrics, now_ms: int) -> None:
         self.late.heard(metrics.task, metrics.late)
         self.timers.heard(metrics.task, metrics.timers_dropped)
         if metrics.bad_records:
@@ -230,17 +244,7 @@ class Slots:
         before = self.rates.get(metrics.task)
         rate = Rate(now_ms, metrics)
         if before is not None:
-            span_ms = now_ms - before.at_ms
-            if shares and span_ms > 0:
-                rate.busy = _share(metrics.busy_ms - before.metrics.busy_ms, span_ms)
-                rate.backpressured = _share(metrics.backpressured_ms - before.metrics.backpressured_ms, span_ms)
-                if metrics.worked_us:  # a task that has finished reports none
-                    rate.worked_us = tuple(
-                        now - then for now, then in zip(metrics.worked_us, before.metrics.worked_us, strict=True)
-                    )
-            else:
-                rate.busy, rate.backpressured = before.busy, before.backpressured
-                rate.worked_us = before.worked_us
+            _count_in(rate, before)
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
@@ -256,5 +260,18 @@ def other_python(slot: int, register: Register) -> Failure:
     return Failure(str(error), "", error, fatal=True)
 
 
-def _share(part_ms: int, whole_ms: int) -> float:
-    return min(1.0, max(0.0, part_ms / whole_ms))
+def _count_in(rate: Rate, before: Rate) -> None:
+    """What was done between two reports of a task, to what it did before that."""
+    now, then, span_ms = rate.metrics, before.metrics, max(0, rate.at_ms - before.at_ms)
+    kept = math.exp(-span_ms / LATELY_MS)
+    rate.lately_ms = span_ms + before.lately_ms * kept
+    rate.busy_ms = now.busy_ms - then.busy_ms + before.busy_ms * kept
+    rate.backpressured_ms = now.backpressured_ms - then.backpressured_ms + before.backpressured_ms * kept
+    if now.worked_us:  # a task that has finished reports none
+        so_far = before.worked_us or (0.0,) * len(now.worked_us)
+        steps = zip(now.worked_us, then.worked_us, so_far, strict=True)
+        rate.worked_us = tuple(new - old + lately * kept for new, old, lately in steps)
+
+
+def _share(part_ms: float, whole_ms: float) -> float:
+    return min(1.0, max(0.0, part_ms / whole_ms)) if whole_ms else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -73,7 +73,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
             *job.slots.timers.warnings(),
             *job.slots.bad.warnings(),
         ),
-        bottleneck=bottleneck_status(vertices, edges),
+        bottleneck=bottleneck_status(vertices, edges) if job.phase is Phase.RUNNING else None,
         state_growth=tuple(checkpoints.state_sizes.growth),
         flows=tuple(
             FlowStatus(*passed.get(edge.id, (0, 0, 0)), watermark_us=edge_watermark_us(graph, edge, metrics))
@@ -146,12 +146,12 @@ def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, Ta
 
 
 def _work(rates: Sequence[Rate]) -> dict[str, float]:
-    """By uid of an operator: its part of what all operators of the task worked since the heartbeat before the last one."""
-    worked_us: Counter[str] = Counter()
+    """By uid of an operator: its part of what all operators of the task worked lately."""
+    worked_us: defaultdict[str, float] = defaultdict(float)
     for rate in rates:
         for (uid, _, _), each_us in zip(rate.metrics.operators, rate.worked_us, strict=False):
             worked_us[uid] += each_us
-    whole_us = worked_us.total()
+    whole_us = sum(worked_us.values())
     return {uid: each_us / whole_us for uid, each_us in worked_us.items()} if whole_us >= WORKED_US_MIN else {}
 
 
