@@ -27,6 +27,7 @@ from midstream import Environment
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
 from midstream.protocol.job_status import (
+    CheckpointStatus,
     FlowStatus,
     GaugeStatus,
     HeldBackStatus,
@@ -168,7 +169,8 @@ def test_state_that_only_grows_is_named_with_its_operator(
     status = msgspec.structs.replace(status, vertices=vertices, state_growth=growth)
     tab = shown(status)
     tab.shows(
-        "#findings", r"State has grown all the time, from 1\.0 MiB to 61\.0 MiB in 10 min; 98.% of it is in write"
+        "#findings",
+        r"State has grown all the time, from 1\.0 MiB to 61\.0 MiB in 10 min \(6\.0 MiB a minute\); 98.% of it is in write",
     )
     tab.shows("#figures", r"State61\.0 MiB400,000 rows; most in write")
     tab.shows("#graph", "state 60.0 MiB, 400,000 rows")
@@ -251,6 +253,40 @@ def test_a_slot_that_is_short_of_memory_stands_out(browser: Browser, pages: list
     tab = of_fake(browser, pages, tabs, FakeJob(sample()))
     tab.shows("#findings", "It failed at")
     assert "memory" not in tab.page.locator("#findings").inner_text()
+
+
+def test_checkpoints_that_never_pause_are_named_with_what_they_hold(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    def of(duration_ms: int) -> Tab:
+        status = sample()
+        made = tuple(
+            CheckpointStatus(9 - n, "completed", status.now_ms - 6_000 * (n + 1), duration_ms, 105 * 2**20)
+            for n in range(6)
+        )
+        return of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(status, checkpoints=made)))
+
+    of(5_400).shows(
+        "#findings", r"follow each other without a pause: 5\.4 s each, of the last 5, for 105\.0 MiB of state"
+    )
+    tab = of(2_000)
+    tab.shows("#findings", "It failed at")
+    assert "without a pause" not in tab.page.locator("#findings").inner_text()
+
+
+def test_restarts_from_one_checkpoint_again_and_again_are_told(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    status = sample()
+    failures = tuple(msgspec.structs.replace(status.failures[0], at_ms=status.now_ms - 60_000 * n) for n in (1, 2, 3))
+    old = CheckpointStatus(10, "completed", status.now_ms - 44 * 60_000, 500, 2**20)
+    stuck = msgspec.structs.replace(status, failures=failures, restarts=3, last_checkpoint=old, checkpoints=(old,))
+    tab = of_fake(browser, pages, tabs, FakeJob(stuck))
+    tab.shows("#findings", r"each restart begins at checkpoint 10, of 44 min ago, and reads again what came after it")
+    newer = msgspec.structs.replace(old, created_ms=status.now_ms - 30_000)
+    tab = of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(stuck, last_checkpoint=newer)))
+    tab.shows("#findings", "It has failed 3 times")
+    assert "each restart" not in tab.page.locator("#findings").inner_text()
 
 
 def test_counters_and_gauges_of_functions_are_shown_with_their_operator(

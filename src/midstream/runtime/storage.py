@@ -156,7 +156,7 @@ class LocalStorage:
         try:
             yield full
         except OSError as error:
-            raise StorageError(f"cannot {verb} {full}: {_explanation(error)}") from error
+            raise StorageError(f"cannot {verb} {full}: {_explanation(error, parent)}") from error
 
 
 class RemoteStorage:
@@ -354,5 +354,11 @@ _WHY: Final = {
 }
 
 
-def _explanation(error: OSError) -> str:
-    return _WHY.get(error.errno or 0, error.strerror or str(error))
+def _explanation(error: OSError, directory: str) -> str:
+    why = _WHY.get(error.errno or 0, error.strerror or str(error))
+    if error.errno == errno.ENOSPC:
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(directory)
+            free, whole = (blocks * disk.f_frsize / 2**20 for blocks in (disk.f_bavail, disk.f_blocks))
+            why += f" ({free:,.1f} of {whole:,.1f} MiB are free{', but no more files' if not disk.f_favail else ''})"
+    return why

@@ -7,6 +7,9 @@ const HELD = 0.5;
 const OVERDUE_MS = 30_000;
 const FAR_S = 300;
 const RECOVERY_MS = 5_000;
+const UNEVEN = 1.25;
+const WITHOUT_PAUSE = 0.8;
+const LONG_MS = 2_000;
 const GROWING_S = 60;
 const GROWING_BYTES = 2 ** 20;
 
@@ -79,6 +82,11 @@ export function findings(status, eventTime, recovery) {
   if (status.state !== "failed" && recent.length > 1) say("bad", `It has failed ${recent.length} times within 10 minutes; the last time at ${clock(recent[0].at_ms)}: ${firstLine(recent[0].summary)}`);
   else if (status.state === "running" && recent.length === 1) say("warn", `It failed at ${clock(recent[0].at_ms)} and runs again: ${firstLine(recent[0].summary)}`);
 
+  const good = status.last_checkpoint;
+  if (recent.length > 1 && good !== null && good.created_ms < recent[recent.length - 1].at_ms) {
+    say("bad", `No checkpoint has completed since then: each restart begins at checkpoint ${good.id}, of ${span((status.now_ms - good.created_ms) / 1e3)} ago, and reads again what came after it.`);
+  }
+
   for (const wait of status.waiting) {
     const limit = wait.limit_ms === null ? "" : ` (given up after ${span(wait.limit_ms / 1e3)})`;
     say("warn", wait.is_call ? `${wait.what} has been in one call for ${span(wait.for_ms / 1e3)}.` : `Waiting for ${wait.what}, ${span(wait.for_ms / 1e3)} so far${limit}.`);
@@ -100,6 +108,7 @@ export function findings(status, eventTime, recovery) {
     say("warn", `Checkpoint ${newest.id} has been in progress for ${span(newest.duration_ms / 1e3)}: ${newest.tasks_done} of ${newest.tasks} subtasks have acknowledged it`, newest.last ? `, not yet ${newest.last}` : "", ".");
   }
 
+  checkpointsWithoutPause(status, say);
   growingState(status, say);
   littleMemory(status, say);
   for (const warning of status.warnings.slice(-5)) say("warn", warning);
@@ -126,7 +135,9 @@ function bottleneck(status, say) {
     const busiest = vertex.subtasks.find((each) => each.subtask === slow.subtask);
     const others = (vertex.busy * vertex.parallelism - busiest.busy) / (vertex.parallelism - 1);
     const rows = sum(vertex.subtasks, (each) => each.rows_in);
-    const taken = rows ? ` It has taken ${share(busiest.rows_in / rows)} of the rows: many have the same key.` : "";
+    const part = rows ? busiest.rows_in / rows : 0;
+    const why = part > UNEVEN / vertex.parallelism ? "many have the same key" : "no more than its part, so its rows are more work, or its machine is slower or busier";
+    const taken = rows ? ` It has taken ${share(part)} of the rows: ${why}.` : "";
     say("bad", `Only subtask ${slow.subtask} of ${slow.name} is that busy; ${vertex.parallelism === 2 ? "the other one is" : `the other ${vertex.parallelism - 1} are on average`} ${share(others)} busy.${taken}`);
   }
   if (slow.multiplier) say("warn", `${slow.multiplier} gives out ${slow.multiplied.toFixed(1)} rows for each that it takes in: that is much of the work of the operators after it.`);
@@ -171,6 +182,15 @@ function standingStill(status, eventTime, say) {
   return said;
 }
 
+function checkpointsWithoutPause(status, say) {
+  const last = status.checkpoints.filter((one) => one.state === "completed").slice(0, 5);
+  if (status.state !== "running" || last.length < 5) return;
+  const [newest, oldest] = [last[0], last[last.length - 1]];
+  const taken = sum(last, (one) => one.duration_ms);
+  if (taken < LONG_MS * last.length || taken < WITHOUT_PAUSE * (newest.created_ms + newest.duration_ms - oldest.created_ms)) return;
+  say("warn", `Checkpoints take longer than their interval and follow each other without a pause: ${span(taken / last.length / 1e3)} each, of the last ${last.length}, for ${size(newest.state_bytes)} of state. They take processor time from the operators, which go on meanwhile. Look for state that can be smaller, or set a longer checkpoint_interval or a min_pause.`);
+}
+
 // In each quarter of the time there was more than ever before it, and at the end far more than in the middle.
 function growingState(status, say) {
   const points = status.state_growth;
@@ -182,7 +202,7 @@ function growingState(status, say) {
   const middle = quarters[1][quarters[1].length - 1];
   if (quarters.slice(1).some((each, n) => Math.min(...each) <= Math.max(...quarters[n])) || last.bytes < 1.3 * middle) return;
   const largest = status.vertices.flatMap((vertex) => vertex.operators).reduce((most, each) => (each.state_bytes > most.state_bytes ? each : most));
-  say("warn", `State has grown all the time, from ${size(first.bytes)} to ${size(last.bytes)} in ${span(seconds)}; ${share(largest.state_bytes / last.bytes)} of it is in ${largest.name} (${count(largest.state_rows)} rows). Look for keys that are never cleared, timers that are far away, or windows that do not fire.`);
+  say("warn", `State has grown all the time, from ${size(first.bytes)} to ${size(last.bytes)} in ${span(seconds)} (${size((last.bytes - first.bytes) * 60 / seconds)} a minute); ${share(largest.state_bytes / last.bytes)} of it is in ${largest.name} (${count(largest.state_rows)} rows). Look for keys that are never cleared, timers that are far away, or windows that do not fire.`);
 }
 
 function littleMemory(status, say) {
