@@ -104,6 +104,7 @@ def behind_a_firewall(slots: OnNodes, directory: Path) -> dict[str, Any]:
     return {
         "failure": status.failures[0].summary if status.failures else "",
         "state": status.state,
+        "tls": status.tls,
         "numbers": numbers.numbers() == list(range(20_000)),
     }
 
@@ -123,6 +124,7 @@ def cut(stack: ExitStack, nodes: Nodes, directory: Path) -> dict[str, Any]:
     return {
         "failure": failures[0].summary,
         "state": status.state,
+        "tls": status.tls,
         "numbers": numbers.numbers() == list(range(400_000)),
     }
 

@@ -56,12 +56,13 @@ def test_two_slots_that_cannot_reach_each_other_are_named_and_the_job_goes_on_wh
     assert "has been without an answer for " in said["failure"]
     assert "10.77.0.10" in said["failure"] and "10.77.0.11" in said["failure"]
     assert said["state"] == "finished" and said["numbers"]
+    assert said["tls"] == "on", "what leaves a machine is encrypted"
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_behind_a_firewall_the_ports_that_are_set_are_all_that_a_job_needs(tmp_path: Path) -> None:
     said = done_in_a_network_of_its_own("firewall", tmp_path)
-    assert said == {"failure": "", "state": "finished", "numbers": True}
+    assert said == {"failure": "", "state": "finished", "tls": "on", "numbers": True}
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

@@ -229,7 +229,8 @@ def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> ss
         if not os.access(path, os.R_OK):
             raise ConfigError(
                 f"tls: {path} {'may not be read' if path.exists() else 'does not exist'} on {socket.gethostname()}; a "
-                f"directory for TLS holds {CERTIFICATE}, {KEY} and {AUTHORITY} on every machine of the job"
+                f"directory for TLS holds {CERTIFICATE}, {KEY} and {AUTHORITY} on every machine of the job (tls='auto', 'on' and "
+                "'off' need none)"
             )
     try:
         context.load_cert_chain(certificate, key, password=lambda: _refuse_password(key))
