@@ -229,7 +229,7 @@ def test_too_many_failures_in_a_row_fail_the_attempt_but_a_success_starts_the_co
     assert bench.state == "running"
     decline()
     assert bench.state == "restarting"
-    assert "2 checkpoints in a row have failed (1 are tolerable)" in bench.status.failures[0].summary
+    assert "2 checkpoints in a row have failed (tolerable_failures is 1)" in bench.status.failures[0].summary
 
 
 def test_a_decline_that_does_not_count_is_tried_again_without_anybody_hearing_of_it() -> None:

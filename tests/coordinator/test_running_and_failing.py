@@ -645,3 +645,7 @@ def test_shares_are_those_of_the_last_seconds_however_the_reports_come() -> None
     assert beat(900, 1110)[0] == pytest.approx(0.9 * E / (E + 1), abs=0.01)
     bench.wait(30)
     assert beat(900, 31_110) == (pytest.approx(0, abs=0.01), pytest.approx(1, abs=0.01))
+    bench.feed(SlotMessage(0, m.TaskFailed(0, READ0, "it broke", "", False, False, "")))
+    assert bench.state == "restarting"
+    read = bench.status.vertices[0]
+    assert (read.backpressured, read.subtasks[0].backpressured, bench.status.bottleneck) == (0, 0, None)

@@ -170,14 +170,14 @@ def test_state_that_only_grows_is_named_with_its_operator(
     tab = shown(status)
     tab.shows(
         "#findings",
-        r"State has grown all the time, from 1\.0 MiB to 61\.0 MiB in 10 min \(6\.0 MiB a minute\); 98.% of it is in write",
+        r"State has been growing steadily, from 1\.0 MiB to 61\.0 MiB in 10 min \(6\.0 MiB a minute\); 98.% of it is in write",
     )
     tab.shows("#figures", r"State61\.0 MiB400,000 rows; most in write")
     tab.shows("#graph", "state 60.0 MiB, 400,000 rows")
     young = msgspec.structs.replace(status, state_growth=growth[:7])
     level = (*growth[:30], *(msgspec.structs.replace(each, bytes=30 * 2**20) for each in growth[30:]))
     for fine in (young, msgspec.structs.replace(status, state_growth=level)):
-        assert "grown" not in shown(fine).page.locator("#findings").inner_text()
+        assert "growing" not in shown(fine).page.locator("#findings").inner_text()
 
 
 class MovingJob(FakeJob):
@@ -214,8 +214,8 @@ def test_what_comes_in_bursts_says_since_when_there_was_none(
     first = sample()
     statuses = [first, later(first, 1, 5_000), later(first, 21, 5_000), later(first, 41, 5_000)]
     tab = of_fake(browser, pages, tabs, MovingJob(*statuses))
-    tab.shows("#task-1 tbody tr", r"write.*0/s\s*none for 40 s$")
-    tab.shows("#task-0 tbody tr", r"read.*0/s\s*none for 40 s$")
+    tab.shows("#task-1 tbody tr", r"write.*0/s\s*no rows for 40 s$")
+    tab.shows("#task-0 tbody tr", r"read.*0/s\s*no rows for 40 s$")
     tab.shows("#figures", r"Rows read0/s.*at most 5\.0 k/s in 40 s")
     silent = msgspec.structs.replace(first.vertices[0].operators[1], rows_in=7, rows_out=0)
     read = msgspec.structs.replace(first.vertices[0], operators=(first.vertices[0].operators[0], silent))
@@ -282,6 +282,7 @@ def test_restarts_from_one_checkpoint_again_and_again_are_told(
     old = CheckpointStatus(10, "completed", status.now_ms - 44 * 60_000, 500, 2**20)
     stuck = msgspec.structs.replace(status, failures=failures, restarts=3, last_checkpoint=old, checkpoints=(old,))
     tab = of_fake(browser, pages, tabs, FakeJob(stuck))
+    until("the tab's title to say so", lambda: tab.page.title().startswith("✖ "))
     tab.shows("#findings", r"each restart begins at checkpoint 10, of 44 min ago, and reads again what came after it")
     newer = msgspec.structs.replace(old, created_ms=status.now_ms - 30_000)
     tab = of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(stuck, last_checkpoint=newer)))
@@ -407,7 +408,7 @@ def test_the_split_that_holds_event_time_back_is_named(
     tab.shows("#detail", r"input from.*watermark.*behind")
     tab.shows("#detail [data-key=inputs] tbody tr", r"orders.*keyed[\d.]+( k)?/s[\d.]+ KiB/s.*UTC1[45] min")
     tab.shows(
-        "#findings", r"Event time stands still at orders.*; it is held back by orders, subtask [01], split orders-3"
+        "#findings", r"Event time stands still at “orders .*”.*; it is held back by orders, subtask [01], split orders-3"
     )
     tab.shows_once("#findings li", "is held back by")
     status = job.status()
@@ -436,7 +437,7 @@ def test_live_rows_are_shown_on_request_and_refused_without_the_token(
     reader = Tab(browser, job.page.partition("#")[0])
     tabs.append(reader)
     reader.page.get_by_role("button", name="Rows of orders", exact=True).first.click()
-    reader.shows("#rows", "Rows are shown with the token only")
+    reader.shows("#rows", "Rows are shown only with the token")
 
     assert main(["rows", job.job_id, "orders", "-n", "2", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
@@ -481,7 +482,7 @@ def test_a_failing_function_is_shown_by_its_own_lines_and_nothing_in_it_is_run(
     tab.shows("#failures .summary", "map.*is not a price")
     tab.shows("#failures pre", r"in parse_price\n.*raise ValueError")
     tab.shows("#findings", "It has failed [0-9]+ times within 10 minutes")
-    assert tab.page.title().startswith("prices: ")
+    assert tab.page.title().startswith("✖ prices: ")
     assert tab.page.locator("#failures img, #failures script").count() == 0
     assert job.page is not None
     with urllib.request.urlopen(f"{job.page.partition('#')[0]}status.json", timeout=30) as answer:
@@ -493,4 +494,4 @@ def test_a_failing_function_is_shown_by_its_own_lines_and_nothing_in_it_is_run(
     reader = Tab(browser, job.page.partition("#")[0])
     tabs.append(reader)
     reader.page.get_by_role("button", name="What functions printed before it").first.click()
-    reader.shows("#failures .logs", "Lines are shown with the token only")
+    reader.shows("#failures .logs", "Lines are shown only with the token")

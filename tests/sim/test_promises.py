@@ -83,12 +83,12 @@ def test_no_more_failures_are_counted_than_there_were() -> None:
     watched = Watched()
     watched.trigger(1)
     watched.promises.sent(0, m.CheckpointAborted(0, 1))
-    watched.promises.told("1 checkpoints in a row have failed (0 are tolerable)")
+    watched.promises.told("1 checkpoints in a row have failed (tolerable_failures is 0)")
     assert not watched.bugs
     watched.now_us = 9000
     watched.trigger(2)
     watched.complete(2)
-    watched.promises.told("1 checkpoints in a row have failed (0 are tolerable)")
+    watched.promises.told("1 checkpoints in a row have failed (tolerable_failures is 0)")
     assert len(watched.bugs) == 1
 
 

@@ -558,7 +558,7 @@ class Checkpoints:
             tolerable = self._plan.config.tolerable_failures
             if self._consecutive_failures > tolerable:
                 self._listener.too_many_failures(
-                    f"{self._consecutive_failures} checkpoints in a row have failed ({tolerable} are tolerable); "
+                    f"{self._consecutive_failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
 

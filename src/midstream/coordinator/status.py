@@ -113,7 +113,12 @@ def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, Ta
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     rows = job.slots.rows()
     late, bad = job.slots.late.counts(), job.slots.bad.counts()
-    work = _work(rates)
+    works = job.phase not in (
+        Phase.CANCELLING,
+        Phase.GATHERING,
+        Phase.DEPLOYING,
+    )  # there what is known is of tasks that are gone
+    work = _work(rates) if works else {}
     counters, gauges = user_counters(rates), user_gauges(rates)
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
@@ -137,10 +142,10 @@ def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, Ta
             for spec in vertex.specs
         ),
         watermark_us=watermark_us if watermark_us != MIN_WATERMARK_US and len(rates) == len(refs) else None,
-        busy=sum(rate.busy for rate in rates) / len(refs),
-        backpressured=sum(rate.backpressured for rate in rates) / len(refs),
+        busy=sum(rate.busy for rate in rates) / len(refs) if works else 0.0,
+        backpressured=sum(rate.backpressured for rate in rates) / len(refs) if works else 0.0,
         recovering=_recovering(rates),
-        subtasks=tuple(map(_subtask_status, rates)),
+        subtasks=tuple(_subtask_status(rate, works) for rate in rates),
         held_back=held_back(job.plan.graph, vertex, metrics),
     )
 
@@ -155,12 +160,11 @@ def _work(rates: Sequence[Rate]) -> dict[str, float]:
     return {uid: each_us / whole_us for uid, each_us in worked_us.items()} if whole_us >= WORKED_US_MIN else {}
 
 
-def _subtask_status(rate: Rate) -> SubtaskStatus:
+def _subtask_status(rate: Rate, works: bool) -> SubtaskStatus:
     metrics = rate.metrics
     watermark_us = None if metrics.watermark_us == MIN_WATERMARK_US else metrics.watermark_us
-    return SubtaskStatus(
-        metrics.task.subtask, metrics.rows_in, metrics.rows_out, rate.busy, rate.backpressured, watermark_us
-    )
+    busy, backpressured = (rate.busy, rate.backpressured) if works else (0.0, 0.0)
+    return SubtaskStatus(metrics.task.subtask, metrics.rows_in, metrics.rows_out, busy, backpressured, watermark_us)
 
 
 def _recovering(rates: Sequence[Rate]) -> tuple[RecoveryStatus, ...]:

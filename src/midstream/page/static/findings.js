@@ -120,17 +120,17 @@ function bottleneck(status, say) {
   const slow = status.bottleneck;
   if (slow === null) {
     const held = status.state === "running" ? status.vertices.filter((each) => each.backpressured >= HELD) : [];
-    for (const each of held) say("warn", `${each.name} is backpressured ${share(each.backpressured)} of the time, and no operator after it is busy enough to be named as the reason.`);
+    for (const each of held) say("warn", `${named(each.name)} is backpressured ${share(each.backpressured)} of the time, and no operator downstream is busy enough to explain it.`);
     return;
   }
   const vertex = status.vertices.find((each) => each.id === slow.vertex);
   const fed = status.edges.some(([, target]) => target === slow.vertex);
   const waits = fed ? "and the operators before it wait for it" : "and the operators after it have time to spare";
-  const operator = slow.operator ? ` ${slow.operator} accounts for ${share(slow.work)} of that.` : "";
-  const factor = slow.factor === null ? "" : `; to keep up with what could come, it would have to be about ${slow.factor < 10 ? slow.factor.toFixed(1) : Math.round(slow.factor)} times as fast`;
+  const operator = slow.operator ? ` ${named(slow.operator)} takes ${share(slow.work)} of that time.` : "";
+  const factor = slow.factor === null ? "" : `; to keep up with its input it would have to be about ${slow.factor < 10 ? slow.factor.toFixed(1) : Math.round(slow.factor)} times as fast`;
   const slot = slow.busy < 0.7 && slow.slot_busy >= 0.8 ? ` (and its slot, which also runs other tasks, ${share(slow.slot_busy)})` : "";
   const who = vertex.parallelism > 1 ? "Its busiest subtask" : "It";
-  say("bad", `Bottleneck: ${slow.name}. ${who} is busy ${share(slow.busy)} of the time${slot}, ${waits}${factor}.${operator}`);
+  say("bad", `Bottleneck: ${named(slow.name)}. ${who} is busy ${share(slow.busy)} of the time${slot}, ${waits}${factor}.${operator}`);
   if (slow.subtask !== null) {
     const busiest = vertex.subtasks.find((each) => each.subtask === slow.subtask);
     const others = (vertex.busy * vertex.parallelism - busiest.busy) / (vertex.parallelism - 1);
@@ -138,16 +138,16 @@ function bottleneck(status, say) {
     const part = rows ? busiest.rows_in / rows : 0;
     const why = part > UNEVEN / vertex.parallelism ? "many have the same key" : "no more than its part, so its rows are more work, or its machine is slower or busier";
     const taken = rows ? ` It has taken ${share(part)} of the rows: ${why}.` : "";
-    say("bad", `Only subtask ${slow.subtask} of ${slow.name} is that busy; ${vertex.parallelism === 2 ? "the other one is" : `the other ${vertex.parallelism - 1} are on average`} ${share(others)} busy.${taken}`);
+    say("bad", `Only subtask ${slow.subtask} of ${named(slow.name)} is that busy; ${vertex.parallelism === 2 ? "the other one is" : `the other ${vertex.parallelism - 1} are on average`} ${share(others)} busy.${taken}`);
   }
-  if (slow.multiplier) say("warn", `${slow.multiplier} gives out ${slow.multiplied.toFixed(1)} rows for each that it takes in: that is much of the work of the operators after it.`);
+  if (slow.multiplier) say("warn", `${named(slow.multiplier)} gives out ${slow.multiplied.toFixed(1)} rows for each that it takes in: that is much of the work of the operators after it.`);
 }
 
 function waitsFor(status, held) {
   const subtask = status.vertices.find((each) => each.id === held.vertex).parallelism > 1 ? `, subtask ${held.subtask}` : "";
   const split = held.split ? `, split ${held.split}` : "";
   const how = held.watermark_us !== null ? `${span(held.behind_us / 1e6)} behind the input, subtask or split that has come furthest` : held.split ? "no row of it has come" : "no watermark of it has come";
-  return `${held.name}${subtask}${split}: ${how}`;
+  return `${named(held.name)}${subtask}${split}: ${how}`;
 }
 
 const REMEDY = "If no rows come there, set idle_after in its watermark strategy; if they do, their event times do not advance.";
@@ -162,7 +162,7 @@ function farBehind(status, said, say) {
     const held = vertex.held_back;
     if (held === null || held.watermark_us === null || held.behind_us < FAR_S * 1e6 || said.has(heldKey(held))) continue;
     said.add(heldKey(held));
-    say("bad", `Event time of ${vertex.name} is held back by ${waitsFor(status, held)}. Windows and timers wait for it, and the rows of the other inputs stay in state until then. ${REMEDY}`);
+    say("bad", `Event time of ${named(vertex.name)} is held back by ${waitsFor(status, held)}. Windows and timers wait for it, and the rows of the other inputs stay in state until then. ${REMEDY}`);
   }
 }
 
@@ -177,7 +177,7 @@ function standingStill(status, eventTime, say) {
     if (held !== null) said.add(heldKey(held));
     const holds = held !== null ? `; it is held back by ${waitsFor(status, held)}` : marks.length > 1 && marks[0].watermark_us < marks[marks.length - 1].watermark_us ? `; subtask ${marks[0].subtask} holds it back` : "";
     const lag = lagSeconds(vertex.watermark_us, status.now_ms);
-    say("bad", `Event time stands still at ${vertex.name}, for ${span(eventTime.stillSeconds(vertex, status.now_ms))} at least, although rows come${lag === null ? "" : ` (${span(lag)} behind)`}${holds}. No window after it has a result until it moves. ${held === null ? "" : REMEDY}`.trim());
+    say("bad", `Event time stands still at ${named(vertex.name)}, for ${span(eventTime.stillSeconds(vertex, status.now_ms))} at least, although rows come${lag === null ? "" : ` (${span(lag)} behind)`}${holds}. No window after it has a result until it moves. ${held === null ? "" : REMEDY}`.trim());
   }
   return said;
 }
@@ -202,7 +202,7 @@ function growingState(status, say) {
   const middle = quarters[1][quarters[1].length - 1];
   if (quarters.slice(1).some((each, n) => Math.min(...each) <= Math.max(...quarters[n])) || last.bytes < 1.3 * middle) return;
   const largest = status.vertices.flatMap((vertex) => vertex.operators).reduce((most, each) => (each.state_bytes > most.state_bytes ? each : most));
-  say("warn", `State has grown all the time, from ${size(first.bytes)} to ${size(last.bytes)} in ${span(seconds)} (${size((last.bytes - first.bytes) * 60 / seconds)} a minute); ${share(largest.state_bytes / last.bytes)} of it is in ${largest.name} (${count(largest.state_rows)} rows). Look for keys that are never cleared, timers that are far away, or windows that do not fire.`);
+  say("warn", `State has been growing steadily, from ${size(first.bytes)} to ${size(last.bytes)} in ${span(seconds)} (${size((last.bytes - first.bytes) * 60 / seconds)} a minute); ${share(largest.state_bytes / last.bytes)} of it is in ${named(largest.name)} (${count(largest.state_rows)} rows). Look for keys that are never cleared, timers set far in the future, or windows that never fire.`);
 }
 
 function littleMemory(status, say) {
@@ -210,6 +210,11 @@ function littleMemory(status, say) {
   if (!short.length) return;
   const { at, used, most } = short.reduce((one, other) => (other.used / other.most > one.used / one.most ? other : one));
   say("bad", `Slot ${at} has ${size(used)} of memory, of ${size(most)} that it can have at most${short.length > 1 ? `; ${short.length - 1} more have over nine tenths of theirs` : ""}. It is killed when there is no more.`);
+}
+
+// A name of several words must not run into the sentence around it.
+function named(name) {
+  return /\s/.test(name) ? `“${name}”` : name;
 }
 
 function sum(items, value) {

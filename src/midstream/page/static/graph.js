@@ -78,7 +78,7 @@ function figure(value) {
 function passing(total, uid, way, rates) {
   const perSecond = rates.of(uid, way);
   const quiet = perSecond === 0 && total > 0 ? rates.quietSeconds(uid, way) : 0;
-  return h("td", { title: `${count(total)} rows in total` }, rate(perSecond), quiet >= QUIET_S ? h("span", { class: "small quiet" }, `none for ${span(quiet)}`) : null);
+  return h("td", { title: `${count(total)} rows in total` }, rate(perSecond), quiet >= QUIET_S ? h("span", { class: "small quiet" }, `no rows for ${span(quiet)}`) : null);
 }
 
 function card(vertex, status, names, rates) {

@@ -27,7 +27,7 @@ export class FailureLogs {
       this.redraw();
     };
     if (this.token === null) {
-      show(() => h("p", { class: "small" }, "Lines are shown with the token only: open the link that midstream run has printed, or midstream status prints."));
+      show(() => h("p", { class: "small" }, "Lines are shown only with the token: open the link that `midstream run` printed, or that `midstream status` prints."));
       return;
     }
     try {

@@ -8,6 +8,7 @@ import { FailureLogs } from "./logs.js";
 import { LiveRows } from "./rows.js";
 import { clock, count, lagSeconds, NOTHING, rate, share, short, size, span, watermark } from "./text.js";
 
+const MARKS = { bad: "✖", warn: "▲", info: "●", good: "✔" };
 const EVERY_MS = 1000;
 const RATE_MS = 3000;
 const KEPT_MS = 5 * 60_000;
@@ -172,11 +173,13 @@ function namesOf(status) {
 
 function draw(status) {
   const names = namesOf(status);
-  document.title = `${status.name}: ${status.state}`;
+  const found = findings(status, eventTime, recovery);
+  const worst = ["bad", "warn"].find((each) => found.some(({ kind }) => kind === each));
+  document.title = `${worst ? `${MARKS[worst]} ` : ""}${status.name}: ${status.state}`;
   renew(byId("title"), h("h1", null, h("bdi", null, status.name)), h("span", { class: `state ${status.state}` }, status.state),
     h("span", { class: "small" }, `${span((status.now_ms - status.started_ms) / 1e3)}, ${status.slots} of ${status.slots_needed} slots, id ${status.job_id}`));
   actions.draw(status);
-  renew(byId("findings"), h("ul", null, findings(status, eventTime, recovery).map(({ kind, words }) => h("li", { class: kind }, h("span", { class: "mark", role: "img", "aria-label": { bad: "problem", warn: "warning", info: "note", good: "fine" }[kind] }, { bad: "✖", warn: "▲", info: "●", good: "✔" }[kind]), h("span", null, words)))));
+  renew(byId("findings"), h("ul", null, found.map(({ kind, words }) => h("li", { class: kind }, h("span", { class: "mark", role: "img", "aria-label": { bad: "problem", warn: "warning", info: "note", good: "fine" }[kind] }, MARKS[kind]), h("span", null, words)))));
   drawFigures(status);
   drawGraph(byId("graph"), status, names, rates);
   drawSubtasks(status);
@@ -205,7 +208,7 @@ function drawFigures(status) {
   renew(byId("figures"),
     tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes", rate)),
     tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes", rate)),
-    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "its event times are not recent" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes", span)),
+    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "event times are far in the past" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes", span)),
     tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms) / 1e3))} ago`,
       status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
     stateTile(status, tile),
@@ -234,7 +237,7 @@ function drawSubtasks(status) {
     h("p", { class: "small" }, `${vertex.subtasks.length} of ${vertex.parallelism} have reported; the busiest first${sorted.length > SHOWN ? `, ${SHOWN} of them` : ""}. Rows are counted since the last start of the tasks. `, h("button", { type: "button", class: "plain", "data-close": true }, "Close")),
     inputsTable(status, vertex, rates),
     h("div", { class: "scroll" }, h("table", { class: "wide" },
-      h("thead", null, h("tr", null, ["subtask", "shares of time", "busy", "backpressured", "rows in", "rows out", "part of the rows", "watermark"].map((name) => h("th", { scope: "col" }, name)))),
+      h("thead", null, h("tr", null, ["subtask", "shares of time", "busy", "backpressured", "rows in", "rows out", "share of the rows", "watermark"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, sorted.slice(0, SHOWN).map((each) => h("tr", { class: status.bottleneck?.vertex === vertex.id && status.bottleneck.subtask === each.subtask ? "slow" : null },
         h("th", { scope: "row" }, each.subtask), h("td", null, shares(each.busy, each.backpressured)[0]), h("td", { class: "n" }, share(each.busy)), h("td", { class: "n" }, share(each.backpressured)),
         h("td", { class: "n" }, count(each.rows_in)), h("td", { class: "n" }, count(each.rows_out)), h("td", { class: "n" }, rows ? share((each.rows_in || each.rows_out) / rows) : NOTHING), h("td", null, watermark(each.watermark_us))))))));
@@ -260,7 +263,7 @@ function drawCheckpoints(status) {
       h("thead", null, h("tr", null, ["", "at", "time taken", "", "stored", "in flight", "slowest subtask, or error"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, status.checkpoints.map((one) => h("tr", { "data-key": `c${one.id}`, class: one.state },
         h("th", { scope: "row" }, `${one.is_savepoint ? "savepoint " : ""}${one.id}`), h("td", null, clock(one.created_ms)),
-        h("td", null, bar(phases(one), `${span(one.duration_ms / 1e3)}, of which barriers were waited for ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`)),
+        h("td", null, bar(phases(one), `${span(one.duration_ms / 1e3)}, of which waiting for barriers took ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`)),
         h("td", { class: "n" }, span((one.duration_ms + one.metadata_ms) / 1e3)), h("td", { class: "n" }, one.state === "failed" ? "" : size(one.state_bytes)), h("td", { class: "n" }, one.in_flight_bytes ? size(one.in_flight_bytes) : ""),
         h("td", { class: "words" }, one.state === "failed" ? h("span", { class: "bad-text" }, `failed: ${one.reason}`) : one.state === "in_progress" ? `in progress: ${one.tasks_done} of ${one.tasks} subtasks${one.last ? `; not yet ${one.last}` : "; the metadata is being written"}` : one.last)))))),
     h("p", { class: "small" }, "In ", h("bdi", null, status.checkpoint_dir)));
@@ -268,10 +271,10 @@ function drawCheckpoints(status) {
 
 function drawFailures(status) {
   if (!status.failures.length) {
-    renew(byId("failures"), h("p", { class: "dim" }, "None since the program was started."));
+    renew(byId("failures"), h("p", { class: "dim" }, "None since the program started."));
     return;
   }
-  renew(byId("failures"), h("p", { class: "small" }, `${status.restarts} restart${status.restarts === 1 ? "" : "s"}. The newest first, over restarts and rescales.`),
+  renew(byId("failures"), h("p", { class: "small" }, `${status.restarts} restart${status.restarts === 1 ? "" : "s"}. Newest first, across restarts and rescales.`),
     status.failures.map((failure) => h("article", { class: "failure", "data-key": `f${failure.at_ms} ${failure.attempt}` },
       h("p", null, h("span", { class: "small" }, `${clock(failure.at_ms)}, ${span(Math.max(0, (status.now_ms - failure.at_ms) / 1e3))} ago, attempt ${failure.attempt} `), h("span", { class: "bad-text summary" }, failure.summary)),
       failure.own_lines ? h("pre", { tabindex: 0 }, failure.own_lines) : null,

@@ -18,7 +18,7 @@ export class LiveRows {
       if (number === this.number) renew(this.place, ...shown, this.buttons(uid, name));
     };
     if (this.token === null) {
-      show(h("p", null, "Rows are shown with the token only: open the link that midstream run has printed, or midstream status prints."));
+      show(h("p", null, "Rows are shown only with the token: open the link that `midstream run` printed, or that `midstream status` prints."));
       return;
     }
     show(h("p", { class: "dim" }, "Waiting for the next rows of ", h("bdi", null, name), " …"));
@@ -33,7 +33,7 @@ export class LiveRows {
   }
 
   buttons(uid, name) {
-    return h("p", { class: "small" }, h("button", { type: "button", class: "plain", "data-rows": uid, "data-name": name }, "Look again"), " ", h("button", { type: "button", class: "plain", "data-rows-close": true }, "Close"));
+    return h("p", { class: "small" }, h("button", { type: "button", class: "plain", "data-rows": uid, "data-name": name }, "Refresh"), " ", h("button", { type: "button", class: "plain", "data-rows-close": true }, "Close"));
   }
 
   close() {
