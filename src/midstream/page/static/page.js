@@ -263,7 +263,7 @@ function drawCheckpoints(status) {
       h("thead", null, h("tr", null, ["", "at", "time taken", "", "stored", "in flight", "slowest subtask, or error"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, status.checkpoints.map((one) => h("tr", { "data-key": `c${one.id}`, class: one.state },
         h("th", { scope: "row" }, `${one.is_savepoint ? "savepoint " : ""}${one.id}`), h("td", null, clock(one.created_ms)),
-        h("td", null, bar(phases(one), `${span(one.duration_ms / 1e3)}, of which waiting for barriers took ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`)),
+        h("td", { title: took(one) }, bar(phases(one), took(one))),
         h("td", { class: "n" }, span((one.duration_ms + one.metadata_ms) / 1e3)), h("td", { class: "n" }, one.state === "failed" ? "" : size(one.state_bytes)), h("td", { class: "n" }, one.in_flight_bytes ? size(one.in_flight_bytes) : ""),
         h("td", { class: "words" }, one.state === "failed" ? h("span", { class: "bad-text" }, `failed: ${one.reason}`) : one.state === "in_progress" ? `in progress: ${one.tasks_done} of ${one.tasks} subtasks${one.last ? `; not yet ${one.last}` : "; the metadata is being written"}` : one.last)))))),
     h("p", { class: "small" }, "In ", h("bdi", null, status.checkpoint_dir)));
@@ -282,6 +282,10 @@ function drawFailures(status) {
       failureLogs.of(failure))));
 }
 
+function took(one) {
+  return `${span(one.duration_ms / 1e3)}, of which waiting for barriers took ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`;
+}
+
 function drawSlots(status) {
   if (!status.slots) {
     renew(byId("slots"), h("p", { class: "dim" }, "None is connected."));
@@ -292,6 +296,7 @@ function drawSlots(status) {
   const all = status.slot_pids.map((pid, at) => at);
   const shown = all.length > SHOWN ? all.sort((a, b) => memory(b) - memory(a) || a - b).slice(0, SHOWN) : all;
   renew(byId("slots"),
+    h("p", { class: "small" }, "Slots on one machine, or in one container, share its limit.", status.tls === "off" ? null : " Connections between them are encrypted by TLS."),
     shown.length < status.slot_pids.length ? h("p", { class: "small" }, `The ${SHOWN} of ${status.slot_pids.length} with the most memory.`) : null,
     h("div", { class: "scroll" }, h("table", { class: "wide fit" },
       h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", "last minutes"].map((name) => h("th", { scope: "col" }, name)))),
