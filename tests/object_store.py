@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from pyarrow import fs
 
 KEY, SECRET = "key-of-the-tests", "a-secret-that-is-shown-nowhere"
 BUCKET = "bucket"
@@ -70,6 +71,15 @@ class ObjectStore:
         self._faults.append(fault)
         return fault
 
+    def make_bucket(self, name: str) -> None:
+        fs.S3FileSystem(
+            endpoint_override=self.endpoint,
+            access_key=KEY,
+            secret_key=SECRET,
+            allow_bucket_creation=True,
+            region="us-east-1",
+        ).create_dir(name)
+
     def mend(self) -> None:
         self._faults.clear()
 
@@ -91,12 +101,12 @@ class ObjectStore:
                 return self._done(environ, start)
             case "lose":
                 self._done(environ, lambda *_args: None)
-                return self._cut(environ)
+                return self._cut(environ, start)
             case "cut":
-                return self._cut(environ)
+                return self._cut(environ, start)
             case "wait":
                 self._closing.wait(60)
-                return self._cut(environ)
+                return self._cut(environ, start)
             case status:
                 code = status.partition(" ")[2]
                 text = f"<Error><Code>{code}</Code><Message>as the test has it</Message></Error>".encode()
@@ -108,9 +118,10 @@ class ObjectStore:
         with self._one_at_a_time:
             return list(self._moto(environ, start))
 
-    def _cut(self, environ: Environ) -> Any:
+    def _cut(self, environ: Environ, start: Answer) -> Any:
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-        return []
+        start("503 Service Unavailable", [])  # which nobody hears
+        return [b""]
 
     def _next_fault(self, method: str, line: str) -> Fault | None:
         with self._one_at_a_time:
@@ -124,11 +135,12 @@ class ObjectStore:
 
 @contextmanager
 def running_store() -> Iterator[ObjectStore]:
-    """Skips the test where moto or what midstream needs for object stores is not installed."""
+    """With BUCKET in it. Skips the test where moto or what midstream needs for object stores is not installed."""
     for module in ("moto", "flask", "flask_cors", "obstore", "botocore"):
         pytest.importorskip(module, reason=f"the package {module!r} is not installed: pip install 'midstream[dev]'")
     store = ObjectStore()
     try:
+        store.make_bucket(BUCKET)
         yield store
     finally:
         store.close()

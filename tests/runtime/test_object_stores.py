@@ -13,22 +13,13 @@ import pytest
 from midstream.core.errors import ConfigError, StorageError
 from midstream.runtime import conditional
 from midstream.runtime.storage import FileStorage, RemoteStorage, check_can_create
-from object_store import BUCKET, KEY, SECRET, ObjectStore, running_store, use_environment
+from object_store import KEY, SECRET, ObjectStore, running_store, use_environment
 from storage_contract import check_promises
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ObjectStore]:
-    from pyarrow import fs
-
     with running_store() as store:
-        fs.S3FileSystem(
-            endpoint_override=store.endpoint,
-            access_key=KEY,
-            secret_key=SECRET,
-            allow_bucket_creation=True,
-            region="us-east-1",
-        ).create_dir(BUCKET)
         yield store
 
 
@@ -120,7 +111,9 @@ def test_a_store_that_is_busy_is_asked_again(
         assert proven.create("epochs/1", b"mine")
     said = [record.getMessage() for record in caplog.records if record.name == "midstream.runtime.conditional"]
     assert len(said) == 3 and all("is tried again" in line for line in said)
-    if fault != "cut":
+    if fault == "cut":
+        assert all("/epochs/1 failed: no answer" in line for line in said), said
+    else:
         status, code = fault.split()
         assert all(f"HTTP {status} {code}: as the test has it" in line for line in said), said
 
@@ -141,7 +134,9 @@ def test_a_store_that_does_not_answer_is_given_up(store: ObjectStore, monkeypatc
     store.fault("PUT", "/epochs/1", "wait", times=2)
     assert storage.create("epochs/1", b"mine")
     store.fault("PUT", "/epochs/2", "wait", times=100)
-    with pytest.raises(StorageError, match=r"tries have failed, the last one because .*Timeout"):
+    with pytest.raises(
+        StorageError, match=r"the last one because PUT http://\S+/epochs/2 failed: no answer within 0.3 s"
+    ):
         storage.create("epochs/2", b"mine")
 
 
@@ -177,11 +172,7 @@ def test_a_store_that_ignores_the_condition_is_refused(store: ObjectStore) -> No
 def test_two_libraries_that_see_two_places_are_refused(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     real = conditional._open_s3
     monkeypatch.setattr(conditional, "_open_s3", lambda bucket, *rest: real("other", *rest))
-    from pyarrow import fs
-
-    fs.S3FileSystem(endpoint_override=store.endpoint, allow_bucket_creation=True, region="us-east-1").create_dir(
-        "other"
-    )
+    store.make_bucket("other")
     with pytest.raises(StorageError, match="what obstore writes there pyarrow does not find"):
         FileStorage(store.url("apart")).create("_job", b"1")
 
@@ -230,6 +221,26 @@ def test_credentials_and_endpoint_come_from_where_pyarrow_has_them(
     monkeypatch.setenv("AWS_PROFILE", "missing")
     with pytest.raises(StorageError, match="credentials for it cannot be got: The config profile"):
         FileStorage(store.url("from-a-profile")).create("_job", b"1")
+
+
+def test_a_proxy_that_pyarrow_does_not_use_is_not_used(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    storage = FileStorage(store.url("without-a-proxy"))
+    storage.write("x", [b"by pyarrow"])
+    assert storage.create("_job", b"by obstore") and storage.list("") == ["_job", "x"]
+
+
+def test_a_place_that_cannot_be_reached_is_said(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for endpoint, says in (
+        ("127.0.0.1:9", "Connection refused"),
+        ("no-such-host.invalid", "Name or service not known|.+"),
+    ):
+        url = store.url("x").replace(f"127.0.0.1:{store.port}", endpoint)
+        with pytest.raises(
+            StorageError, match=rf"5 tries have failed, the last one because PUT http://\S+ failed: ({says})\."
+        ):
+            FileStorage(url).create("_job", b"1")
 
 
 def test_no_message_shows_a_password(store: ObjectStore) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXTRA: Final = "object-stores"
 STORES: Final = ("s3", "gcs", "abfs")
 """The kinds of pyarrow's filesystems that are object stores."""
+RIGHTS: Final = "must allow to read, write, list and delete objects there"
 TRIES: Final = 5
 FIRST_PAUSE_S: Final = 0.25
 """Before the second try; twice as long before each that follows."""
@@ -167,9 +168,7 @@ def _refused(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{explanation(error)}; create the bucket, or correct its name"
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return (
-            f"{explanation(error)}; the driver's credentials must allow to read, write, list and delete objects there"
-        )
+        return f"{explanation(error)}; the driver's credentials {RIGHTS}"
     return explanation(error)
 
 
@@ -180,8 +179,17 @@ def explanation(error: BaseException) -> str:
     status = re.search(r"status code: (\d+)", text)
     if said or status:
         return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}".strip()
-    causes = re.findall(r'(?:kind: (Connect|Timeout)\b|message: "([^"]*)"|dns error: ([^"\n,]*))', inside)
-    return ", ".join([" ".join(text.split())[:300], *dict.fromkeys("".join(cause) for cause in causes)])
+    if "error sending request" not in text:
+        return " ".join(text.split())[:300]
+    request = re.search(r"(?:PUT|HEAD|GET) \S+", text)
+    if "Timeout" in inside:
+        cause = f"no answer within {REQUEST_S} s"
+    elif "IncompleteMessage" in inside:
+        cause = "no answer"
+    else:
+        found = re.findall(r'(?:message|error): "([^"]*)"', inside)
+        cause = found[-1] if found else "no connection"
+    return f"{request[0] if request else 'a request'} failed: {cause}"
 
 
 # ---- what pyarrow knows, for obstore ---------------------------------------
@@ -211,6 +219,8 @@ def _open_s3(bucket: str, options: dict[str, Any], client: dict[str, Any], shown
         "conditional_put": "etag",
         "skip_signature": bool(options["anonymous"]),
     }
+    # pyarrow's S3 takes no notice of HTTP_PROXY and the like, and this is the only way to have obstore take none
+    client["client_options"] |= {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": urlsplit(endpoint).hostname or ""}
     provider = None if options["anonymous"] else _aws_credentials(options, shown)
     return import_module("obstore.store").S3Store(bucket, config=config, credential_provider=provider, **client)
 

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
-from midstream.runtime.conditional import STORES, ConditionalWrites, check_installed, without_secrets
+from midstream.runtime.conditional import RIGHTS, STORES, ConditionalWrites, check_installed, without_secrets
 
 TEMPORARY: Final = ".tmp-"
 """Names that begin so are files that were never finished; `list` does not show them."""
@@ -266,7 +266,7 @@ class RemoteStorage:
         try:
             yield full
         except OSError as error:
-            raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}") from error
+            raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}{_way_out(error)}") from error
 
 
 def _temporary(full: str) -> str:
@@ -371,6 +371,18 @@ _WHY: Final = {
     errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.EISDIR: "it is a directory, not a file",
 }
+
+
+_WAYS_OUT: Final = {
+    "ACCESS_DENIED": f"the credentials {RIGHTS}",
+    "NO_SUCH_BUCKET": "create the bucket, or correct its name",
+    "NETWORK_CONNECTION": "is the endpoint right, and can it be reached from here?",
+}
+"""By what pyarrow's errors of S3 have in them."""
+
+
+def _way_out(error: OSError) -> str:
+    return next((f"; {way_out}" for name, way_out in _WAYS_OUT.items() if name in str(error)), "")
 
 
 def _explanation(error: OSError) -> str:
