@@ -73,6 +73,11 @@ def check_can_create(url: str) -> None:
         check_installed(kind, without_secrets(url))
 
 
+def is_exclusive(url: str) -> bool:
+    """Whether of several that `create` a file there at once only one is told that it has."""
+    return urlsplit(url).scheme not in _FILE_SCHEMES
+
+
 def confined(path: str) -> str:
     """`path` as it is, if it stays below the root it is relative to. Raises StorageError otherwise."""
     parts = path.split("/")
