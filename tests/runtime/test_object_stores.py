@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import secrets
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,6 +276,28 @@ def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
     assert conditional.without_secrets(url) == shown
 
 
+@pytest.mark.parametrize("path", ["a//b", "a/../b", "a/./b"])
+def test_a_path_that_only_one_of_the_libraries_takes_is_refused_at_once(store: ObjectStore, path: str) -> None:
+    with pytest.raises(ConfigError, match=r"s3://bucket/a/.*: a part of its path is empty, or \. or \.\."):
+        FileStorage(store.url(path)).create("_job", b"")
+
+
+def test_settings_that_only_obstore_knows_do_not_lead_it_elsewhere(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("AWS_ENDPOINT", "http://127.0.0.1:9"),
+        ("AWS_CONDITIONAL_PUT", "disabled"),
+        ("AWS_SKIP_SIGNATURE", "true"),
+        ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true"),
+        ("AWS_BUCKET", "other"),
+        ("AWS_SESSION_TOKEN", "one that ends"),
+    ):
+        monkeypatch.setenv(name, value)
+    storage = FileStorage(store.url("settings"))
+    assert storage.create("_job", b"1") and not storage.create("_job", b"2")
+
+
 def test_what_is_not_installed_is_named_before_the_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     for url in ("s3://k:secret@b/x", "gs://b/x", "abfs://c@a.dfs.core.windows.net/x"):
@@ -283,3 +308,96 @@ def test_what_is_not_installed_is_named_before_the_job_starts(monkeypatch: pytes
         assert "secret" not in str(caught.value)
     for url in ("/tmp/x", "file:///tmp/x", "hdfs://host/x", "plain"):
         check_can_create(url)
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    """As much of Google's or Azure's store as one file needs to be created."""
+
+    files: dict[str, dict[str, str]]
+    seen: list[str]
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        conditions = headers.get("x-goog-if-generation-match"), headers.get("if-none-match")
+        self.seen.append(f"{self.path} {conditions} {headers.get('authorization', '')[:14]}")
+        there = self.path in self.files
+        if not there:
+            self.files[self.path] = {name: value for name, value in headers.items() if "-meta-" in name}
+        azure = headers.get("if-none-match") == "*"
+        self._say((409 if azure else 412) if there else 201, {})
+
+    def do_HEAD(self) -> None:
+        self._say(200 if self.path in self.files else 404, self.files.get(self.path, {}))
+
+    def _say(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        always = {"Content-Length": "0", "ETag": '"1"', "Last-Modified": "Mon, 23 Nov 2026 17:00:00 GMT"}
+        for name, value in {**headers, **always, "x-goog-generation": "1"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "seen"),
+    [
+        (
+            "gs://anonymous@bucket/x?scheme=http&endpoint_override=127.0.0.1:PORT",
+            "bucket/x",
+            "/bucket/x%2F1 ('0', None) Bearer ",
+        ),
+        (
+            "abfs://c:a2V5@account.dfs.core.windows.net/x?enable_tls=false&blob_storage_authority=127.0.0.1:PORT",
+            "c/x",
+            "/account/c/x/1 (None, '*') SharedKey acco",
+        ),
+    ],
+)
+def test_google_and_azure_are_asked_in_their_own_words(
+    monkeypatch: pytest.MonkeyPatch, url: str, root: str, seen: str
+) -> None:
+    from pyarrow import fs
+
+    pytest.importorskip("obstore", reason="the package 'obstore' is not installed: pip install 'midstream[dev]'")
+    for name in (
+        "HTTP_PROXY",
+        "http_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ):  # obstore goes by them, as Google's library does
+        monkeypatch.delenv(name, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Elsewhere,), {"files": {}, "seen": []}))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        url = url.replace("PORT", str(server.server_port))
+        files, found = fs.FileSystem.from_uri(url)
+        assert found == root
+        writes = conditional.ConditionalWrites(files, root, url)
+        store = writes._open()
+        assert writes._create(store, f"{root}/1", b"the same") and not writes._create(store, f"{root}/1", b"the same")
+        real, lost = conditional.import_module, []
+
+        def import_module(name: str) -> Any:  # whose first put succeeds, and is not heard of
+            module = real(name)
+            if name != "obstore" or lost:
+                return module
+            lost.append(name)
+
+            def put(*arguments: Any, **named: Any) -> None:
+                module.put(*arguments, **named)
+                raise OSError("the answer is lost")
+
+            return SimpleNamespace(put=put)
+
+        monkeypatch.setattr(conditional, "import_module", import_module)
+        monkeypatch.setattr(conditional, "FIRST_PAUSE_S", 0.001)
+        assert writes._create(store, f"{root}/2", b"the same") and lost
+        assert server.RequestHandlerClass.seen[0] == seen  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from midstream.connectors.extras import require
 from midstream.core.errors import ConfigError, StorageError
@@ -91,12 +91,17 @@ class ConditionalWrites:
             case "gcs":
                 return _open_gcs(self._bucket, options, client)
             case _:
-                return _open_azure(self._bucket, options, client)
+                password = unquote(urlsplit(self._url).password or "")  # which pyarrow keeps to itself
+                return _open_azure(self._bucket, {**options, "account_key": options["account_key"] or password}, client)
 
     def _proven(self, store: Any) -> Any:
         """`store`, if two puts of one name are one too many for it, and pyarrow sees what the first has made."""
         from pyarrow import fs
 
+        if not {"", ".", ".."}.isdisjoint(self._root.split("/")):
+            raise ConfigError(
+                f"{self._shown}: a part of its path is empty, or . or .., which obstore does not take; give a directory without such"
+            )
         probe = f"{self._root}/.tmp-{secrets.token_hex(8)}-probe"
         won = [self._create(store, probe, b"") for _ in range(2)]
         is_seen = self._files.get_file_info(probe).type != fs.FileType.NotFound
@@ -177,8 +182,10 @@ def explanation(error: BaseException) -> str:
     text, _, inside = str(error).partition("\n\nDebug source")
     said = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
     status = re.search(r"status code: (\d+)", text)
-    if said or status:
-        return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}".strip()
+    if said:
+        return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}"
+    if "token request" in text:
+        return f"credentials for it cannot be got ({' '.join(text.split())[:300]})"
     if "error sending request" not in text:
         return " ".join(text.split())[:300]
     request = re.search(r"(?:PUT|HEAD|GET) \S+", text)
@@ -263,11 +270,10 @@ def _open_gcs(bucket: str, options: dict[str, Any], client: dict[str, Any]) -> A
     config: dict[str, Any] = {}
     if options["endpoint_override"]:
         config["base_url"] = f"{options['scheme'] or 'https'}://{options['endpoint_override']}"
-    if options["anonymous"]:
-        config["skip_signature"] = True
-    if options["access_token"]:
-        config["bearer_token"] = options["access_token"]
-    return import_module("obstore.store").GCSStore(bucket, config=config, **client)
+    provider = None
+    if options["anonymous"] or options["access_token"]:  # anonymous: it would look for credentials to write
+        provider = {"token": options["access_token"], "expires_at": None}.copy
+    return import_module("obstore.store").GCSStore(bucket, config=config, credential_provider=provider, **client)
 
 
 def _open_azure(bucket: str, options: dict[str, Any], client: dict[str, Any]) -> Any:
