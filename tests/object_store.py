@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -28,7 +29,7 @@ class Fault:
     method: str
     path: str
     what: str
-    """"lose": done, never answered; "cut": neither; "wait": answered when the server closes; "ignore": without its
+    """"together": two wait for each other; "lose": done, never answered; "cut": neither; "wait": answered when the server closes; "ignore": without its
     condition; "409 Code": that answer."""
     times: int
     after: int
@@ -50,6 +51,7 @@ class ObjectStore:
         self._moto = app.DomainDispatcherApplication(app.create_backend_app)
         self._one_at_a_time = threading.Lock()
         self._closing = threading.Event()
+        self._two = threading.Barrier(2)
         self._faults: list[Fault] = []
         self.requests: list[str] = []
         self._server: Any = serving.make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
@@ -102,6 +104,10 @@ class ObjectStore:
             case "lose":
                 self._done(environ, lambda *_args: None)
                 return self._cut(environ, start)
+            case "together":
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    self._two.wait(20)
+                return self._done(environ, start)
             case "cut":
                 return self._cut(environ, start)
             case "wait":
