@@ -106,6 +106,17 @@ def test_a_place_where_the_job_cleans_up_is_refused(place: str) -> None:
     claim_place(lambda url: target, "/job/savepoints/before-the-upgrade", "/job", ABOUT)
 
 
+def test_a_place_behind_a_url_with_parameters() -> None:
+    root = "s3://bucket/job?region=r&scheme=http"
+    for inside in ("s3://bucket/job/chk-900", "s3://bucket/job/shared?region=r", root):
+        with pytest.raises(StorageError, match="in the job's checkpoint directory"):
+            claim_place(lambda url: MemoryStorage(), inside, root, ABOUT)
+    asked: list[str] = []
+    place = claim_place(lambda url: asked.append(url) or MemoryStorage(), None, root, ABOUT)
+    assert place.url == "s3://bucket/job/savepoints/1?region=r&scheme=http"
+    assert asked == ["s3://bucket/job/savepoints?region=r&scheme=http", place.url]
+
+
 def test_a_place_that_is_taken_is_refused_and_left_alone() -> None:
     for there in ("notes.txt", "chk-7/_metadata", SAVEPOINT):
         storage = MemoryStorage()

@@ -179,10 +179,22 @@ def test_a_checkpoint_has_many_names(which: str) -> None:
         ("/other/flights/chk-17/", ("/other/flights", "chk-17")),
         ("/data/flights/savepoints/3", ("/data/flights/savepoints/3", "latest")),
         ("s3://bucket/saved/", ("s3://bucket/saved", "latest")),
+        ("s3://bucket/saved/chk-7/?region=r", ("s3://bucket/saved?region=r", "chk-7")),
+        ("/what?/chk-7", ("/what?", "chk-7")),
     ],
 )
 def test_a_checkpoint_is_in_the_jobs_directory_or_elsewhere(which: str, place: tuple[str | None, str]) -> None:
     assert split_restore(which, ROOT) == place
+
+
+def test_a_checkpoint_is_found_behind_a_url_with_parameters() -> None:
+    root = "s3://bucket/job?region=r&scheme=http"
+    assert split_restore("s3://bucket/job/chk-7?region=r&scheme=http", root) == (None, "chk-7")
+    assert split_restore("s3://bucket/job/chk-7/_metadata", root) == (None, "chk-7")
+    assert split_restore("s3://bucket/job?region=r&scheme=http", root) == (None, "latest")
+    elsewhere = "s3://bucket/job/savepoints/1?region=r&scheme=http"
+    assert split_restore(elsewhere, root) == (elsewhere, "latest")
+    assert split_restore("s3://bucket/job/chk-7?region=other", root) == ("s3://bucket/job?region=other", "chk-7")
 
 
 def test_nonsense_names_no_checkpoint() -> None:

@@ -408,7 +408,8 @@ def test_the_split_that_holds_event_time_back_is_named(
     tab.shows("#detail", r"input from.*watermark.*behind")
     tab.shows("#detail [data-key=inputs] tbody tr", r"orders.*keyed[\d.]+( k)?/s[\d.]+ KiB/s.*UTC1[45] min")
     tab.shows(
-        "#findings", r"Event time stands still at “orders .*”.*; it is held back by orders, subtask [01], split orders-3"
+        "#findings",
+        r"Event time stands still at “orders .*”.*; it is held back by orders, subtask [01], split orders-3",
     )
     tab.shows_once("#findings li", "is held back by")
     status = job.status()

@@ -17,6 +17,7 @@ import pytest
 from midstream.core.errors import ConfigError, StorageError
 from midstream.runtime.storage import TEMPORARY, FileStorage, RemoteStorage
 from permissions import unprivileged
+from storage_contract import check_promises
 
 
 def everything_below(root: Path) -> list[str]:
@@ -36,6 +37,12 @@ def test_what_is_written_is_read_back_from_directories_made_on_the_way(tmp_path:
     assert storage.list("a/b") == ["many"]
     storage.delete("a")
     assert everything_below(tmp_path) == []
+
+
+def test_a_storage_keeps_its_promises_on_a_path_and_where_files_are_renamed(tmp_path: Path) -> None:
+    (tmp_path / "renamed").mkdir()
+    check_promises(FileStorage(str(tmp_path / "path")))
+    check_promises(RemoteStorage(f"file://{tmp_path}/renamed", "hdfs"))
 
 
 def test_a_write_that_fails_midway_leaves_nothing_under_the_name_nor_beside_it(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import pytest
 from pyspark import SparkConf
 
 from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.storage import FileStorage
 from midstream.spark.survey import PACKAGES, Found, Slot, Survey, Tried
 from midstream.ui import doctor
 from midstream.ui.cli import main
 from midstream.ui.doctor import Check, Verdict, _Checks
+from object_store import KEY, SECRET, running_store, use_environment
 
 VERSIONS: dict[str, str | None] = {package: metadata.version(package) for package in PACKAGES}
 JOB = """
@@ -215,3 +217,19 @@ def test_people_get_lines_with_what_to_change(tmp_path: Path, capsys: pytest.Cap
     assert lines[0].startswith("ok      Python: ")
     assert "warning checkpoints: the job has no checkpoint directory" in lines[-3]
     assert lines[-2].strip().startswith("give Environment(checkpoint_dir=") and lines[-1] == "0 errors, 1 warning"
+
+
+def test_an_object_store_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_store() as store:
+        use_environment(monkeypatch, store)
+        said = {c["what"]: c for c in run(capsys, "--checkpoint-dir", "s3://bucket/new")[1]["checks"]}
+        assert said["checkpoint directory s3://bucket/new"]["found"].endswith("and create files exclusively")
+        assert FileStorage("s3://bucket/new").list("") == []
+        store.fault("PUT", "/bucket/old", "ignore", times=100)
+        status, answer = run(capsys, "--checkpoint-dir", f"s3://{KEY}:{SECRET}@bucket/old")
+        said = {c["what"]: c for c in answer["checks"]}
+        assert status == 1 and SECRET not in str(answer)
+        assert "ignores the condition of a write" in said["checkpoint directory s3://bucket/old"]["found"]
+        assert "only one of two drivers" in said["checkpoint directory s3://bucket/old"]["change"]

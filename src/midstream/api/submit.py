@@ -26,7 +26,7 @@ from midstream.protocol.messages import JobModules
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.provider import SlotProvider
-from midstream.runtime.storage import FileStorage, absolute
+from midstream.runtime.storage import FileStorage, absolute, check_can_create
 from midstream.state.own_code import own_code
 
 _log = logging.getLogger(__name__)
@@ -106,6 +106,8 @@ def submission(
         )
     if restore_from is not None and split_restore(restore_from, "")[0] is not None:
         restore_from = absolute(restore_from)
+    if config.checkpoint_dir is not None:
+        check_can_create(config.checkpoint_dir)
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
     plan = JobPlan(

@@ -27,6 +27,7 @@ from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata, f
 from midstream.checkpoint.state_files import SHARED, StateFile
 from midstream.checkpoint.store import SAVEPOINT, metadata_path
 from midstream.core.errors import StorageError
+from midstream.core.places import below, is_below
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
 
@@ -59,10 +60,9 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
     Raises StorageError when something is there already or it cannot be written.
     """
     content = msgspec.json.encode(about)
-    above = f"{root.rstrip('/')}/{FOLDER}"
+    above = below(root, FOLDER)
     if url is not None:
-        place = f"{url.rstrip('/')}/"
-        if place.startswith(f"{root.rstrip('/')}/") and not place.startswith(f"{above}/"):
+        if is_below(url, root) and not is_below(url, above):
             raise StorageError(
                 f"{url}: this is in the job's checkpoint directory, where the job deletes what it has no use for; "
                 f"give a place outside of it, or below {above}"
@@ -78,9 +78,10 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
     number = max((int(name) for name in open_storage(above).list("") if name.isdecimal()), default=0)
     while True:
         number += 1
-        storage = open_storage(f"{above}/{number}")
+        place = below(above, str(number))
+        storage = open_storage(place)
         if storage.create(SAVEPOINT, content):
-            return Place(f"{above}/{number}", storage)
+            return Place(place, storage)
 
 
 def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:

@@ -34,6 +34,7 @@ from midstream.checkpoint.metadata import CheckpointMetadata, check_job, decode_
 from midstream.checkpoint.records import EpochFile, FromFile, JobFile, OwnerFile, sealed, unsealed
 from midstream.checkpoint.state_files import SHARED, StateFile
 from midstream.core.errors import StorageError
+from midstream.core.places import parted
 from midstream.core.seams import Storage
 
 EPOCHS_KEPT = 64
@@ -347,7 +348,7 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
 
 
 def _by_name(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
-    name = which.rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
+    name = parted(which)[0].rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
     match = _CHECKPOINT.fullmatch(name)
     digits = match[1] if match else name
     if not digits.isascii() or not digits.isdigit():
@@ -382,14 +383,16 @@ def split_restore(which: str, root: str) -> tuple[str | None, str]:
     """
     if not which.strip("/") or which == "latest" or (which.isascii() and which.isdigit()):
         return None, which
-    directory = which.rstrip("/").removesuffix("/_metadata")
+    directory, parameters = parted(which)
+    directory = directory.rstrip("/").removesuffix("/_metadata")
     name = "latest"
     if _CHECKPOINT.fullmatch(directory.rpartition("/")[2]):
         directory, _, name = directory.rpartition("/")
         if not directory:
             return None, name
-    is_here = directory.removeprefix("file://") == root.rstrip("/").removeprefix("file://")
-    return (None if is_here else directory), name
+    here, own = parted(root)
+    is_here = directory.removeprefix("file://") == here.rstrip("/").removeprefix("file://")
+    return (None if is_here and parameters in ("", own) else directory + parameters), name
 
 
 # ---- publishing ------------------------------------------------------------

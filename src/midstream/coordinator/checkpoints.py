@@ -49,6 +49,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.coordinator.state_sizes import StateSizes
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
+from midstream.core.places import below
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.job_status import CheckpointStatus
 from midstream.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
@@ -187,7 +188,7 @@ class Checkpoints:
 
     def path_of(self, checkpoint_id: int) -> str:
         assert self._plan.config.checkpoint_dir is not None
-        return f"{self._plan.config.checkpoint_dir.rstrip('/')}/{checkpoint_path(checkpoint_id)}"
+        return below(self._plan.config.checkpoint_dir, checkpoint_path(checkpoint_id))
 
     @property
     def newest_path(self) -> str | None:

@@ -3,11 +3,14 @@
 | scheme | a file is whole and durable because | `create` is exclusive because |
 |---|---|---|
 | (path), file | temporary name, fsync, rename, fsync of the directory | `link` refuses an existing name |
-| s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | it is not: looked up, then written |
+| s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | the store refuses it: see `conditional` |
 | hdfs, viewfs | temporary name, then rename | it is not: looked up, then written |
 
 Where `create` is not exclusive two coordinators that start within the same moment can both win an
 epoch. Nothing else of the fencing rests on it: files carry their attempt in their path.
+
+What an upload to an object store leaves when its writer is killed has no name, so `sweep` finds nothing
+there: a lifecycle rule of the bucket deletes it.
 """
 
 from __future__ import annotations
@@ -25,15 +28,17 @@ from urllib.parse import unquote, urlsplit
 
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
+from midstream.runtime.conditional import RIGHTS, STORES, ConditionalWrites, check_installed, without_secrets
 
 TEMPORARY: Final = ".tmp-"
 """Names that begin so are files that were never finished; `list` does not show them."""
 PIECES_PER_CALL_MAX: Final = 512
 BYTES_PER_CALL_MAX: Final = 2**20
 
-_OBJECT_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "abfss")
+_KINDS: Final = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "abfs", "abfss": "abfs"}
+"""By scheme, what pyarrow calls the object store."""
 _FILE_SCHEMES: Final = ("hdfs", "viewfs")
-_KNOWN: Final = ("file", *_OBJECT_SCHEMES, *_FILE_SCHEMES)
+_KNOWN: Final = ("file", *_KINDS, *_FILE_SCHEMES)
 
 
 def FileStorage(url: str) -> Storage:
@@ -48,7 +53,7 @@ def FileStorage(url: str) -> Storage:
         return LocalStorage(unquote(urlsplit(url).path) if scheme else url)
     if scheme not in _KNOWN:
         raise ConfigError(
-            f"storage {url!r}: unknown scheme {scheme!r}; use a path or one of "
+            f"storage {without_secrets(url)!r}: unknown scheme {scheme!r}; use a path or one of "
             f"{', '.join(f'{known}://' for known in _KNOWN)}"
         )
     return RemoteStorage(url, scheme)
@@ -59,6 +64,18 @@ def absolute(url: str) -> str:
     if not url.strip():
         raise ConfigError("an empty path; give a directory or a storage URL")
     return url if "://" in url or url.startswith("file:") else os.path.abspath(os.path.expanduser(url))
+
+
+def check_can_create(url: str) -> None:
+    """Raises ConfigError where something is not installed that `create` needs in the storage at `url`."""
+    kind = _KINDS.get(urlsplit(url).scheme)
+    if kind is not None:
+        check_installed(kind, without_secrets(url))
+
+
+def is_exclusive(url: str) -> bool:
+    """Whether of several that `create` a file there at once only one is told that it has."""
+    return urlsplit(url).scheme not in _FILE_SCHEMES
 
 
 def confined(path: str) -> str:
@@ -166,11 +183,13 @@ class RemoteStorage:
         import pyarrow as pa
         from pyarrow import fs
 
-        self.url = url
+        self.url = without_secrets(url)
         try:
             self._files, self._root = fs.FileSystem.from_uri(url)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ConfigError(f"storage {url!r}: {error}") from error
+            raise ConfigError(f"storage {self.url!r}: {str(error).replace(url, self.url)}") from None
+        is_object_store = self._files.type_name in STORES
+        self._conditional = ConditionalWrites(self._files, self._root, url) if is_object_store else None
         self._renames = scheme in _FILE_SCHEMES
         self._missing = fs.FileType.NotFound
         self._directory = fs.FileType.Directory
@@ -186,7 +205,9 @@ class RemoteStorage:
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         with self._explained("read", path) as full, self._files.open_input_file(full) as file:
-            count = min(length, max(0, file.size() - offset))
+            count = min(length, file.size() - offset)
+            if count <= 0:
+                return b""  # read_at refuses to begin there
             data: bytes = file.read_at(count, offset)  # type: ignore[call-arg]  # its stub takes no arguments
             return data
 
@@ -208,6 +229,9 @@ class RemoteStorage:
                 self._files.move(target, full)
 
     def create(self, path: str, data: bytes, durable: bool = True) -> bool:
+        if self._conditional is not None:
+            with self._explained("create", path) as full:
+                return self._conditional.create(full, data)
         if self.exists(path):
             return False
         self.write(path, [data])
@@ -247,7 +271,7 @@ class RemoteStorage:
         try:
             yield full
         except OSError as error:
-            raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}") from error
+            raise StorageError(f"cannot {verb} {path!r} in {self.url}: {error}{_way_out(error)}") from error
 
 
 def _temporary(full: str) -> str:
@@ -352,6 +376,18 @@ _WHY: Final = {
     errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.EISDIR: "it is a directory, not a file",
 }
+
+
+_WAYS_OUT: Final = {
+    "ACCESS_DENIED": f"the credentials {RIGHTS}",
+    "NO_SUCH_BUCKET": "create the bucket, or correct its name",
+    "NETWORK_CONNECTION": "is the endpoint right, and can it be reached from here?",
+}
+"""By what pyarrow's errors of S3 have in them."""
+
+
+def _way_out(error: OSError) -> str:
+    return next((f"; {way_out}" for name, way_out in _WAYS_OUT.items() if name in str(error)), "")
 
 
 def _explanation(error: OSError, directory: str) -> str:

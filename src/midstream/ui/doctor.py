@@ -22,7 +22,9 @@ import msgspec
 from rich.text import Text
 
 from midstream.core.errors import ClusterError, MidstreamError
-from midstream.runtime.storage import FileStorage, absolute
+from midstream.core.seams import Storage
+from midstream.runtime.conditional import without_secrets
+from midstream.runtime.storage import FileStorage, absolute, is_exclusive
 from midstream.runtime.tls import keys_for
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit, busy_with
@@ -166,7 +168,7 @@ def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, 
     if url is None:
         use("", "", secrets.token_hex(32))
         return
-    what = f"checkpoint directory {url}"
+    what = f"checkpoint directory {without_secrets(url)}"
     probe, token = f".tmp-doctor-{secrets.token_hex(8)}", secrets.token_hex(32)
     is_new = "://" not in url and not os.path.exists(url)
     try:
@@ -177,14 +179,7 @@ def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, 
         use("", "", token)
         return
     try:
-        if not storage.create(f"{probe}/claim", b"") or storage.create(f"{probe}/claim", b""):
-            checks.warn(
-                what,
-                "files cannot be created exclusively there",
-                "two drivers that start in the same moment may both go on; see that only one is started",
-            )
-        else:
-            checks.ok(what, "the driver can write to it, and create files exclusively")
+        _look_at_claims(checks, what, storage, is_exclusive(url), f"{probe}/claim")
         use(url, probe, token)
     finally:
         with checks.of(what):
@@ -192,6 +187,24 @@ def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, 
         if is_new:
             with contextlib.suppress(OSError):  # a job has begun to use it meanwhile
                 os.rmdir(url)
+
+
+def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: bool, claim: str) -> None:
+    try:
+        first, second = storage.create(claim, b""), storage.create(claim, b"")
+    except MidstreamError as error:
+        checks.fail(
+            what, str(error), "no job can use it as it is: only one of two drivers that start at once may go on"
+        )
+        return
+    if exclusive and first and not second:
+        checks.ok(what, "the driver can write to it, and create files exclusively")
+    else:
+        checks.warn(
+            what,
+            "files cannot be created exclusively there",
+            "two drivers that start in the same moment may both go on; see that only one is started",
+        )
 
 
 # ---- Spark ----

@@ -17,6 +17,7 @@ from midstream.checkpoint.references import batches_of, each_once, left_bytes, s
 from midstream.checkpoint.state_files import read_parts, verify_chunks
 from midstream.checkpoint.store import SAVEPOINT, check_records, checkpoint_path, load
 from midstream.core.errors import StorageError
+from midstream.core.places import below, parted
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChannelState, PartHandle
 from midstream.runtime.storage import FileStorage
@@ -134,8 +135,9 @@ def inspect_checkpoint(where: str) -> Answer:
 
 
 def read_report(where: str) -> CheckpointReport:
-    match = _CHECKPOINT.fullmatch(where)
-    root, which = (_root(match["root"]), match["name"]) if match else (where, "latest")
+    directory, parameters = parted(where)
+    match = _CHECKPOINT.fullmatch(directory)
+    root, which = (_root(match["root"]) + parameters, match["name"]) if match else (where, "latest")
     storage = FileStorage(root)
     if not storage.list(""):
         raise StorageError(f"{root}: there is no such directory, or nothing is in it")
@@ -173,7 +175,7 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata) -> Checkp
     in_flight = tuple(edge for layout in metadata.edges if (edge := _edge(metadata, layout)).channels)
     names = {operator.uid: operator for operator in metadata.operators}
     return CheckpointReport(
-        path=f"{root.rstrip('/')}/{path}",
+        path=below(root, path),
         savepoint=storage.exists(SAVEPOINT),
         checkpoint_id=metadata.checkpoint_id,
         job_name=metadata.job_name,
