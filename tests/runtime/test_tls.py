@@ -274,6 +274,44 @@ def test_a_certificate_that_expires_while_the_job_runs_is_named_by_the_peer(
     assert refused(sides, old, good) == ("TLS: the peer's certificate is not accepted: certificate has expired", True)
 
 
+def test_who_shows_an_expired_certificate_is_told_and_does_not_dial_again(
+    sides: tuple[Side, Side], authority: Authority, tmp_path: Path
+) -> None:
+    good = keys_for(authority.issue(tmp_path / "good"), "127.0.0.1", SECRET)
+    old = JobKeys(SECRET, directory=authority.issue(tmp_path / "old", timedelta(days=-1)))
+    reason, is_final = refused(sides, good, old)
+    assert "expired" in reason and is_final
+
+
+def test_a_renewed_certificate_is_used_at_once_and_a_half_renewed_one_not_at_all(
+    sides: tuple[Side, Side], authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, here = sides
+    peer = keys_for(authority.issue(tmp_path / "peer"), "127.0.0.1", SECRET)
+    renewed, new = Path(authority.issue(tmp_path / "renewed")), Path(authority.issue(tmp_path / "new"))
+    keys = keys_for(str(renewed), "127.0.0.1", SECRET)
+    listener = there.listen(keys)
+
+    def shown() -> bytes:
+        """The certificate that the listener shows now."""
+        tls = tls_of(peer)
+        assert tls is not None
+        with tls.connect(socket.create_connection((listener.host, listener.port), timeout=10)) as sock:
+            found = sock.getpeercert(binary_form=True)
+        assert found is not None
+        return found
+
+    first = shown()
+    (renewed / "tls.crt").write_bytes((new / "tls.crt").read_bytes())
+    os.utime(renewed / "tls.crt", ns=(1, 1))
+    assert shown() == first and "tls.key is not the key of" in caplog.text
+    (renewed / "tls.key").write_bytes((new / "tls.key").read_bytes())
+    os.utime(renewed / "tls.key", ns=(1, 1))
+    assert shown() == ssl.PEM_cert_to_DER_cert((new / "tls.crt").read_text()) != first
+    here.dial(keys, listener.port)
+    until("both", lambda: here.opened and there.opened)
+
+
 def test_a_key_with_a_password_is_refused(authority: Authority, tmp_path: Path) -> None:
     directory = authority.issue(tmp_path / "secret", protection=BestAvailableEncryption(b"nobody asks"))
     with pytest.raises(ConfigError, match=r"tls\.key has a password; give a key without one"):

@@ -352,6 +352,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
+                self.is_judged = is_final(error)
                 self._give_up(explained(error))
                 return
             if count == 0:

@@ -47,8 +47,7 @@ class Listener:
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self._loop = loop
-        self._secret = keys.secret
-        self._tls = tls_of(keys)
+        self._keys = keys
         self._judge = judge
         self._opened = opened
         self._frame_bytes_max = frame_bytes_max
@@ -111,12 +110,12 @@ class Listener:
         connection = Connection(
             self._loop,
             sock,
-            Acceptor(self._secret, secrets.token_bytes(NONCE_BYTES), self._judge),
+            Acceptor(self._keys.secret, secrets.token_bytes(NONCE_BYTES), self._judge),
             self._authenticated,
             self._failed,
             frame_bytes_max=self._frame_bytes_max,
             buffer_bytes=self._buffer_bytes,
-            tls=self._tls,
+            tls=tls_of(self._keys),
             handshake_timeout_s=self._handshake_timeout_s,
         )
         if connection.state is not State.CLOSED:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import logging
 import os
 import socket
 import ssl
@@ -34,6 +35,7 @@ CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 """As in a Kubernetes secret of the type kubernetes.io/tls."""
 WRITE_BYTES_MAX: Final = 256 * 2**10
 _VALID: Final = timedelta(days=36_500)
+_log = logging.getLogger(__name__)
 _CLOCKS_DIFFER_AT_MOST: Final = timedelta(days=30)
 
 
@@ -117,10 +119,39 @@ class Tls:
         return hashlib.sha256(shown).digest()
 
 
-@lru_cache(maxsize=8)
 def tls_of(keys: JobKeys) -> Tls | None:
-    """None: connections are not encrypted."""
-    return Tls(keys) if keys.certificate or keys.directory else None
+    """For connections that begin now: a certificate that was renewed is read anew. None: they are not encrypted.
+
+    Raises ConfigError for a directory that cannot be used, and never could.
+    """
+    if not keys.directory:
+        return _of_certificate(keys) if keys.certificate else None
+    changed = _changed(keys.directory)
+    before, known = _of_directory.get(keys, (None, None))
+    if known is None or before != changed:
+        try:
+            known = Tls(keys)
+        except ConfigError as error:  # its files may be in the midst of being replaced
+            if known is None:
+                raise
+            _log.warning("%s; new connections use the certificate that was read before", error)
+        _of_directory[keys] = changed, known
+    return known
+
+
+_of_certificate: Final = lru_cache(maxsize=8)(Tls)
+_of_directory: Final[dict[JobKeys, tuple[tuple[int, ...], Tls]]] = {}
+
+
+def _changed(directory: str) -> tuple[int, ...]:
+    """When its files were, in nanoseconds; 0 of those that are not there."""
+    times = []
+    for name in (CERTIFICATE, KEY, AUTHORITY):
+        try:
+            times.append(os.stat(os.path.join(directory, name)).st_mtime_ns)
+        except OSError:
+            times.append(0)
+    return tuple(times)
 
 
 class TlsSocket(ssl.SSLSocket):
