@@ -16,7 +16,7 @@ from midstream import Environment
 from midstream.core.errors import ConfigError
 from midstream.page import traces
 from midstream.page.traces import Span, Traces, Watch, open_traces
-from midstream.protocol.job_status import CheckpointStatus, FailureStatus, JobStatus
+from midstream.protocol.job_status import CheckpointPhases, CheckpointStatus, FailureStatus, JobStatus
 from midstream.runtime.processes import ProcessSlots
 from sample_status import sample
 from waiting import until
@@ -45,6 +45,13 @@ def test_a_checkpoint_that_is_over_is_one_span_with_its_phases():
     assert subtasks.attributes["midstream.checkpoint.last_subtask"] == "write/1"
     assert subtasks.attributes["midstream.checkpoint.alignment_max_ms"] == 40.0
     assert (metadata.name, metadata.began_ms, metadata.ended_ms) == ("metadata", 1_200, 1_230)
+    (span,) = Watch().take(at(msgspec.structs.replace(DONE, phases=CheckpointPhases(10.0, 40.0, 50.0, 100.0))))
+    assert [(each.name, each.began_ms, each.ended_ms) for each in span.children[0].children] == [
+        ("barrier", 1_000, 1_010),
+        ("alignment", 1_010, 1_050),
+        ("snapshot", 1_050, 1_100),
+        ("storing", 1_100, 1_200),
+    ]
 
 
 def test_each_checkpoint_is_told_once_and_those_that_end_between_two_looks_in_order():

@@ -12,6 +12,7 @@ from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 from recovering import Steps
+from standing_clock import StandingClock
 
 ROWS = pa.table({"v": [1, 2, 3]})
 
@@ -22,7 +23,7 @@ class World:
         self.steps = Steps()
         self.sent: list[m.FromSlot] = []
         self.snapshots = TaskSnapshots(
-            0, TaskId(1, 0), self.steps, self.sent.append, self.failed, lambda: None, inline_bytes_max
+            0, TaskId(1, 0), self.steps, self.sent.append, self.failed, lambda: None, inline_bytes_max, StandingClock()
         )
 
     def failed(self, error: BaseException) -> None:
@@ -32,7 +33,7 @@ class World:
         part = StatePart(Redistribute.UNION, tuple(Chunk(chunk, ROWS) for chunk in chunks))
         operators = [(m.OperatorSnapshot("count"), Snapshot(SnapshotResult(parts={"s": part})))]
         file = f"file {checkpoint_id}"
-        self.snapshots.take(checkpoint_id, operators, self.storage, file, alignment_ms=0, finished=False)
+        self.snapshots.take(checkpoint_id, operators, self.storage, file, alignment_ms=0, began_s=0.0, finished=False)
         assert self.steps.run_io()
         self.snapshots.in_flight_stored(checkpoint_id, in_flight or StoredInFlight())
         return self.sent[-1]

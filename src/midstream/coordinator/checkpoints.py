@@ -15,7 +15,6 @@ finds it there later has a checkpoint like any other, or, under a newer epoch, o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -35,6 +34,7 @@ from midstream.checkpoint.store import (
     split_retained,
 )
 from midstream.coordinator.attempt import Attempt, CheckpointPlan
+from midstream.coordinator.checkpoint_history import CheckpointHistory, phases_of
 from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.completing import (
     build_metadata,
@@ -59,7 +59,6 @@ RETRY_MS: Final = 100
 FINAL_RETRY_MS: Final = 1_000
 """The same before the next one without which the job's end cannot come; doubles with each failure."""
 FINAL_RETRY_MS_MAX: Final = 60_000
-HISTORY_MAX: Final = 20
 
 
 class Progress(Enum):
@@ -145,9 +144,7 @@ class Checkpoints:
         self.retained: tuple[Retained, ...] = ()
         self.completed_count = 0
         self.failed_count = 0
-        self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY_MAX)
-        """Of those that are over, newest first."""
-        self.last_completed: CheckpointStatus | None = None
+        self.history = CheckpointHistory()
         self._effects = effects
         self._plan = plan
         self._names = names_of(plan.graph)
@@ -377,16 +374,18 @@ class Checkpoints:
     def referenced_files(self) -> frozenset[str]:
         return self._uncertain_files.union(*(retained.files for retained in self.retained))
 
-    def retain(self, *still_needed: int | None) -> None:
+    def retain(self, uncommitted: int | None, for_savepoint: int | None) -> None:
         """Drop the oldest checkpoints above the number to keep, but none from those on that are needed or would be restored.
 
-        Not while one is in progress: it may refer to any file that was there when it began.
+        Not while one is in progress: it may refer to any file that was there when it began. `uncommitted`: the oldest
+        one that holds output which is not committed.
         """
+        self.history.committed(uncommitted, self._effects.now_ms)
         if self.pending is not None or self.newest is None:
             return  # of a job that was started over the old ones are kept until it has one of its own
         # The one to restore is not the newest on disk when the job was told to begin from an older one.
         needed = self.newest.checkpoint_id
-        needed = min([needed, *(checkpoint_id for checkpoint_id in still_needed if checkpoint_id is not None)])
+        needed = min(each for each in (needed, uncommitted, for_savepoint) if each is not None)
         keep = max(self._plan.config.retained_checkpoints, sum(r.checkpoint_id >= needed for r in self.retained))
         if len(self.retained) <= keep:
             return
@@ -417,6 +416,7 @@ class Checkpoints:
             tasks_done=len(pending.acks),
             last=last,
             is_savepoint=pending.is_savepoint,
+            phases=phases_of(pending.acks, duration_ms),
         )
 
     # ---- its end ----
@@ -525,13 +525,14 @@ class Checkpoints:
         self.completed_count += 1
         self._consecutive_failures = 0
         self._ended(self._effects.now_ms)  # the writing of the metadata is part of it
-        self.last_completed = self._status_of(
+        now_ms = self._effects.now_ms
+        status = self._status_of(
             pending,
             "completed",
             metadata.completed_ms - pending.created_ms,
-            metadata_ms=max(0, self._effects.now_ms - metadata.completed_ms),
+            metadata_ms=max(0, now_ms - metadata.completed_ms),
         )
-        self.history.appendleft(self.last_completed)
+        self.history.completed(status, bool(committables), now_ms)
         self._listener.completed(Completed(pending, metadata, committables))
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
@@ -546,7 +547,7 @@ class Checkpoints:
         if not retry:
             self.failed_count += not pending.is_savepoint
             took_ms = now_ms - pending.created_ms
-            self.history.appendleft(self._status_of(pending, "failed", took_ms, reason=reason))
+            self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
             self._listener.aborted(Aborted(pending, reason, retry=False))
             return

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 
@@ -99,9 +101,24 @@ def _of_checkpoints(status: JobStatus) -> Iterator[Family]:
     yield of_last("duration_seconds", "How long it took.", (one.duration_ms / 1e3 for one in last))
     yield of_last("state_bytes", "What it has written.", (one.state_bytes for one in last))
     yield of_last("in_flight_bytes", "Rows in flight that it holds.", (one.in_flight_bytes for one in last))
+    yield _gauge("last_checkpoint_phase_seconds", "Where its time went.", _phases(last))
     yield of_last(
         "alignment_seconds", "The longest wait of a task for its barriers.", (one.alignment_ms / 1e3 for one in last)
     )
+
+
+def _phases(last: Sequence[CheckpointStatus]) -> list[tuple[tuple[tuple[str, str], ...], float]]:
+    """Of the subtask that acknowledged it last, then of the driver."""
+    return [
+        ((("phase", phase.removesuffix("_ms")),), took_ms / 1e3)
+        for one in last
+        if one.phases is not None
+        for phase, took_ms in {
+            **msgspec.structs.asdict(one.phases),
+            "metadata": one.metadata_ms,
+            "commit": one.commit_ms or 0,
+        }.items()
+    ]
 
 
 def _of_operators(status: JobStatus) -> Iterator[Family]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from midstream.core.errors import ConfigError
 from midstream.protocol.job_status import CheckpointStatus, FailureStatus, JobStatus
 
@@ -81,6 +83,7 @@ def _of_checkpoint(status: JobStatus, checkpoint: CheckpointStatus) -> Span:
                 "midstream.checkpoint.last_subtask": checkpoint.last,
                 "midstream.checkpoint.alignment_max_ms": checkpoint.alignment_ms,
             },
+            children=_phases(checkpoint),
         )
     ]
     if not failed:
@@ -94,6 +97,18 @@ def _of_checkpoint(status: JobStatus, checkpoint: CheckpointStatus) -> Span:
     }
     error = (checkpoint.reason or "the checkpoint failed") if failed else ""
     return Span("checkpoint", checkpoint.created_ms, ended_ms, attributes, error, children=tuple(children))
+
+
+def _phases(checkpoint: CheckpointStatus) -> tuple[Span, ...]:
+    """One after the other, of the subtask that acknowledged it last."""
+    if checkpoint.phases is None:
+        return ()
+    spans: list[Span] = []
+    began_ms = float(checkpoint.created_ms)
+    for name, took_ms in msgspec.structs.asdict(checkpoint.phases).items():
+        spans.append(Span(name.removesuffix("_ms"), round(began_ms), round(began_ms + took_ms), {}))
+        began_ms += took_ms
+    return tuple(spans)
 
 
 def _of_restart(status: JobStatus, failure: FailureStatus) -> Span:

@@ -110,6 +110,19 @@ class FlowStatus(msgspec.Struct, frozen=True):
     all are idle, and after the end."""
 
 
+class CheckpointPhases(msgspec.Struct, frozen=True):
+    """Where the time of the subtask went that acknowledged last, in milliseconds; together `duration_ms`."""
+
+    barrier_ms: float
+    """Until the trigger or the first barrier had come to it, and the acknowledgement to the driver."""
+    alignment_ms: float
+    """It waited for the barriers of its other inputs."""
+    snapshot_ms: float
+    """It did nothing else."""
+    storing_ms: float
+    """State, and rows in flight, were written, while it went on."""
+
+
 class CheckpointStatus(msgspec.Struct, frozen=True):
     id: int
     state: str
@@ -130,6 +143,11 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     last: str = ""
     """Of a completed one: the subtask that acknowledged it last. Of one in progress: the first ones that have not yet."""
     is_savepoint: bool = False
+    phases: CheckpointPhases | None = None
+    """None as long as no subtask has acknowledged it."""
+    commit_ms: int | None = None
+    """How long it took, once it had completed, until all output that it and those before it hold was committed. None: it
+    holds none, or that is not done."""
 
 
 class StateSize(msgspec.Struct, frozen=True):

@@ -418,6 +418,10 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     """What was in flight to and from the task, and is its own to store."""
     metrics: TaskMetrics | None = None
     """As of now. A job that stops with this checkpoint may have no heartbeat after it."""
+    snapshot_ms: float = 0.0
+    """How long the task did nothing else, to take the snapshot."""
+    storing_ms: float = 0.0
+    """From there until all of it was stored, what was in flight as well."""
 
 
 class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):

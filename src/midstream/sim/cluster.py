@@ -386,7 +386,7 @@ class Driver:
             self.bug(text)
 
     def _look_why(self, checkpoint_id: int) -> None:
-        for status in self.coordinator.checkpoints.history:
+        for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # else it is only taken again
                 self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
 

@@ -21,7 +21,7 @@ import msgspec
 from midstream.checkpoint.state_files import store_parts
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Executor, Failed, Storage
+from midstream.core.seams import Clock, Done, Executor, Failed, Storage
 from midstream.operators.base import Snapshot
 from midstream.protocol import messages as m
 
@@ -98,6 +98,9 @@ class _Taken:
     operators: tuple[m.OperatorSnapshot, ...]
     """With uids and watermarks; what is stored is filled in."""
     alignment_ms: float
+    snapshot_ms: float
+    taken_s: float
+    """When, by the stopwatch."""
     finished: bool
     stored: StoredSnapshot | None = None
     in_flight: StoredInFlight | None = None
@@ -115,9 +118,11 @@ class TaskSnapshots:
         fail: Callable[[BaseException], None],
         on_idle: Callable[[], None],
         inline_bytes_max: int,
+        clock: Clock,
     ) -> None:
         self._attempt = attempt
         self._inline_bytes_max = inline_bytes_max
+        self._clock = clock
         self._task = task
         self._executor = executor
         self._send = send
@@ -143,13 +148,17 @@ class TaskSnapshots:
         file: str,
         *,
         alignment_ms: float,
+        began_s: float,
         finished: bool,
     ) -> None:
-        """Store what the operators captured, in chain order; `in_flight_stored` has to follow for it to be acknowledged."""
+        """Store what the operators captured, in chain order; `in_flight_stored` has to follow for it to be acknowledged.
+
+        `began_s`: when they began to capture it, by the stopwatch.
+        """
         if self._taken and next(reversed(self._taken)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._taken)}")
-        heads = tuple(head for head, _ in operators)
-        taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, finished)
+        heads, now_s = tuple(head for head, _ in operators), self._clock.stopwatch_s()
+        taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished)
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
         work = store_snapshot(storage, uids, snapshots, self._stored, file, self._inline_bytes_max)
@@ -236,5 +245,7 @@ class TaskSnapshots:
                 taken.alignment_ms,
                 taken.finished,
                 in_flight.channels,
+                snapshot_ms=taken.snapshot_ms,
+                storing_ms=(self._clock.stopwatch_s() - taken.taken_s) * 1000,
             )
         )

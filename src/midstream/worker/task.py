@@ -155,7 +155,7 @@ class Task:
         heard = channel_origins(graph, ref)
         self._input = TaskInput(ref, gates, heard, self._chain, seams.clock, self._on_barrier, config.batch_rows)
         self._snapshots = TaskSnapshots(
-            seams.attempt, self.ref, seams.executor, self._answer, self.fail, self.wake, seams.inline_bytes_max
+            seams.attempt, ref, seams.executor, self._answer, self.fail, self.wake, seams.inline_bytes_max, seams.clock
         )
         self._checkpoints = TaskCheckpoints(
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
@@ -546,7 +546,7 @@ class Task:
 
     def _snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Every operator's state and event time, as of this point between two slices."""
-        checkpoint_id = barrier.checkpoint_id
+        checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
         self._snapshots.completed(barrier.completed_id)
         finished = self.state is TaskState.FINISHING
         if finished and self._final_checkpoint is None:
@@ -567,7 +567,9 @@ class Task:
             )
             snapshots.append((head, operator.snapshot(checkpoint_id)))
         file = state_file(self._seams.epoch, self._attempt, checkpoint_id, *self.ref)
-        self._snapshots.take(checkpoint_id, snapshots, storage, file, alignment_ms=alignment_ms, finished=finished)
+        self._snapshots.take(
+            checkpoint_id, snapshots, storage, file, alignment_ms=alignment_ms, began_s=began_s, finished=finished
+        )
 
     def _collect(self, snapshots: list[Snapshot], then: Callable[[list[SnapshotResult]], None]) -> None:
         """Complete snapshots that go nowhere but to the coordinator."""

@@ -8,6 +8,7 @@ import { FailureLogs } from "./logs.js";
 import { LiveRows } from "./rows.js";
 import { clock, count, lagSeconds, NOTHING, rate, share, short, size, span, watermark } from "./text.js";
 
+const PHASES = { transit: "barriers in transit", aligning: "alignment", capturing: "snapshot", storing: "writing state", metadata: "writing metadata", committing: "committing output" };
 const MARKS = { bad: "✖", warn: "▲", info: "●", good: "✔" };
 const EVERY_MS = 1000;
 const RATE_MS = 3000;
@@ -209,7 +210,7 @@ function drawFigures(status) {
     tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes", rate)),
     tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes", rate)),
     tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "event times are far in the past" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes", span)),
-    tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms) / 1e3))} ago`,
+    tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms - good.duration_ms - good.metadata_ms) / 1e3))} ago`,
       status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
     stateTile(status, tile),
     tile("Restarts", count(status.restarts), status.restored_from === null ? "started without a checkpoint" : ["started from ", h("bdi", null, status.restored_from)]));
@@ -252,18 +253,16 @@ function drawCheckpoints(status) {
     renew(byId("checkpoints"), h("p", { class: "dim" }, "None yet. They go to ", h("bdi", null, status.checkpoint_dir), "."));
     return;
   }
-  const longest = Math.max(1, ...status.checkpoints.map((one) => one.duration_ms + one.metadata_ms));
-  const phases = (one) => {
-    const aligned = Math.min(one.alignment_ms, one.duration_ms);
-    return [[aligned / longest, "aligning"], [(one.duration_ms - aligned) / longest, one.state === "failed" ? "failed" : "storing"], [one.metadata_ms / longest, "metadata"]];
-  };
+  const whole = (one) => one.duration_ms + one.metadata_ms + (one.commit_ms ?? 0);
+  const longest = Math.max(1, ...status.checkpoints.map(whole));
+  const parts = (one) => (one.state === "failed" ? [[one.duration_ms / longest, "failed"]] : phases(one).map(([kind, ms]) => [ms / longest, kind]));
   renew(byId("checkpoints"),
-    h("p", { class: "legend small" }, [["aligning", "longest wait for barriers"], ["storing", "barriers in transit, snapshots, writing state"], ["metadata", "writing the metadata"], ["failed", "failed"]].map(([kind, text]) => h("span", null, s("svg", { class: "key", viewBox: "0 0 8 8", "aria-hidden": "true" }, s("rect", { width: 8, height: 8, class: kind })), text))),
+    h("p", { class: "legend small" }, [...Object.entries(PHASES), ["failed", "failed"]].map(([kind, text]) => h("span", null, s("svg", { class: "key", viewBox: "0 0 8 8", "aria-hidden": "true" }, s("rect", { width: 8, height: 8, class: kind })), text))),
     h("div", { class: "scroll" }, h("table", { class: "wide" },
       h("thead", null, h("tr", null, ["", "at", "time taken", "", "stored", "in flight", "slowest subtask, or error"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", null, status.checkpoints.map((one) => h("tr", { "data-key": `c${one.id}`, class: one.state },
         h("th", { scope: "row" }, `${one.is_savepoint ? "savepoint " : ""}${one.id}`), h("td", null, clock(one.created_ms)),
-        h("td", { title: took(one) }, bar(phases(one), took(one))),
+        h("td", { title: took(one) }, bar(parts(one), took(one))),
         h("td", { class: "n" }, span((one.duration_ms + one.metadata_ms) / 1e3)), h("td", { class: "n" }, one.state === "failed" ? "" : size(one.state_bytes)), h("td", { class: "n" }, one.in_flight_bytes ? size(one.in_flight_bytes) : ""),
         h("td", { class: "words" }, one.state === "failed" ? h("span", { class: "bad-text" }, `failed: ${one.reason}`) : one.state === "in_progress" ? `in progress: ${one.tasks_done} of ${one.tasks} subtasks${one.last ? `; not yet ${one.last}` : "; the metadata is being written"}` : one.last)))))),
     h("p", { class: "small" }, "In ", h("bdi", null, status.checkpoint_dir)));
@@ -282,8 +281,14 @@ function drawFailures(status) {
       failureLogs.of(failure))));
 }
 
+// Of the subtask that acknowledged it last, and then of the driver.
+function phases(one) {
+  const { barrier_ms, alignment_ms, snapshot_ms, storing_ms } = one.phases ?? { barrier_ms: one.duration_ms, alignment_ms: 0, snapshot_ms: 0, storing_ms: 0 };
+  return [["transit", barrier_ms], ["aligning", alignment_ms], ["capturing", snapshot_ms], ["storing", storing_ms], ["metadata", one.metadata_ms], ["committing", one.commit_ms ?? 0]];
+}
+
 function took(one) {
-  return `${span(one.duration_ms / 1e3)}, of which waiting for barriers took ${span(one.alignment_ms / 1e3)}, and ${span(one.metadata_ms / 1e3)} for the metadata`;
+  return phases(one).filter(([, ms]) => ms >= 0.5).map(([kind, ms]) => `${PHASES[kind]} ${span(ms / 1e3)}`).join(", ") || "less than 1 ms";
 }
 
 function drawSlots(status) {
