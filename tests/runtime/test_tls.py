@@ -152,6 +152,7 @@ def refused(sides: tuple[Side, Side], listens: JobKeys, dials: JobKeys) -> tuple
     """Why the dialer was not let in, and whether it knows better than to dial again."""
     there, here = sides
     listener = there.listen(listens)
+    here.failed.clear()
     here.dial(dials, listener.port)
     until("the dialer to be turned away", lambda: here.failed)
     assert not here.opened and not there.opened

@@ -85,14 +85,12 @@ class ConditionalWrites:
     def _open(self) -> Any:
         options = _options(self._files)
         client = _client(options, self._url)
-        match self._files.type_name:
-            case "s3":
-                return _open_s3(self._bucket, options, client, self._shown)
-            case "gcs":
-                return _open_gcs(self._bucket, options, client)
-            case _:
-                password = unquote(urlsplit(self._url).password or "")  # which pyarrow keeps to itself
-                return _open_azure(self._bucket, {**options, "account_key": options["account_key"] or password}, client)
+        if self._files.type_name == "s3":
+            return _open_s3(self._bucket, options, client, self._shown)
+        if self._files.type_name == "gcs":
+            return _open_gcs(self._bucket, options, client)
+        password = unquote(urlsplit(self._url).password or "")  # which pyarrow keeps to itself
+        return _open_azure(self._bucket, {**options, "account_key": options["account_key"] or password}, client)
 
     def _proven(self, store: Any) -> Any:
         """`store`, if two puts of one name are one too many for it, and pyarrow sees what the first has made."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from midstream.core.errors import ClusterError
@@ -264,10 +265,24 @@ class Connection:
             self._loop.watch(self._sock, WRITE, self._ready)
         except OSError as error:
             self.is_judged = is_final(error)
-            self._give_up(explained(error))
+            self._turn_away(explained(error))
         else:
             self.handshake.channel = self._tls.channel(self._sock)
             self._begin_handshake()
+
+    def _turn_away(self, reason: str) -> None:
+        """TLS has told the peer why. Closed at once, with what it has sent meanwhile unread, that would not reach it."""
+        if not self.is_judged or not isinstance(self.handshake, Acceptor):
+            self._give_up(reason)
+            return
+        self._state = State.FINISHING
+        self._finished = partial(self._failed, self, reason)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:  # it has gone
+            self._give_up(reason)
+        else:
+            self._loop.watch(self._sock, READ, self._ready)
 
     def _begin_handshake(self) -> None:
         self._state = State.HANDSHAKE
