@@ -390,6 +390,9 @@ class Bench:
         """Its process has ended."""
         self.shell.slot_failed(self.requests[slot], "connection reset", crash, last_lines)
 
+    def leaves(self, slot: int, reason: str = "its node is drained") -> None:
+        self.shell.slot_leaving(self.requests[slot], reason)
+
     # ---- tasks ----
 
     @property

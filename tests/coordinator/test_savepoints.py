@@ -153,7 +153,7 @@ def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_read_on_
     bench = Bench(elsewhere={SAVED: small}, held=("savepoint-discard",)).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
-    assert bench.messages(m.StopFailed) == [m.StopFailed(0, 1)] * 2 and bench.checkpoint() == 2
+    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2 and bench.checkpoint() == 2
     assert client not in bench.replies and set(small.files) != set()
     bench.release("savepoint-discard")
     assert bench.replies[client].error.endswith("the job runs on") and small.files == {}
@@ -205,7 +205,7 @@ def test_a_failure_of_the_job_does_not_disturb_a_savepoint_whose_checkpoint_is_c
 def test_a_job_stops_with_a_savepoint() -> None:
     bench = Bench(held=("savepoint:",)).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
-    assert all(trigger.stops for trigger in bench.messages(m.TriggerCheckpoint))
+    assert all(trigger.holds for trigger in bench.messages(m.TriggerCheckpoint))
     acknowledge(bench, 1)
     assert bench.ended is None and bench.state == "stopping"
     bench.wait(30)
@@ -224,7 +224,7 @@ def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_r
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
     assert re.search("no savepoint was made: .*the disk is full; the job runs on", bench.replies[client].error)
-    assert bench.messages(m.StopFailed) == [m.StopFailed(0, 1)] * 2
+    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2
     assert bench.state == "running" and bench.status.restarts == 0
     small.refuse = lambda path: False
     again = bench.ask(m.DoStop(savepoint=SAVED))
@@ -238,7 +238,7 @@ def test_a_stop_whose_checkpoint_fails_gives_the_place_back() -> None:
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
     assert "checkpoint 1 failed: read (subtask 0): no space left; the job runs on" in bench.replies[client].error
     assert bench.state == "running" and bench.elsewhere[SAVED].files == {}
-    assert bench.messages(m.StopFailed) == []  # the abort of the checkpoint says it
+    assert bench.messages(m.ReadOn) == []  # the abort of the checkpoint says it
 
 
 def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_from_its_checkpoint() -> None:

@@ -33,7 +33,7 @@ from midstream.runtime.client import Client
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.provider import OnFailed, SlotLaunch
+from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.slot import run_slot
 from midstream.runtime.tls import JobKeys
 from scripted_coordinator import Scripted, plan
@@ -111,10 +111,10 @@ def test_a_process_that_cannot_be_a_slot_says_why(start: Start, monkeypatch: pyt
 class Ending(ProcessSlots):
     """Processes of something that can end."""
 
-    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
         if self.gone:
             raise ClusterError(self.gone)
-        super().request(launch, on_failed)
+        super().request(launch, on_failed, on_leaving)
 
 
 def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:

@@ -16,7 +16,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure
 from midstream.coordinator.restoring import Dealt
 from midstream.coordinator.slots import Slots
-from midstream.protocol.messages import Cancel, Start, ToSlot
+from midstream.protocol.messages import Cancel, ReadOn, Start, ToSlot
 
 CAUSE_WAIT_S: Final = 1.0
 """A slot's death is seen by its peers and by the driver, in any order."""
@@ -49,12 +49,17 @@ class Attempts:
             self._effects.send(slot, deploy)
 
     def start(self) -> None:
-        self.tell(Start(self._attempt().number, self._slots.peers()))
+        attempt = self._attempt()
+        self.tell(Start(attempt.number, self._slots.peers(attempt.slots)))
 
     def tell(self, message: ToSlot) -> None:
         """All slots of the current one."""
         for slot in self._attempt().slots:
             self._effects.send(slot, message)
+
+    def read_on(self, checkpoint_id: int) -> None:
+        """The sources hold still behind this checkpoint, and the tasks run on all the same."""
+        self.tell(ReadOn(self._attempt().number, checkpoint_id))
 
     def slot_lost(self, slot: int) -> None:
         if self.current is not None:

@@ -83,7 +83,7 @@ class Pending:
     is_stop: bool
     """The job stops with this one."""
     is_rescale: bool
-    """It goes on at another parallelism from this one."""
+    """It goes on at another parallelism, or on other slots, from this one."""
     is_savepoint: bool
     """It fails for itself only: a job that cannot make one has no failure that a restart would mend."""
     acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class Checkpoints:
         overtake_ms = None if timeout_s is None or must_align else round(timeout_s * 1000)
         for slot, refs in by_slot.items():
             trigger = TriggerCheckpoint(
-                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, is_stop, self._newest_id
+                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, is_stop or is_rescale, self._newest_id
             )
             self._effects.send(slot, trigger)
         timeout_s = self._plan.config.checkpoint_timeout_s

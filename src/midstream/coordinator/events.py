@@ -88,6 +88,14 @@ class SlotLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotLeaving:
+    """What the slot runs on is to end, and takes no other slot any more. Until then, `SlotLost`, it works as before."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotRequestFailed:
     """`RequestSlot(request)` will not lead to a slot (any more): its process ended or never began."""
 
@@ -144,6 +152,7 @@ CoordinatorEvent: TypeAlias = (
     | SlotConnected
     | SlotMessage
     | SlotLost
+    | SlotLeaving
     | SlotRequestFailed
     | SlotsGone
     | ClientAsked

@@ -32,14 +32,15 @@ from midstream.coordinator.committing import Committing
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
 from midstream.coordinator.lanes import commit_slots
-from midstream.coordinator.opening import OpenedStorage, check_plan, copies_in, open_checkpoints
+from midstream.coordinator.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage, loses_edges
+from midstream.coordinator.requests import NO_STORAGE, Requests
+from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.restoring import Dealt, Restoring
 from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.slots import PYTHON, Slots, other_python
 from midstream.coordinator.sources import Sources
+from midstream.coordinator.triggering import trigger_when_due
 from midstream.coordinator.waiting import Waiting
 from midstream.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.core.seams import Done, Failed, Signal, Storage
@@ -80,7 +81,7 @@ class Coordinator:
         self.restarts = Restarts(self._effects, plan.config.restart)
         self.requests = Requests(self._effects)
         self._restoring = Restoring(self._effects)
-        self.rescaling = Rescaling(self._effects, self.slots, self._restoring)
+        self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._restoring, self._warn)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
         self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
         self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
@@ -153,6 +154,8 @@ class Coordinator:
                 self._heard(slot, message)
             case ev.SlotLost():
                 self._slot_lost(event)
+            case ev.SlotLeaving(slot, reason):
+                self._slot_leaving(slot, reason)
             case ev.SlotRequestFailed(request, reason):
                 self.slots.request_failed(request, reason)
             case ev.SlotsGone(reason):
@@ -213,10 +216,7 @@ class Coordinator:
         if self.had_finished:
             self.restored_from = self.checkpoints.newest_path
             self.slots.resize(0)
-            self._warn(
-                f"the job had finished in {self.restored_from}: all its input is read and all its output committed, so "
-                "nothing is run. To run it again, start it over (--fresh, fresh=True)"
-            )
+            self._warn(f"the job had finished in {self.restored_from}: {HAD_FINISHED}")
         self._gather()
 
     def _gather(self) -> None:
@@ -234,26 +234,42 @@ class Coordinator:
             self._slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot, lost = event.slot, self.slots.lost(event.slot)
+        slot, left = event.slot, event.slot in self.slots.leaving and self.phase is Phase.CANCELLING
+        lost = self.slots.lost(slot)
         if lost is None:
             return
         self.attempts.slot_lost(slot)
-        text = f"slot {slot} (process {lost.register.pid} on {lost.register.host}) is lost: {event.reason}"
-        spare = self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
+        text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        if self.phase is Phase.GATHERING or spare or has_finished:
+        if self.phase is Phase.GATHERING or left or self._is_spare(slot) or has_finished:
             self._warn(text)  # nothing ran on it, or what has run is being committed: to begin again would double it
         else:
             self._fail_attempt(slot_lost(text, event.last_lines, event.crash))
-        if spare:
-            self.rescaling.spare_slot_lost()
-        elif self.phase in (Phase.GATHERING, Phase.CANCELLING):
+        self._one_is_missing()
+
+    def _slot_leaving(self, slot: int, reason: str) -> None:
+        """No further attempt runs on it; `_run_on` has the one that does move away."""
+        hint = "" if self.checkpoints.storage is not None else f"; its tasks cannot move, as the {NO_STORAGE}"
+        if self.phase is Phase.ENDING or not self.slots.leaves(slot, f"{reason}{hint}"):
+            return
+        if self._is_spare(slot):
+            self.slots.let_leave(slot)
+        self._one_is_missing()
+
+    def _one_is_missing(self) -> None:
+        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
             self.slots.gather()
+        else:
+            self.rescaling.slot_is_missing()
+
+    def _is_spare(self, slot: int) -> bool:
+        """The job runs, and not on this one."""
+        return self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
 
     def _slots_failed(self, failure: Failure) -> None:
         """While the job runs only a rescale needs slots that are not there."""
         if self.phase is Phase.RUNNING:
-            self.rescaling.give_up(failure.summary)
+            self.rescaling.slots_failed(failure.summary)
         else:
             self._fail_attempt(failure)
 
@@ -347,6 +363,8 @@ class Coordinator:
                 assert_never(self.phase)
 
     def _try_deploy(self) -> bool:
+        if self.slots.leaving and not self._committing.on_slots:
+            self.slots.let_leave(*sorted(self.slots.leaving))
         if not self.checkpoints.settled:
             return False
         self._committing.abort(self.checkpoints.take_unsettled())
@@ -424,35 +442,17 @@ class Coordinator:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
+        self.rescaling.move_if_needed(self.plan, is_stopping=stop is not None)
         if self.rescaling.stage is Stage.GATHERING and self.slots.complete:
             self.rescaling.gathered()
             return True
         if self.rescaling.stage is Stage.STORED:
             self.rescaling.switching()
             self._sources.pause()
-            self._cancel_attempt("the job is being rescaled")
+            self._cancel_attempt("the job is being rescaled, or moves to other slots")
             return True
-        self._trigger_when_due()
+        trigger_when_due(self, self._sources, self._program)
         return False
-
-    def _trigger_when_due(self) -> None:
-        attempt = self.attempt
-        assert attempt is not None
-        if self.checkpoints.storage is None or self.checkpoints.pending is not None or attempt.ending:
-            return
-        if self.rescaling.stage is Stage.DEALING:
-            return  # with a newer one it would begin again, and that may be one that nobody can go on from
-        if self.requests.draining and not attempt.at_end_of_data:
-            return  # it would hold some sources as ended in the middle of their input, while others could read on
-        rescale, savepoint = self.rescaling.wants_checkpoint, self.savepoints.wants_checkpoint
-        wanted = self.requests.wants_checkpoint or rescale or savepoint
-        if self.checkpoints.is_due(wanted, attempt.awaits_checkpoint):
-            clients, is_stop = self.requests.take_checkpoint(), self.requests.wants_stop
-            align = savepoint or (rescale and self.rescaling.must_align)
-            if is_stop:  # it goes on when the program is started again, at the program's own parallelism
-                align = align or loses_edges(self.plan.graph, self._program)
-            asked = clients, is_stop, rescale, savepoint, align
-            self.savepoints.triggered(self.checkpoints.trigger(attempt, self._sources.snapshot(), *asked))
 
     # ---- checkpoints ----
 
@@ -487,7 +487,7 @@ class Coordinator:
         if pending.is_stop and not pending.attempt_is_over:
             self.requests.stop_failed(f"{reason}; the job runs on")
         if pending.is_rescale and not pending.attempt_is_over:
-            self.rescaling.give_up(reason)
+            self.rescaling.checkpoint_failed(reason)
 
     def _too_many_failures(self, reason: str) -> None:
         self._fail_attempt(Failure(reason, "", StorageError(reason)))

@@ -38,6 +38,11 @@ from midstream.graph.job_graph import JobGraph
 TRIES_MAX: Final = 10
 """How often the latest checkpoint of another job is taken up anew because it has made newer ones meanwhile."""
 
+HAD_FINISHED: Final = (
+    "all its input is read and all its output committed, so nothing is run. To run it again, start it over (--fresh, "
+    "fresh=True)"
+)
+
 Found = TypeVar("Found")
 
 

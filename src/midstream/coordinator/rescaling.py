@@ -1,20 +1,26 @@
-"""To another parallelism while the job runs: a plan for it, its slots, a checkpoint, and only then the switch.
+"""To another parallelism, or off slots that have to leave, while the job runs: slots, a checkpoint, then the switch.
 
     (none) --asked--> PLANNING --> GATHERING --slots are there--> STORING --completed--> DEALING --> STORED
       ^                                                                                            |
       +---- all tasks run again ---- SWITCHING <---- old tasks cancelled, new plan ----------------+
 
-Up to STORED the job runs on, so what is in the way until then changes nothing. A failure while
-SWITCHING leads back to the plan before, from the same checkpoint. Whoever asked hears of either.
+Up to STORED the job runs on, so what is in the way until then changes nothing. Its sources hold still
+behind the checkpoint, so that no row is read twice. A failure while SWITCHING leads back to the plan
+before, from the same checkpoint. Whoever asked hears of either.
+
+A move off slots that leave has the plan that there is: it begins at GATHERING, and is a failure like
+any other if it fails while SWITCHING. A rescale takes the place of a move, as it leaves these slots, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.requests import NO_STORAGE
@@ -39,20 +45,34 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class _Rescale:
-    client: int
+    client: int | None
+    """Who has asked for it. None: it is a move."""
     parallelism: int
     before: JobPlan
     stage: Stage = Stage.PLANNING
     after: JobPlan | None = None
     checkpoint: str | None = None
+    checkpoint_id: int = 0
+    """From DEALING on, like `checkpoint`."""
+    has_failed: bool = False
+    """A move's checkpoint has failed: the next one comes in its time."""
 
 
 class Rescaling:
     """At most one at a time."""
 
-    def __init__(self, effects: Effects, slots: Slots, restoring: Restoring) -> None:
+    def __init__(
+        self,
+        effects: Effects,
+        slots: Slots,
+        attempts: Attempts,
+        restoring: Restoring,
+        warn: Callable[[str], None],
+    ) -> None:
         self._effects = effects
         self._slots = slots
+        self._attempts = attempts
+        self._warn = warn
         self._restoring = restoring
         self._current: _Rescale | None = None
         self._goes_back = False
@@ -65,6 +85,15 @@ class Rescaling:
     @property
     def wants_checkpoint(self) -> bool:
         return self.stage is Stage.STORING
+
+    @property
+    def is_urgent(self) -> bool:
+        """The checkpoint is wanted at once."""
+        return self._current is not None and self.wants_checkpoint and not self._current.has_failed
+
+    @property
+    def is_move(self) -> bool:
+        return self._current is not None and self._current.client is None
 
     @property
     def leaves_tasks(self) -> bool:
@@ -84,6 +113,8 @@ class Rescaling:
         return loses_edges(self._current.before.graph, self.plan.graph)
 
     def asked(self, client: int, parallelism: int, plan: JobPlan) -> None:
+        if self.is_move:
+            self.give_up("the job is to be rescaled")
         if self._current is not None:
             self._refuse(client, f"the job is being rescaled already, to parallelism {self._current.parallelism}")
         elif plan.config.checkpoint_dir is None:
@@ -110,8 +141,21 @@ class Rescaling:
             self.give_up("the job sets the parallelism of every operator itself: nothing would change")
             return
         rescale.after = after
-        rescale.stage = Stage.GATHERING
-        self._slots.resize(max(after.graph.slots, rescale.before.graph.slots))
+        self._gather()
+
+    def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
+        """Off the slots that leave, which others are to come for. A rescale under way does that, too."""
+        if not self._slots.leaving or self._current is not None or is_stopping or plan.config.checkpoint_dir is None:
+            return
+        self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
+        self._gather()
+
+    def _gather(self) -> None:
+        """So many slots that the tasks that there are and the new ones have theirs, except those that leave."""
+        assert self._current is not None
+        self._current.stage = Stage.GATHERING
+        before = self._current.before.graph.slots - len(self._slots.leaving)
+        self._slots.resize(max(self.plan.graph.slots, before))
         self._slots.gather()
 
     def gathered(self) -> None:
@@ -120,18 +164,38 @@ class Rescaling:
         self._slots.gathered()
         self._current.stage = Stage.STORING
 
-    def spare_slot_lost(self) -> None:
-        """One that no task runs on yet: another one will do, and the checkpoint is made once it is there."""
-        assert self._current is not None
-        self._current.stage = Stage.GATHERING
-        self._slots.gather()
+    def slot_is_missing(self) -> None:
+        """One more, which no task runs on yet: the checkpoint is made once it is there."""
+        rescale = self._current
+        if rescale is None or rescale.stage not in (Stage.GATHERING, Stage.STORING, Stage.DEALING):
+            return
+        self._leave_checkpoint()
+        self._gather()
+
+    def slots_failed(self, reason: str) -> None:
+        """They do not come. What was to leave is all that there is to run on."""
+        if self.is_move:
+            self._warn(f"the tasks stay on {self._who_leaves()} until the end of what it runs on: {reason}")
+            self._slots.leaving.clear()
+        self.give_up(reason)
+
+    def checkpoint_failed(self, reason: str) -> None:
+        """The one that was made for this."""
+        rescale = self._current
+        if rescale is None or not self.is_move:
+            self.give_up(reason)
+        elif rescale.before.config.checkpoint_interval_s is None:
+            self.slots_failed(reason)
+        else:
+            rescale.has_failed = True
 
     def stored(self, metadata: CheckpointMetadata, path: str) -> None:
         """The checkpoint that was made for this has completed."""
         rescale = self._current
         if rescale is None or rescale.stage is not Stage.STORING:
+            self._attempts.read_on(metadata.checkpoint_id)
             return
-        rescale.checkpoint = path
+        rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
         rescale.stage = Stage.DEALING
         self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
 
@@ -152,28 +216,39 @@ class Rescaling:
         """All tasks run: if these are the new ones, it is done."""
         self._goes_back = False
         if self._current is not None and self._current.stage is Stage.SWITCHING:
-            self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
+            if self._current.client is not None:
+                self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
             self._current = None
 
     def give_up(self, reason: str) -> JobPlan | None:
         """The job stays, or becomes again, as it was: the plan to go back to if it has been left."""
+        self._leave_checkpoint()
         rescale, self._current = self._current, None
         if rescale is None:
             return None
-        had = rescale.before.config.parallelism
-        self._refuse(
-            rescale.client, f"not rescaled to parallelism {rescale.parallelism}, the job goes on at {had}: {reason}"
-        )
-        if rescale.stage is Stage.SWITCHING:
+        if rescale.client is not None:
+            had, wanted = rescale.before.config.parallelism, rescale.parallelism
+            self._refuse(rescale.client, f"not rescaled to parallelism {wanted}, the job goes on at {had}: {reason}")
+        if rescale.stage is not Stage.SWITCHING:
+            self._slots.resize(rescale.before.graph.slots)
+        elif rescale.client is not None:
             self._goes_back = True
             return rescale.before
-        self._slots.resize(rescale.before.graph.slots)
         return None
 
     def job_ended(self, reason: str) -> None:
         rescale, self._current = self._current, None
-        if rescale is not None:
+        if rescale is not None and rescale.client is not None:
             self._refuse(rescale.client, reason)
+
+    def _leave_checkpoint(self) -> None:
+        """The one that was made for this is an ordinary one."""
+        if self._current is not None and self._current.stage is Stage.DEALING:
+            self._attempts.read_on(self._current.checkpoint_id)
+
+    def _who_leaves(self) -> str:
+        numbers = ", ".join(map(str, sorted(self._slots.leaving)))
+        return f"slot {numbers}" if len(self._slots.leaving) == 1 else f"slots {numbers}"
 
     def _refuse(self, client: int, reason: str) -> None:
         self._effects.reply(client, Reply(error=reason))

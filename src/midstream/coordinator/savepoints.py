@@ -29,7 +29,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.coordinator.requests import NO_STORAGE, Requests, Stop
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
-from midstream.protocol.messages import DoSavepoint, DoStop, Reply, StopFailed
+from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply
 
 
 class Stage(Enum):
@@ -194,7 +194,7 @@ class Savepoints:
             self._requests.stop_failed(f"{reason}; the job runs on")
             if savepoint.attempt is not None:  # it still runs, else the stop would have failed with it
                 for slot in savepoint.attempt.slots:
-                    self._effects.send(slot, StopFailed(savepoint.attempt.number, savepoint.checkpoint_id))
+                    self._effects.send(slot, ReadOn(savepoint.attempt.number, savepoint.checkpoint_id))
 
     def _stop_failed(self, stop: Stop, reason: str) -> None:
         savepoint = next(savepoint for savepoint in self._all if savepoint.stop is stop)

@@ -29,6 +29,7 @@ from midstream.coordinator.events import (
     Send,
     SetTimer,
     SlotConnected,
+    SlotLeaving,
     SlotLost,
     SlotMessage,
     SlotRequestFailed,
@@ -89,7 +90,8 @@ class Host(Protocol):
         ...
 
     def request_slot(self, request: str) -> None:
-        """Start one more slot. `Shell.slot_failed` follows when that fails, or when its process has ended.
+        """Start one more slot. `Shell.slot_failed` follows when that fails, or when its process has ended, and before
+        that `Shell.slot_leaving` if it is known that it will.
 
         Raises ClusterError when no slot can be had any more.
         """
@@ -227,6 +229,18 @@ class Shell:
         elif self._lines.drop(slot) or self._lost.pop(slot, None) is not None:
             said = "\n".join(filter(None, (self._host.last_lines(slot), last_lines)))
             self.feed(SlotLost(slot, reason, crash, said))
+
+    def slot_leaving(self, request: str, reason: str) -> None:
+        """What runs for this request has to leave what it runs on."""
+        if request not in self._requests:
+            return
+        slot = self._requests[request]
+        if slot is not None:
+            self.feed(SlotLeaving(slot, reason))
+        else:  # it has not come yet, and is not worth the trouble
+            del self._requests[request]
+            self._host.abandon(request)
+            self.feed(SlotRequestFailed(request, reason))
 
     def unwanted(self, register: Register) -> str:
         """Why this slot is not wanted, "" if it is: a request is good for one slot, and Spark may run a task again."""

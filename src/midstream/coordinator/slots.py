@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,9 +57,12 @@ class Slot:
     in_call: InCall | None = None
     """What its loop is in, as it last said, if it was in a call then."""
 
+    def __str__(self) -> str:
+        return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
+
 
 class Slots:
-    """Never more requests and slots together than the job needs.
+    """Never more requests and slots together than the job needs, those that leave not counted.
 
     `fail` is told when they do not come, `warn` of what has been tried again.
     """
@@ -74,6 +77,8 @@ class Slots:
     ) -> None:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
+        self.leaving: set[int] = set()
+        """Those of them that no further attempt is to run on."""
         self.rates: dict[TaskId, Rate] = {}
         """Of the tasks of the current attempt."""
         self._rows_before: dict[str, tuple[int, int]] = {}
@@ -96,14 +101,14 @@ class Slots:
 
     @property
     def complete(self) -> bool:
-        return len(self.live) == self.needed
+        return len(self.ids()) == self.needed
 
     # ---- asking for them ----
 
     def gather(self) -> None:
         """Ask for all that are missing, and see that they come in time."""
         self._is_gathering = True
-        while len(self.live) + len(self._open) < self.needed:
+        while len(self.ids()) + len(self._open) < self.needed:
             request = f"slot-{self._requests}"
             self._requests += 1
             self._open.add(request)
@@ -114,7 +119,7 @@ class Slots:
     def resize(self, needed: int) -> None:
         """So many from now on; of those that are too many, requests are forgotten first, then the newest let go."""
         self.needed = needed
-        surplus = len(self.live) + len(self._open) - needed
+        surplus = len(self.ids()) + len(self._open) - needed
         for request in sorted(self._open)[: max(0, surplus)]:
             self._open.discard(request)
         for slot in self.ids()[needed:]:
@@ -122,6 +127,20 @@ class Slots:
             del self.live[slot]
         if self.complete:
             self.gathered()
+
+    def leaves(self, slot: int, reason: str) -> bool:
+        """It is to be replaced. False: it is not there, or leaves already."""
+        if slot not in self.live or slot in self.leaving:
+            return False
+        self.leaving.add(slot)
+        self._warn(f"{self.live[slot]} has to leave: {reason}")
+        return True
+
+    def let_leave(self, *slots: int) -> None:
+        """No task runs on them any more."""
+        for slot in slots:
+            self._effects.close_slot(slot, "what this slot runs on is to end")
+            self.lost(slot)
 
     def gathered(self) -> None:
         """All are there and get to work."""
@@ -134,17 +153,19 @@ class Slots:
         """The job ends: nobody is needed any more."""
         self._is_gathering = False
         self._open.clear()
-        for slot in self.ids():
+        for slot in sorted(self.live):
             self._effects.close_slot(slot, why)
         self.live.clear()
+        self.leaving.clear()
 
     def _timed_out(self) -> None:
         self._timer = None
         self._open.clear()
-        came = f"{len(self.live)} came within {self._timeout_s:g} s"
+        there = len(self.ids())
+        came = f"{there} came within {self._timeout_s:g} s"
         cure = "give Spark more cores, or raise slot_timeout"
-        if self.live:
-            why = f"too few cores are free. Lower the parallelism to {len(self.live)}, {cure}"
+        if there:
+            why = f"too few cores are free. Lower the parallelism to {there}, {cure}"
         else:
             why = (
                 f"no core is free ({cure}), or executors start and end again because they cannot reach this program: "
@@ -162,7 +183,7 @@ class Slots:
             return
         self._open.discard(request)
         self._requests_failed += 1
-        text = f"a slot could not be started ({len(self.live)} of {self.needed} are there): {reason}"
+        text = f"a slot could not be started ({len(self.ids())} of {self.needed} are there): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
             self._fail(Failure(text, "", UnavailableError(text), fatal=True))
             return
@@ -211,14 +232,15 @@ class Slots:
         return True
 
     def lost(self, slot: int) -> Slot | None:
+        self.leaving.discard(slot)
         return self.live.pop(slot, None)
 
     def ids(self) -> tuple[int, ...]:
-        """Slot ids; the i-th of them runs subtask i of every vertex."""
-        return tuple(sorted(self.live))
+        """Of those that stay; in a new attempt the i-th of them runs subtask i of every vertex."""
+        return tuple(sorted(self.live.keys() - self.leaving))
 
-    def peers(self) -> tuple[Peer, ...]:
-        return tuple(Peer(s, self.live[s].register.host, self.live[s].register.port) for s in self.ids())
+    def peers(self, slots: Iterable[int]) -> tuple[Peer, ...]:
+        return tuple(Peer(s, self.live[s].register.host, self.live[s].register.port) for s in slots)
 
     def heard(self, slot: int, status: SlotStatus, attempt: int, now_ms: int) -> None:
         """A heartbeat. Totals of an older attempt are not mixed with those of this one."""
@@ -248,7 +270,8 @@ class Slots:
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
-        assert len(self.live) + len(self._open) <= self.needed, (self.live, self._open, self.needed)
+        assert len(self.ids()) + len(self._open) <= self.needed, (self.live, self.leaving, self._open, self.needed)
+        assert self.leaving <= self.live.keys(), (self.live, self.leaving)
 
 
 def other_python(slot: int, register: Register) -> Failure:

@@ -37,7 +37,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
     """All of it as of `now_ms`; rows are those of the last messages that had any, shares those of the last heartbeats."""
     graph, config, checkpoints = job.plan.graph, job.plan.config, job.checkpoints
     in_progress = checkpoints.in_progress(now_ms)
-    slots = [job.slots.live[slot] for slot in job.slots.ids()]
+    slots = [slot for _, slot in sorted(job.slots.live.items())]
     passed = job.slots.passed()
     metrics = {ref: rate.metrics for ref, rate in job.slots.rates.items()}
     vertices = tuple(_vertex_status(job, vertex, metrics) for vertex in graph.vertices)
@@ -85,7 +85,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
 def state_of(job: Coordinator) -> str:
     again = job.restarts.total > 0
     if job.rescaling.stage is Stage.SWITCHING:
-        return "rescaling"
+        return "moving" if job.rescaling.is_move else "rescaling"
     match job.phase:
         case Phase.CREATED | Phase.OPENING:
             return "created"

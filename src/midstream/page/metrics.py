@@ -22,6 +22,7 @@ STATES: Final = (
     "running",
     "restarting",
     "rescaling",
+    "moving",
     "stopping",
     "finished",
     "stopped",

@@ -165,8 +165,8 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     tasks: tuple[TaskId, ...]
     timeout_ms: int | None = None
     """See `core.elements.CheckpointBarrier`."""
-    stops: bool = False
-    """The job stops with it: sources emit nothing behind it, unless it is aborted."""
+    holds: bool = False
+    """Sources emit nothing behind it, unless it is aborted: the job stops with it, or goes on from it elsewhere."""
     completed_id: int = 0
     """See `core.elements.CheckpointBarrier`."""
 
@@ -181,8 +181,8 @@ class CheckpointAborted(msgspec.Struct, frozen=True, tag="aborted"):
     checkpoint_id: int
 
 
-class StopFailed(msgspec.Struct, frozen=True, tag="stop_failed"):
-    """Checkpoint `checkpoint_id`, with which the job was to stop, has completed, but the job runs on: so do the sources."""
+class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
+    """Checkpoint `checkpoint_id`, behind which the sources hold still, has completed, but the tasks run on: the sources read on."""
 
     attempt: int
     checkpoint_id: int
@@ -285,7 +285,7 @@ ToSlot: TypeAlias = (
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
-    | StopFailed
+    | ReadOn
     | AssignSplit
     | SplitsAssigned
     | NoMoreSplits

@@ -246,7 +246,10 @@ class Driver:
         def failed(reason: str, crash: str = "", last_lines: str = "") -> None:
             self._loop.post(partial(self._shell.slot_failed, request, reason, crash, last_lines))
 
-        self._slots.request(launch, failed)
+        def leaving(reason: str) -> None:
+            self._loop.post(partial(self._shell.slot_leaving, request, reason))
+
+        self._slots.request(launch, failed, leaving)
 
     def abandon(self, request: str) -> None:
         self._slots.abandon(request)

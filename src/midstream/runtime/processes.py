@@ -31,7 +31,7 @@ from midstream.core.errors import ClusterError, MidstreamError
 from midstream.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.capture import Capture
 from midstream.runtime.ports import ANY_PORT, Ports
-from midstream.runtime.provider import OnFailed, SlotLaunch
+from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
 from midstream.runtime.tls import JobKeys
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
@@ -84,7 +84,8 @@ class ProcessSlots:
         """The process of each request that has not ended."""
         return {request: child.pid for request, child in self._children.items() if child.lives}
 
-    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
+        """`on_leaving` is not called: this machine is all that there is."""
         assert not self._closed and launch.request not in self._children
         self._children[launch.request] = _Child(launch, on_failed)
 

@@ -32,6 +32,12 @@ class OnFailed(Protocol):
     def __call__(self, reason: str, crash: str = "", last_lines: str = "") -> None: ...
 
 
+class OnLeaving(Protocol):
+    """`reason`: what the slot runs on is to end, which no other slot is started on. The slot itself works as before."""
+
+    def __call__(self, reason: str) -> None: ...
+
+
 class SlotProvider(Protocol):
     """Starts slot processes that run `runtime.slot.run_slot`. A slot ends by itself when it is released."""
 
@@ -64,9 +70,10 @@ class SlotProvider(Protocol):
         """Raises ClusterError, saying what to do, when it is known that `slots` slots can never run at once."""
         ...
 
-    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
         """Start one more slot; returns at once. `on_failed` is called from any thread, at most
-        once, when the slot's process could not be started or has ended other than by being released.
+        once, when the slot's process could not be started or has ended other than by being released;
+        `on_leaving` likewise, before that, where it is known that it will have to end.
         Raises ClusterError when no slot can be had any more."""
         ...
 

@@ -208,7 +208,7 @@ class Driver:
         """By client: what is not answered."""
         self.connections: dict[int, Connection] = {}
         """By slot number; open ones."""
-        self._promises = Promises(plan.config, self.connections, lambda: world.now_us, self._has_no_reason)
+        self.promises = Promises(plan.config, self.connections, lambda: world.now_us, self._has_no_reason)
         self._slot_count = 0
         self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
@@ -250,7 +250,7 @@ class Driver:
 
     def _comes_in(self, client: int, request: m.ClientRequest) -> None:
         self._asked[client] = request
-        self._promises.asked(client, request)
+        self.promises.asked(client, request)
         self.shell.ask(client, request)
 
     def cancel(self, reason: str) -> None:
@@ -260,7 +260,7 @@ class Driver:
     # ---- the shell's lines
 
     def send(self, slot: int, message: m.ToSlot) -> None:
-        self._promises.sent(slot, message)
+        self.promises.sent(slot, message)
         if isinstance(message, m.Deploy):
             self._note_finished(message)
             self.reasons.deployed(message)
@@ -354,7 +354,7 @@ class Driver:
         self.replies[client] = reply
         asked = self._asked.pop(client)
         self._check_reply(asked, reply)
-        self._promises.answered(client, reply)
+        self.promises.answered(client, reply)
         if self.cluster.answered is not None:
             self.cluster.answered(self, client, asked, reply)
         self.cluster.world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
@@ -362,7 +362,7 @@ class Driver:
     def tell(self, text: str) -> None:
         self._told += 1
         self.cluster.failed(self)
-        self._promises.told(text)
+        self.promises.told(text)
         number = _RESTART.search(text)
         if number is not None:
             self._restarts_told += 1
@@ -404,7 +404,7 @@ class Driver:
             self.uncertain.update(self._publishing)
         elif isinstance(outcome, Failed) and not isinstance(outcome.error, FencedError):
             with self.cluster.world.looking():
-                self._promises.not_published(self.plan.job_id, self._publishing, self.cluster.open_storage)
+                self.promises.not_published(self.plan.job_id, self._publishing, self.cluster.open_storage)
         self._publishing.clear()
 
     def about_to_end(self, outcome: JobEnded) -> None:
@@ -459,7 +459,7 @@ class Driver:
         if connection.is_open:
             connection.heard_us = self.cluster.world.now_us
             self.reasons.heard(message)
-            self._promises.heard(connection.number, message)
+            self.promises.heard(connection.number, message)
             self.shell.slot_said(connection.number, message)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import msgspec
 
 from midstream.checkpoint import assign, store
-from midstream.coordinator import checkpoints, completing, machine, sources
+from midstream.coordinator import checkpoints, completing, machine, sources, triggering
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.failures import Restarts
 from midstream.coordinator.requests import Requests
@@ -209,13 +209,13 @@ def timers_forgotten() -> Replacements:
 
 def checkpoint_while_draining() -> Replacements:
     """A checkpoint may hold some sources as ended by a drain, and others in the middle of their input."""
-    original = machine.Coordinator._trigger_when_due
+    original = triggering.trigger_when_due
 
-    def trigger_when_due(self: Any) -> None:
+    def trigger_when_due(*of: Any) -> None:
         with patch.object(Requests, "draining", False):
-            original(self)
+            original(*of)
 
-    return [(machine.Coordinator, "_trigger_when_due", trigger_when_due)]
+    return [(machine, "trigger_when_due", trigger_when_due)]
 
 
 def every_decline_counts() -> Replacements:
@@ -348,18 +348,18 @@ def pending_splits_late() -> Replacements:
     """The coordinator's splits are taken when the checkpoint completes, not when it is triggered."""
     original = checkpoints.Checkpoints._publish
     owner: dict[str, Any] = {}
-    trigger = machine.Coordinator._trigger_when_due
+    trigger = triggering.trigger_when_due
 
-    def trigger_when_due(self: Any) -> None:
-        owner["sources"] = self._sources
-        trigger(self)
+    def trigger_when_due(job: Any, sources: Any, program: Any) -> None:
+        owner["sources"] = sources
+        trigger(job, sources, program)
 
     def publish(self: Any, pending: Any) -> None:
         pending.sources = owner["sources"].snapshot()
         original(self, pending)
 
     return [
-        (machine.Coordinator, "_trigger_when_due", trigger_when_due),
+        (machine, "trigger_when_due", trigger_when_due),
         (checkpoints.Checkpoints, "_publish", publish),
     ]
 

@@ -6,15 +6,16 @@ A fault that finds nothing to strike does nothing. Each one that strikes is coun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
-from midstream.sim.cluster import Cluster, Driver
+from midstream.sim.cluster import Cluster, Driver, Slot
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.recoveries import Recoveries, gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
-from midstream.sim.scenario import BACKLOGGED, COMMITTING, IN_FLIGHT, RECOVERING, REQUESTS, Fault
+from midstream.sim.scenario import BACKLOGGED, COMMITTING, IN_FLIGHT, LEAVING, RECOVERING, REQUESTS, Fault
 from midstream.sim.slot_ledger import Calls
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
@@ -367,6 +368,31 @@ def _commit_fails(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _slot_leaves(stage: Stage, victim: int) -> bool:
+    """The node of a slot, or of several, is drained: they are told so, and killed a while later, if they are still there."""
+    driver, world = stage.driver, stage.world
+    slots = [slot for slot in stage.cluster.live_slots if slot.driver is driver]
+    if not slots or not driver.process.alive:
+        return False
+    first, count = victim % len(slots), (1, 1, 1, 2, len(slots))[victim // 3 % 5]
+    grace_us = (2_000_000, 20_000 + victim % 200_000, 1 + victim % 20_000)[victim // 17 % 3]
+
+    def told(slot: Slot) -> None:
+        if slot.connection is not None:
+            driver.promises.leaves(slot.connection.number)
+        driver.shell.slot_leaving(slot.request, f"{SIM} its node is drained")
+
+    def killed(slot: Slot) -> None:
+        if slot.process.alive:
+            _strikes_now(stage)
+            slot.process.crash()
+
+    for slot in (slots * 2)[first : first + count]:
+        driver.process.post(partial(told, slot))
+        world.schedule(grace_us, None, Kind.FAULT, partial(killed, slot), f"the node of {slot.process.name} is gone")
+    return True
+
+
 def _slot_fails(stage: Stage, victim: int) -> bool:
     """The next slot that is asked for cannot be had; so that one is, another dies."""
     stage.cluster.slot_failures += 1
@@ -548,6 +574,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    LEAVING: _slot_leaves,
     "cluster_gone": _cluster_gone,
     "stop": _stop,
     "drain": _drain,

@@ -39,6 +39,8 @@ class Promises:
         """A task of this attempt has come to its end: the job's waits for a checkpoint."""
         self._failed: set[int] = set()
         """Checkpoints that have failed since one was complete, or since the attempt began."""
+        self._moves = False
+        """A slot has to leave on which tasks of this attempt run."""
         self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
         """By client that is not answered: its request, and how many checkpoints had been triggered then."""
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
@@ -96,18 +98,27 @@ class Promises:
         self._deployed[slot] = deploy.attempt
         self._ended_us = None
         self._is_ending = bool(deploy.finished)
+        self._moves = False
         self._failed.clear()
 
     def _triggers(self, number: int) -> None:
         """A checkpoint that nobody waits for keeps the pause behind the one before it."""
         self._triggered.append(number)
-        is_wanted = self._is_ending or any(not isinstance(asked, m.GetStatus) for asked, _ in self._asked.values())
+        is_wanted = (
+            self._is_ending
+            or self._moves
+            or any(not isinstance(asked, m.GetStatus) for asked, _ in self._asked.values())
+        )
         if self._ended_us is not None and not is_wanted:
             pause_us = self._now_us() - self._ended_us
             if pause_us < self._pause_us - ROUNDING_US:
                 self._bug(f"checkpoint {number} comes {pause_us} µs behind the last one, the pause is {self._pause_us}")
 
-    # ---- what slots tell it
+    # ---- what slots tell it, and what it is told of them
+
+    def leaves(self, slot: int) -> None:
+        """What it runs on is to end: if it has tasks, a checkpoint is wanted, so that they can move."""
+        self._moves = self._moves or slot in self._deployed
 
     def heard(self, slot: int, message: m.FromSlot) -> None:
         match message:

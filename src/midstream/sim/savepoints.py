@@ -24,7 +24,7 @@ from midstream.sim.trace import Kind
 from midstream.sim.world import World
 
 WRITES_MAX: Final = 50
-RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling"))
+RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling", "moving"))
 ENDS: Final = ("the job has finished", "the job has stopped")
 """They excuse only what has no completed checkpoint: see `_was_to_be_waited_for`."""
 EXCUSES: Final = (

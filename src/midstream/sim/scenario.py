@@ -61,6 +61,8 @@ LONG_CALL: Final = "long_call"
 """Both are drawn by `with_hangs` only."""
 CLUSTER_GONE: Final = "cluster_gone"
 """Drawn by `with_cluster_gone` only."""
+LEAVING: Final = "slot_leaves"
+"""Drawn by `with_leaving` only."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
@@ -69,7 +71,7 @@ COMMITTING: Final = "strike_committing"
 IN_FLIGHT: Final = "strike_in_flight"
 """It waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
-    ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails")
+    ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails", LEAVING)
 )
 """Those of them that are no faults: a job that is asked for something has no excuse."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
@@ -186,6 +188,7 @@ def draw(
         kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
         drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
         drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), count)
+        drawn = with_leaving(drawn, Random(f"leaving {seed}"), count)
         drawn = with_rare(drawn, Random(f"rare {seed}"), RARE, count) if has_checkpoints else drawn
     scenario = Scenario(
         seed=seed,
@@ -354,6 +357,13 @@ def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> t
     if random.random() > 0.04:
         return faults
     return _with(faults, random, (CLUSTER_GONE,), (100, 300, 300 + rows * 4), (1,))
+
+
+def with_leaving(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
+    """In a tenth of all runs nodes are drained, and slots have to leave them, sooner or later."""
+    if random.random() > 0.1:
+        return faults
+    return _with(faults, random, (LEAVING,), (100, 300, 300 + rows * 4), (1, 1, 2, 4))
 
 
 def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:

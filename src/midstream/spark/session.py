@@ -29,6 +29,7 @@ from midstream.core.errors import ClusterError, ConfigError, MidstreamError, Una
 from midstream.runtime.processes import how_it_ended
 from midstream.runtime.threads import ENVIRONMENT
 from midstream.spark.jvm import interruptible, launch_jvm, log_option
+from midstream.spark.leaving import leaving_settings
 
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
@@ -148,7 +149,8 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
                     launch_jvm(settings)
                 if slots is not None:
                     SparkContext._ensure_initialized()
-                    builder = builder.config(map={**cores_to_take(slots, master, SparkConf())})
+                    users = SparkConf()
+                    builder = builder.config(map={**cores_to_take(slots, master, users), **leaving_settings(users)})
                 session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error

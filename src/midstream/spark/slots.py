@@ -30,9 +30,10 @@ from pyspark.sql import SparkSession
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.capture import Capture
 from midstream.runtime.ports import ANY_PORT, PORT_MAX, Ports
-from midstream.runtime.provider import OnFailed, SlotLaunch
+from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.slot import run_slot
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
+from midstream.spark.leaving import LeavingSlots, SparkAsks
 from midstream.spark.session import (
     CORES_MAX,
     LOCAL,
@@ -142,6 +143,7 @@ class SparkSlots:
         self._context: SparkContext = session.sparkContext
         self._master: str = self._context.master or ""
         self._jobs: dict[str, _SlotJob] = {}
+        self._leaving = LeavingSlots(SparkAsks(self._context), lambda: self.gone)
         self.gone = ""
         conf = self._context.getConf()
         check_settings(conf)
@@ -178,14 +180,23 @@ class SparkSlots:
                 f"lower the parallelism to {slots_max}{_more_cores(self._master, slots, slots * self._cores_per_slot)}"
             )
 
-    def request(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
+    def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
         assert launch.request not in self._jobs, launch.request
         if self.gone:
             raise ClusterError(self.gone)
-        self._jobs[launch.request] = _SlotJob(self._context, launch, on_failed, self._look, self._is_local)
+        group = f"midstream-{launch.job_id}-{launch.request}"
+        if not self._is_local:
+            self._leaving.add(group, on_leaving)
+
+        def failed(reason: str, crash: str = "", last_lines: str = "") -> None:
+            self._leaving.remove(group)
+            on_failed(reason, crash, last_lines)
+
+        self._jobs[launch.request] = _SlotJob(self._context, group, launch, failed, self._look, self._is_local)
 
     def abandon(self, request: str) -> None:
         job = self._jobs[request]
+        self._leaving.remove(job.group)
         job.let_go()
         job.kill()
 
@@ -197,6 +208,7 @@ class SparkSlots:
         return self.gone
 
     def close(self) -> None:
+        self._leaving.close()
         hanging = [job.group for job in end_all(self._jobs.values(), CANCEL_WAIT_S)]
         if hanging:
             raise ClusterError(f"Spark has not ended {len(hanging)} slots: {', '.join(hanging)}")
@@ -206,13 +218,14 @@ class _SlotJob(WatchedSlot):
     def __init__(
         self,
         context: SparkContext,
+        group: str,
         launch: SlotLaunch,
         on_failed: OnFailed,
         look: Callable[[], str],
         is_local: bool,
     ) -> None:
         self._is_local = is_local
-        self.group = f"midstream-{launch.job_id}-{launch.request}"
+        self.group = group
         self._context = context
         self._launch = launch
         self._look = look

@@ -25,6 +25,7 @@ STATE_STYLE = {
     "stopping": "yellow",
     "restarting": "bold yellow",
     "rescaling": "bold yellow",
+    "moving": "bold yellow",
     "failed": "bold red",
     "lost": "bold red",
 }

@@ -164,19 +164,19 @@ class SlotMachine:
         match message:
             case m.Start(_, peers):
                 self._start(peers)
-            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, stops, completed_id):
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, holds, completed_id):
                 barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id)
                 for ref in tasks:
-                    self._task(ref).trigger_checkpoint(barrier, stops=stops)
+                    self._task(ref).trigger_checkpoint(barrier, holds=holds)
             case m.CheckpointCompleted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_completed(checkpoint_id)
             case m.CheckpointAborted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_aborted(checkpoint_id)
-            case m.StopFailed(_, checkpoint_id):
+            case m.ReadOn(_, checkpoint_id):
                 for task in self.tasks.values():
-                    task.stop_failed(checkpoint_id)
+                    task.read_on(checkpoint_id)
             case m.AssignSplit(_, ref, split, is_last):
                 self._task(ref).add_split(split, is_last)
             case m.SplitsAssigned(_, ref):

@@ -356,12 +356,12 @@ class Task:
         self.mails.append(work)
         self.wake()
 
-    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, stops: bool = False) -> None:
-        """`stops`: the job stops with this checkpoint; a source holds still behind it, unless it is aborted."""
+    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, holds: bool = False) -> None:
+        """`holds`: a source holds still behind it, unless it is aborted: the job stops or moves with this checkpoint."""
 
         def trigger() -> None:
             self._checkpoints.handle(TriggerReceived(barrier))
-            if stops:
+            if holds:
                 self._holds_for = barrier.checkpoint_id
 
         if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
@@ -380,8 +380,8 @@ class Task:
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
-    def stop_failed(self, checkpoint_id: int) -> None:
-        """The job goes on behind the checkpoint that it was to stop with."""
+    def read_on(self, checkpoint_id: int) -> None:
+        """The tasks run on although the sources have held still behind the checkpoint."""
         self.mail(lambda: self._go_on_behind(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:

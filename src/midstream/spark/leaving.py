@@ -1,0 +1,122 @@
+"""Which slots have to leave, because Spark is about to end their executors: a node is drained, taken back or replaced.
+
+Spark lets what runs on such an executor go on for a while, which is the platform's to say, and starts nothing more
+there. It tells nobody, so it is asked, in its own JVM on this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+
+from midstream.runtime.provider import OnLeaving
+
+DECOMMISSION: Final = "spark.decommission.enabled"
+ASK_EVERY_S: Final = 0.5
+SHARE_MAX: Final = 0.02
+"""Of a core, for asking: with many executors it is asked less often."""
+
+_told = logging.getLogger("midstream")
+
+
+def leaving_settings(users: SparkConf) -> dict[str, str]:
+    """The setting with which executors say that they have to end, unless the user's settings have it."""
+    return {} if users.contains(DECOMMISSION) else {DECOMMISSION: "true"}
+
+
+class _Asks(Protocol):
+    """What is asked of Spark. Raises Py4JError or OSError when it does not answer."""
+
+    def executor_of(self, group: str) -> str:
+        """On which executor the only task of that job group runs; "" if on none yet."""
+        ...
+
+    def has_to_end(self, executor: str) -> bool: ...
+
+
+class SparkAsks:
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+
+    def executor_of(self, group: str) -> str:
+        scala = self._context._jsc.sc()
+        for job in self._context.statusTracker().getJobIdsForGroup(group):
+            info = self._context.statusTracker().getJobInfo(job)
+            for stage in info.stageIds if info is not None else ():
+                tasks = scala.statusStore().taskList(stage, 0, 1)
+                if tasks.size():
+                    return str(tasks.apply(0).executorId())
+        return ""
+
+    def has_to_end(self, executor: str) -> bool:
+        return bool(self._context._jsc.sc().taskScheduler().getExecutorDecommissionState(executor).isDefined())
+
+
+@dataclass(slots=True)
+class _Slot:
+    on_leaving: OnLeaving
+    executor: str = ""
+
+
+class LeavingSlots:
+    """Tells each slot's `on_leaving` once. A thread of its own, from the first slot on."""
+
+    def __init__(self, asks: _Asks, ended: Callable[[], str]) -> None:
+        """`ended`: why nothing is to be asked any more; empty as long as there is."""
+        self._asks = asks
+        self._ended = ended
+        self._slots: dict[str, _Slot] = {}
+        """By job group; those that were not told."""
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._cannot_ask = False
+
+    def add(self, group: str, on_leaving: OnLeaving) -> None:
+        with self._lock:
+            self._slots[group] = _Slot(on_leaving)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="leaving-slots", daemon=True)
+                self._thread.start()
+
+    def remove(self, group: str) -> None:
+        with self._lock:
+            self._slots.pop(group, None)
+
+    def close(self) -> None:
+        """Returns at once: the thread may be in a call into a JVM that does not answer."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        wait_s = ASK_EVERY_S
+        while not self._closed.wait(wait_s) and not self._ended():
+            began_s = time.monotonic()
+            with self._lock:
+                slots = dict(self._slots)
+            try:
+                self.look(slots)
+            except (Py4JError, OSError, AttributeError) as error:
+                if not (self._cannot_ask or self._closed.is_set() or self._ended()):
+                    self._cannot_ask = True
+                    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    _told.warning("Spark does not say which executors have to end, so slots on them end, too: %s", text)
+            wait_s = max(ASK_EVERY_S, (time.monotonic() - began_s) / SHARE_MAX)
+
+    def look(self, slots: Mapping[str, _Slot]) -> None:
+        """One round. Each executor is asked about once, however many slots it has."""
+        has_to_end: dict[str, bool] = {}
+        for group, slot in slots.items():
+            if not slot.executor:
+                slot.executor = self._asks.executor_of(group)
+            if slot.executor and slot.executor not in has_to_end:
+                has_to_end[slot.executor] = self._asks.has_to_end(slot.executor)
+            if has_to_end.get(slot.executor):
+                self.remove(group)
+                slot.on_leaving(f"Spark ends its executor {slot.executor} (decommissioning)")
