@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from midstream.coordinator import Coordinator
-from midstream.sim.faults import PARALLELISMS, STRIKES
+from midstream.sim.faults import PARALLELISMS
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import LEAVING, Fault, Scenario, draw
 
@@ -34,7 +34,7 @@ def rows_read(job: Run) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("kind", [LEAVING, "rescale"])
 def test_no_row_is_read_twice(kind: str) -> None:
     switched = 0
-    for seed in range(15):
+    for seed in range(8):
         random = Random(f"{kind} {seed}")
         victims = LONG_GRACE if kind == LEAVING else tuple(range(len(PARALLELISMS)))
         faults = tuple(Fault(random.randrange(80, 600), kind, random.choice(victims)) for _ in range(2))
@@ -44,13 +44,20 @@ def test_no_row_is_read_twice(kind: str) -> None:
         emitted, there, restarts, attempts = rows_read(job)
         assert (emitted, restarts) == (there, 0), f"seed {seed}"
         switched += attempts - 1
-    assert switched > 10
+    assert switched > 5
 
 
-@pytest.mark.parametrize("kind", sorted(STRIKES.keys() - {LEAVING}))
+AT_THE_SAME_TIME = (
+    *("kill_slot", "cut_link", "user_error", "slot_fails", "slots_late", "rescale", "rescale_struck", "checkpoint"),
+    *("stop", "stop_savepoint", "savepoint_struck", "drain", "kill_driver", "stop_driver", "go_back"),
+    *("write_fails", "publish_fails", "publish_hangs", "strike_committing"),
+)
+
+
+@pytest.mark.parametrize("kind", AT_THE_SAME_TIME)
 def test_nothing_is_lost_or_doubled_whatever_befalls_a_job_that_moves(kind: str) -> None:
     struck: Counter[str] = Counter()
-    for seed in range(3):
+    for seed in range(2):
         random = Random(f"{kind} {seed}")
         faults = [Fault(random.randrange(80, 500), LEAVING, random.randrange(1 << 20)) for _ in range(2)]
         faults += [Fault(fault.step + random.randrange(1, 80), kind, random.randrange(1 << 20)) for fault in faults]
@@ -58,4 +65,4 @@ def test_nothing_is_lost_or_doubled_whatever_befalls_a_job_that_moves(kind: str)
         outcome = run(replace(drawn, faults=tuple(sorted(faults, key=lambda fault: fault.step))))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         struck.update(outcome.faults)
-    assert struck[LEAVING] > 2 and struck[kind] > 0
+    assert struck[LEAVING] > 1 and struck[kind] > 0

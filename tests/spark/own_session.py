@@ -1,6 +1,7 @@
 """Run as a program, on a Spark session of its own.
 
-With a checkpoint directory: a whole job, one of whose slots is killed. Then a job that only waits for its end.
+With a checkpoint directory: a whole job, one of whose slots is killed, and on executors one whose nodes are drained.
+Then a job that only waits for its end.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 
+import psutil
 from pyspark.sql import SparkSession
 
 from jobs import NumbersJob
@@ -32,10 +34,32 @@ def numbers_with_a_killed_slot(session: SparkSession, directory: str) -> None:
     assert numbers.numbers() == list(range(300_000))
 
 
+def numbers_off_a_drained_node(session: SparkSession, directory: str) -> None:
+    """Its executor ends as soon as the slot has left it, and no row was read twice."""
+    numbers = NumbersJob(300_000, rows_per_s=50_000, checkpoint_dir=directory)
+    job = start_job(numbers.plan(), SparkSlots(session))
+    until("a checkpoint", lambda: job.status().checkpoints_completed >= 1, 60)
+    before = set(job.status().slot_pids)
+    leaving = min(before)
+    executor = next(
+        p for p in psutil.Process(leaving).parents() if "--executor-id" in p.cmdline() and "java" in p.name()
+    )
+    executor.send_signal(signal.SIGPWR)  # as the platform does that drains a node: Spark's own signal for it
+    until("the move", lambda: leaving not in job.status().slot_pids and job.status().state == "running", 60)
+    executor.wait(60)
+    ended = job.wait(60)
+    assert (ended.restarts, ended.failures) == (0, ()), ended.failures
+    assert any("has to leave: Spark ends its executor" in warning for warning in ended.warnings), ended.warnings
+    assert numbers.numbers() == list(range(300_000))
+    assert ended.vertices[0].operators[0].rows_out == 300_000
+
+
 def main(master: str, directory: str | None) -> None:
-    session = get_session(master)
+    session = get_session(master, slots=2)
     if directory is not None:
-        numbers_with_a_killed_slot(session, directory)
+        numbers_with_a_killed_slot(session, f"{directory}/killed")
+    if directory is not None and not master.startswith("local["):
+        numbers_off_a_drained_node(session, f"{directory}/drained")
     made: list[Scripted] = []
 
     def make(plan: object, now_ms: int) -> Scripted:

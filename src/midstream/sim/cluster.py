@@ -12,24 +12,22 @@ import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
+from midstream.coordinator.rescaling import Stage
 from midstream.coordinator.slots import PYTHON
 from midstream.core.errors import ClusterError
 from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
-from midstream.operators.reduction import Reduction
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.pickling import Pickler
 from midstream.sim.promises import Promises
 from midstream.sim.reasons import Reasons
 from midstream.sim.signals import SimSignal
@@ -104,7 +102,7 @@ class Cluster:
 
     def pickle(self, value: object) -> bytes:
         buffer = io.BytesIO()
-        _Pickler(buffer, self._names, self._externals).dump(value)
+        Pickler(buffer, self._names, self._externals).dump(value)
         return buffer.getvalue()
 
     def unpickle(self, data: bytes) -> Any:
@@ -115,33 +113,6 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
-
-
-_CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
-
-
-class _Pickler(pickle.Pickler):
-    """Every task has a graph of its own, so what never changes is not copied, and the rest the quick way.
-
-    `externals` grow by the constants that come by.
-    """
-
-    def __init__(self, file: io.BytesIO, names: Mapping[int, str], externals: dict[str, object]) -> None:
-        super().__init__(file, protocol=5)
-        self._names = names
-        self._externals = externals
-
-    def persistent_id(self, item: Any) -> str | None:
-        if type(item) in _CONSTANTS:
-            name = f"constant {len(self._externals)}"
-            self._externals[name] = item
-            return name
-        return self._names.get(id(item))
-
-    def reducer_override(self, item: Any) -> Any:
-        if type(item) in (JobGraph, Vertex, OperatorSpec, SourceSpec):
-            return type(item), tuple(getattr(item, entry.name) for entry in fields(item))
-        return NotImplemented
 
 
 class Connection:
@@ -272,12 +243,23 @@ class Driver:
             self._look_why(message.checkpoint_id)
         elif isinstance(message, m.StopSources):
             self.cluster.drained.add(self.plan.job_id)
+        elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is Stage.SWITCHING:
+            self._check_held(slot)
         elif isinstance(message, m.CheckpointCompleted):
             self._told = 0
             self.completed.add(message.checkpoint_id)
         connection = self.connections.get(slot)
         if connection is not None:
             connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
+
+    def _check_held(self, number: int) -> None:
+        """The job goes on elsewhere from the newest checkpoint: what its sources have read since would be read twice."""
+        connection, newest = self.connections.get(number), self.coordinator.checkpoints.newest
+        assert newest is not None
+        machine = connection.slot.machine if connection is not None else None
+        for ref, task in machine.tasks.items() if machine is not None else ():
+            if task.vertex.source is not None:
+                self.promises.switches(newest.checkpoint_id, ref, task.metrics())
 
     def release(self, slot: int) -> None:
         connection = self.connections.pop(slot, None)

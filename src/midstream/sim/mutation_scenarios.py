@@ -13,6 +13,7 @@ from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.scenario import (
     BACKLOGGED,
     HANGS,
+    LEAVING,
     LONG_CALL,
     RECOVERING,
     SAVEPOINTS,
@@ -305,6 +306,15 @@ def in_tables(seed: int) -> Scenario:
     """Rows wait in tables while slots die, and the job goes on with fewer subtasks."""
     drawn = draw(seed, topology="tables", parallelism=3, rescale_to=2, faults=("kill_slot",), rows=100)
     return replace(drawn, interval_s=0.002, key_groups=16)
+
+
+def leaving(seed: int) -> Scenario:
+    """Slots have to leave, one after the other, and the job is rescaled, or asked to stop, meanwhile."""
+    random = Random(f"leaving {seed}")
+    drawn = draw(seed, topology="keyed", parallelism=3, faults=(), rows=100)
+    kinds = (LEAVING, LEAVING, LEAVING, "rescale", "stop")
+    found = [Fault(random.randrange(10, 400), random.choice(kinds), random.randrange(1 << 20)) for _ in range(4)]
+    return replace(drawn, timeout_s=60.0, faults=tuple(sorted(found, key=lambda fault: fault.step)))
 
 
 def saving(seed: int) -> Scenario:

@@ -11,6 +11,7 @@ from midstream.core.config import JobConfig
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
 from midstream.protocol import messages as m
+from midstream.protocol.task_metrics import TaskMetrics
 
 _FAILED_IN_A_ROW: Final = re.compile(r"(\d+) checkpoints in a row have failed")
 _NUMBER: Final = re.compile(r"chk-(\d+)$")
@@ -43,6 +44,8 @@ class Promises:
         """A slot has to leave on which tasks of this attempt run."""
         self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
         """By client that is not answered: its request, and how many checkpoints had been triggered then."""
+        self._rows_read: dict[TaskId, tuple[int, int]] = {}
+        """By task: the checkpoint that it has acknowledged last, and how many rows its first operator had put out then."""
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
         """By attempt and task: the newest checkpoint that it has acknowledged."""
 
@@ -116,6 +119,12 @@ class Promises:
 
     # ---- what slots tell it, and what it is told of them
 
+    def switches(self, checkpoint_id: int, ref: TaskId, metrics: TaskMetrics) -> None:
+        """The job goes on elsewhere from this checkpoint, and this source is cancelled."""
+        number, rows = self._rows_read.get(ref, (0, 0))
+        if number == checkpoint_id and metrics.operators[0][2] > rows:
+            self._bug(f"source {ref} has put out {metrics.operators[0][2] - rows} rows behind checkpoint {number}")
+
     def leaves(self, slot: int) -> None:
         """What it runs on is to end: if it has tasks, a checkpoint is wanted, so that they can move."""
         self._moves = self._moves or slot in self._deployed
@@ -126,7 +135,9 @@ class Promises:
                 del self._deployed[slot]
             case m.TaskEndOfData() | m.TaskFinished():
                 self._is_ending = True
-            case m.CheckpointAck(attempt, number, task):
+            case m.CheckpointAck(attempt, number, task, metrics=metrics):
+                if metrics is not None:
+                    self._rows_read[task] = number, metrics.operators[0][2]
                 newest = self._acknowledged.setdefault((attempt, task), number)
                 if number < newest:
                     self._bug(f"task {task} acknowledges checkpoint {number} behind {newest}")

@@ -253,6 +253,7 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
             _look_at_storage(checks, storage, use)
 
 
+DECOMMISSION: Final = "spark.decommission.enabled"
 _LONG_RUNNING: Final = {
     "yarn": ("spark.yarn.max.executor.failures", "spark.yarn.executor.failuresValidityInterval"),
     "k8s": ("spark.executor.maxNumFailures", "spark.executor.failuresValidityInterval"),
@@ -289,6 +290,12 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
             )
     if master.startswith(("local[", "local-cluster[")) or master == "local":
         return
+    if not is_on(DECOMMISSION):
+        checks.warn(
+            DECOMMISSION,
+            "without it nobody hears of executors that have to leave a node: the job restarts when they are gone",
+            f"set {DECOMMISSION}=true, and the job moves off them before",
+        )
     if not is_on("spark.authenticate"):
         checks.warn(
             "spark.authenticate",

@@ -1,0 +1,88 @@
+"""Known bugs around slots that have to leave, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midstream.coordinator.attempts import Attempts
+from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.machine import Coordinator
+from midstream.coordinator.phase import Phase
+from midstream.coordinator.slots import Slots
+from midstream.protocol.messages import Start
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements, nothing
+
+
+def sources_do_not_hold() -> Replacements:
+    original = Checkpoints.trigger
+
+    def trigger(
+        self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *rest: Any
+    ) -> int:
+        checkpoint_id = original(self, attempt, sources, clients, is_stop, False, *rest)
+        self.pending.is_rescale = is_rescale
+        return checkpoint_id
+
+    return [(Checkpoints, "trigger", trigger)]
+
+
+def used_again() -> Replacements:
+    return [(Slots, "ids", lambda self: tuple(sorted(self.live)))]
+
+
+def let_go_at_once() -> Replacements:
+    original = Slots.leaves
+
+    def leaves(self: Any, slot: int, reason: str) -> bool:
+        is_new = original(self, slot, reason)
+        if is_new:
+            self.let_leave(slot)
+        return is_new
+
+    return [(Slots, "leaves", leaves)]
+
+
+def end_is_no_failure() -> Replacements:
+    original = Coordinator._slot_lost
+
+    def slot_lost(self: Any, event: Any) -> None:
+        if event.slot in self.slots.leaving and self.phase is Phase.RUNNING:
+            self.slots.lost(event.slot)
+            self.attempts.slot_lost(event.slot)
+        else:
+            original(self, event)
+
+    return [(Coordinator, "_slot_lost", slot_lost)]
+
+
+def not_a_peer() -> Replacements:
+    def start(self: Any) -> None:
+        self.tell(Start(self.current.number, self._slots.peers(self._slots.ids())))
+
+    return [(Attempts, "start", start)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "move_sources_do_not_hold": Mutation(
+        "sources read on behind the checkpoint from which a job goes on elsewhere",
+        sources_do_not_hold,
+        scenarios.leaving,
+    ),
+    "move_sources_hold_for_ever": Mutation(
+        "sources do not read on when a move or a rescale is given up",
+        lambda: [(Attempts, "read_on", nothing)],
+        scenarios.leaving,
+    ),
+    "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, scenarios.leaving),
+    "move_slot_let_go_at_once": Mutation(
+        "a slot that has to leave is let go at once", let_go_at_once, scenarios.leaving
+    ),
+    "move_end_is_no_failure": Mutation(
+        "a slot that has ended before its tasks have moved is no failure", end_is_no_failure, scenarios.leaving
+    ),
+    "move_slot_is_not_a_peer": Mutation(
+        "tasks are not connected to those on a slot that has to leave", not_a_peer, scenarios.leaving
+    ),
+}
