@@ -29,7 +29,7 @@ def test_what_is_written_passes_its_own_tests_and_can_be_looked_at(tmp_path, mon
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "5 passed" in done.stdout
     assert main(["run", "my_shop/my_shop.py", "--preview", "2", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["streams"]
     assert [len(each["rows"]) for each in shown] == [2, 2]

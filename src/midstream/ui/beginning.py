@@ -31,27 +31,30 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from midstream import DataStream, Environment, KeyedProcessFunction, ValueState, WatermarkStrategy
+from midstream import DataStream, Environment, KeyedProcessFunction, ListState, ValueState, WatermarkStrategy
 
 ORDER = {"user": str, "price": int, "at": datetime}
 SPENT = {"user": str, "spent": int}
 SILENT = {"user": str, "since": datetime}
+HOUR = timedelta(hours=1)
 
 
 class Spending(KeyedProcessFunction):
     spent = ValueState(pa.int64(), default=0)
-    last = ValueState(pa.timestamp("us"))
+    times = ListState(pa.timestamp("us"))
 
     def process(self, row, ctx):
         self.spent.value += row["price"]
-        if self.last.value is None or row["at"] > self.last.value:
-            self.last.value = row["at"]
-            ctx.timers.event_time(row["at"] + timedelta(hours=1))
+        self.times.append(row["at"])
+        ctx.timers.event_time(row["at"] + HOUR)
         return {"user": row["user"], "spent": self.spent.value}
 
     def on_timer(self, time, ctx):
-        if time == self.last.value + timedelta(hours=1):  # nothing newer has come
-            ctx.side_output("silent", {"user": ctx.key, "since": self.last.value})
+        since = time - HOUR
+        self.times.set([at for at in self.times if at > since])
+        # orders of a later time may have been processed already: they do not count yet
+        if not any(at <= time for at in self.times):
+            ctx.side_output("silent", {"user": ctx.key, "since": since})
 
 
 def spending(orders: DataStream) -> DataStream:
@@ -100,6 +103,16 @@ def test_a_user_who_is_silent_for_an_hour_is_told_once():
         assert job.take("silent") == []
         job.advance_to("2024-01-01 13:30")
         assert job.take("silent") == [{"user": "ann", "since": datetime(2024, 1, 1, 12, 30)}]
+
+
+def test_it_does_not_matter_for_that_what_comes_later():
+    rows = [
+        {"user": "ann", "price": 3, "at": "2024-01-01 12:00"},
+        {"user": "bob", "price": 3, "at": "2024-01-01 13:30"},
+        {"user": "ann", "price": 3, "at": "2024-01-01 14:00"},
+    ]
+    assert {"user": "ann", "since": datetime(2024, 1, 1, 12)} in testing.run(env, {"orders": rows})["silent"]
+    testing.check_cuts(env, {"orders": rows})
 
 
 def test_the_state_survives_a_failure_at_another_parallelism():
