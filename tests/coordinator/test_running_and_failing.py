@@ -33,7 +33,7 @@ def test_a_job_asks_for_its_slots_deploys_starts_and_runs() -> None:
     for ref in bench.tasks:
         bench.say(ref, m.TaskRunning(0, ref))
     assert bench.state == "running"
-    assert bench.status.slot_pids == (100, 101)
+    assert bench.status.slot_pids == (100, 101) and bench.status.slot_hosts == ("host0", "host1")
     assert [v.states for v in bench.status.vertices] == [{"running": 2}, {"running": 2}]
     assert not [token for token in bench.timers if token.startswith("slots")]
 

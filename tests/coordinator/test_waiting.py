@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
+from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 
@@ -276,3 +277,13 @@ def test_how_long_a_checkpoint_has_waited_for_barriers_is_the_longest_time_of_a_
     assert bench.status.checkpoints[0].alignment_ms == 30.0
     bench.ack(1, READ0, READ1)
     assert bench.status.checkpoints[0].state == "completed" and bench.status.checkpoints[0].alignment_ms == 30.0
+
+
+def test_how_long_slots_are_waited_for_begins_anew_when_they_have_not_come_in_time() -> None:
+    bench = Bench(checkpoint_interval_s=None, restart=RestartStrategy(kind="fixed", attempts=9, delay_s=0.0)).run()
+    bench.lose(1)
+    bench.wait(50)
+    assert sentences(bench) == ["waiting for 1 of 2 slots to come, 50 s so far (given up after 60 s)"]
+    bench.wait(30)
+    assert "the job needs 2 slots, and 1 came within 60 s" in bench.status.failures[0].summary
+    assert sentences(bench) == ["waiting for 1 of 2 slots to come, 21 s so far (given up after 60 s)"]

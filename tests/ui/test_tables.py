@@ -55,8 +55,10 @@ def test_a_job_shows_its_operators_checkpoints_and_failures(status):
     assert "restarts 1" in shown
     assert "last failure 20 s ago: operator 'parse': ValueError: bad row 17" in shown
     assert "slot memory 200.0 MiB, 210.0 MiB" in shown
-    with_pids = render(job_view(msgspec.structs.replace(status, slot_pids=(11, 12))))
-    assert "slot memory 200.0 MiB (process 11), 210.0 MiB (process 12)" in with_pids
+    with_pids = msgspec.structs.replace(status, slot_pids=(11, 12), slot_hosts=("10.0.0.1", "10.0.0.1"))
+    assert "slot memory 200.0 MiB (process 11), 210.0 MiB (process 12)" in render(job_view(with_pids))
+    apart = msgspec.structs.replace(with_pids, slot_hosts=("10.0.0.1", "10.0.0.2"))
+    assert "200.0 MiB (process 11 on 10.0.0.1), 210.0 MiB (process 12 on 10.0.0.2)" in render(job_view(apart))
 
 
 def test_a_job_shows_what_has_passed_each_edge_and_how_large_batches_were(status):

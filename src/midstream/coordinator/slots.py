@@ -97,6 +97,8 @@ class Slots:
         self._requests = 0
         self._requests_failed = 0
         self._timer: str | None = None
+        self.gathers_since_s = 0.0
+        """When slots were asked for that are still to come; after they have not come in time, since then."""
         self._is_gathering = False
 
     @property
@@ -114,6 +116,7 @@ class Slots:
             self._open.add(request)
             self._effects.request_slot(request)
         if not self.complete and self._timer is None:
+            self.gathers_since_s = self._effects.elapsed_s
             self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
 
     def resize(self, needed: int) -> None:

@@ -66,6 +66,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_memory_limit_bytes=tuple(slot.status.memory_limit_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
+        slot_hosts=tuple(slot.register.host for slot in slots),
         waiting=job.waiting.waits(job),
         warnings=(
             *job.warnings,

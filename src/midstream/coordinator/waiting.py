@@ -123,6 +123,7 @@ class Waiting:
         match job.phase:
             case Phase.GATHERING if not job.slots.complete:
                 what = f"{job.slots.needed - len(job.slots.ids())} of {job.slots.needed} slots to come"
+                for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
                 yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
             case Phase.DEPLOYING if attempt is not None:
                 what = f"{_slots(attempt.awaited)} to read the state to go on from, and to open the operators"

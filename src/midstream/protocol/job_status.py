@@ -250,6 +250,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     slot_memory_limit_bytes: tuple[int, ...] = ()
     """What each slot's process can have at most; processes of one container share its limit. 0 where unknown."""
     slot_pids: tuple[int, ...] = ()
+    slot_hosts: tuple[str, ...] = ()
+    """The address of each slot's machine, as other slots reach it."""
     warnings: tuple[str, ...] = ()
     """What is not as it should be, but does not keep the job from running; the newest last."""
     waiting: tuple[WaitStatus, ...] = ()

@@ -84,7 +84,17 @@ def list_jobs(also_ended: bool) -> Answer:
         shown = {status.job_id for status in statuses} | {entry.job_id for entry in silent}
         statuses += [record.seen for record in known if record.status.job_id not in shown]
     if not statuses and not silent and not unreadable:
-        return Answer(ListedJobs(()), Text("no job runs on this machine" + (", and none has" if also_ended else "")))
+        return Answer(
+            ListedJobs(()),
+            Text(
+                "no job runs on this machine"
+                + (
+                    ", and none has"
+                    if also_ended
+                    else "; one that is being started is listed as soon as Spark is there"
+                )
+            ),
+        )
     data = ListedJobs(tuple(statuses), tuple(SilentJob(e.job_id, e.name, e.pid) for e in silent), unreadable)
     notes = [
         Text(f"{text.printable(e.name)} ({e.job_id}): process {e.pid} lives but does not answer", "yellow")

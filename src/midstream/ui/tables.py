@@ -339,11 +339,13 @@ def _user_metrics(status: JobStatus) -> list[Text]:
 
 
 def _slot_sizes(status: JobStatus) -> list[str]:
-    """With process ids where they are known: for a look at one, or to see what happens when it is killed."""
+    """With process ids where they are known, and hosts where there are several: for a look at one, or to kill it."""
     sizes = [text.size(used) for used in status.slot_memory_bytes]
     if len(sizes) != len(status.slot_pids):
         return sizes
-    return [f"{size} (process {pid})" for size, pid in zip(sizes, status.slot_pids, strict=True)]
+    are_apart = len(set(status.slot_hosts)) > 1 and len(status.slot_hosts) == len(sizes)
+    hosts = [f" on {text.printable(host)}" for host in status.slot_hosts] if are_apart else [""] * len(sizes)
+    return [f"{size} (process {pid}{host})" for size, pid, host in zip(sizes, status.slot_pids, hosts, strict=True)]
 
 
 def _checkpoints(status: JobStatus) -> list[Text]:
