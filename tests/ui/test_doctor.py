@@ -129,6 +129,7 @@ def test_a_slot_that_hangs_is_an_error() -> None:
 
 def settings(master: str, tls: str = "auto", **given: str) -> dict[str, Check]:
     conf = SparkConf(loadDefaults=False, _jvm=None)
+    conf.set("spark.decommission.enabled", "true")
     conf.setAll([(f"spark.{name.replace('__', '.')}", value) for name, value in given.items()])
     checks = _Checks([])
     doctor._look_at_settings(checks, conf, master, tls)
@@ -141,6 +142,8 @@ def test_settings_that_harm_long_jobs_are_named() -> None:
         "spark.excludeOnFailure.enabled",
         "spark.executor.pyspark.memory",
     ]
+    assert not settings("local[4]", decommission__enabled="false")
+    assert "spark.decommission.enabled" in settings("yarn", decommission__enabled="false")
     assert "spark.yarn.executor.failuresValidityInterval" in settings("yarn")
     assert "spark.yarn.executor.failuresValidityInterval" not in settings(
         "yarn", yarn__executor__failuresValidityInterval="1h"

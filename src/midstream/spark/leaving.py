@@ -20,6 +20,10 @@ from midstream.runtime.provider import OnLeaving
 
 DECOMMISSION: Final = "spark.decommission.enabled"
 ASK_EVERY_S: Final = 0.5
+UNLIMITED: Final = 2**31 - 1
+"""Executors on a standalone master, which `spark.cores.max` limits: what Spark itself begins with."""
+INSTANCES: Final = 2
+"""Executors that Spark asks YARN and Kubernetes for unless `spark.executor.instances` says how many."""
 SHARE_MAX: Final = 0.02
 """Of a core, for asking: with many executors it is asked less often."""
 
@@ -38,12 +42,22 @@ class _Asks(Protocol):
         """On which executor the only task of that job group runs; "" if on none yet."""
         ...
 
-    def has_to_end(self, executor: str) -> bool: ...
+    def has_to_end(self, executor: str) -> bool:
+        """While it still runs."""
+        ...
+
+    def make_room(self, leaving: int) -> None:
+        """So many executors are to be replaced, before they end."""
+        ...
 
 
 class SparkAsks:
     def __init__(self, context: SparkContext) -> None:
         self._context = context
+        conf = context.getConf()
+        self._is_dynamic = (conf.get("spark.dynamicAllocation.enabled") or "false").strip().lower() == "true"
+        self._is_standalone = (context.master or "").startswith(("spark://", "local-cluster["))
+        self._instances = int(conf.get("spark.executor.instances") or INSTANCES)
 
     def executor_of(self, group: str) -> str:
         scala = self._context._jsc.sc()
@@ -57,6 +71,15 @@ class SparkAsks:
 
     def has_to_end(self, executor: str) -> bool:
         return bool(self._context._jsc.sc().taskScheduler().getExecutorDecommissionState(executor).isDefined())
+
+    def make_room(self, leaving: int) -> None:
+        """A standalone master looks for room only when it is told something. Others count executors that have to end among
+        those that they were asked for. Where Spark allocates them by itself, a slot that waits is reason enough."""
+        if self._is_dynamic:
+            return
+        total = UNLIMITED if self._is_standalone else self._instances + leaving
+        java, python = self._context._jvm.java, self._context._jvm.PythonUtils
+        self._context._jsc.sc().requestTotalExecutors(total, 0, python.toScalaMap(java.util.HashMap()))
 
 
 @dataclass(slots=True)
@@ -75,6 +98,8 @@ class LeavingSlots:
         self._slots: dict[str, _Slot] = {}
         """By job group; those that were not told."""
         self._lock = threading.Lock()
+        self._leaving: set[str] = set()
+        """Executors."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._cannot_ask = False
@@ -111,7 +136,7 @@ class LeavingSlots:
 
     def look(self, slots: Mapping[str, _Slot]) -> None:
         """One round. Each executor is asked about once, however many slots it has."""
-        has_to_end: dict[str, bool] = {}
+        has_to_end = {executor: self._asks.has_to_end(executor) for executor in sorted(self._leaving)}
         for group, slot in slots.items():
             if not slot.executor:
                 slot.executor = self._asks.executor_of(group)
@@ -120,3 +145,7 @@ class LeavingSlots:
             if has_to_end.get(slot.executor):
                 self.remove(group)
                 slot.on_leaving(f"Spark ends its executor {slot.executor} (decommissioning)")
+        leaving = {executor for executor, leaves in has_to_end.items() if leaves}
+        if len(leaving) != len(self._leaving):
+            self._asks.make_room(len(leaving))
+        self._leaving = leaving

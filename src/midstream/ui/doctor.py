@@ -308,14 +308,16 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
             "the job's keys travel in Spark's own channel unencrypted",
             "set it to true",
         )
-    elif tls == "off":
+    else:
+        checks.ok("spark.network.crypto.enabled", "Spark encrypts what it sends")
+    if tls == "off":
         checks.warn(
             "encryption",
-            "Spark encrypts what it sends; the job's own connections authenticate, and with tls='off' do not encrypt",
+            "the job's own connections authenticate, and with tls='off' do not encrypt",
             "leave tls out, or use a network that you trust",
         )
     else:
-        checks.ok("encryption", "Spark encrypts what it sends, and the job's own connections use TLS")
+        checks.ok("encryption", "the job's own connections between machines use TLS")
 
 
 # ---- what was found on the executors ----
