@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 
 from midstream.coordinator import Coordinator
+from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.events import JobPlan
 from midstream.sim.on_disk_mutations import frozen, going_back_and_forth
 from midstream.sim.run import Run, run
-from midstream.sim.scenario import Fault, draw
+from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 
 
 class _Followed(Run):
@@ -79,3 +83,70 @@ def test_files_that_are_said_not_to_be_written_are_not_left_behind() -> None:
 def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_that_was_left() -> None:
     outcome = run(draw(251_534_597))
     assert not outcome.failures, outcome.failures[0]
+
+
+def _given_up(seed: int, topology: str) -> Scenario:
+    """A checkpoint is written when it has been given up; while a call keeps newer ones from completing a slot dies."""
+    drawn = draw(seed, topology=topology, parallelism=2, rows=100, faults=())
+    random = Random(f"given up {seed}")
+    step = 120 + seed % 100
+    faults = (
+        Fault(step, HANGS, 6 * random.randrange(1 << 20) + 2),  # for 300 ms at most, and nothing dies meanwhile
+        Fault(step + 100, "long_call", random.randrange(1 << 20)),
+        Fault(step + 200, "kill_slot", seed),
+    )
+    tempo = replace(drawn.tempo, mail_us=400, control_us=5000, data_us=200, io_us=100, clock_tick_us=0)
+    return replace(
+        drawn,
+        tempo=tempo,
+        timeout_s=0.2,
+        interval_s=0.02,
+        min_pause_s=0.002,
+        aligned_timeout_s=0.0,
+        sink_rows=1,
+        sink_pause_s=0.01,
+        faults=faults,
+        row_us=1000,
+        batch_rows=3,
+    )
+
+
+@pytest.mark.parametrize("topology", ["window", "timers"])
+def test_a_restart_does_not_go_on_from_a_checkpoint_that_was_written_when_it_had_been_given_up(topology: str) -> None:
+    restarted = 0
+    for seed in range(8, 16):
+        outcome = run(_given_up(seed, topology), keep_trace=True)
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        assert outcome.trace is not None
+        order = list(outcome.trace.lines(r"Deploy job_id=job1 attempt=1|_metadata"))
+        late = next((index for index, line in enumerate(order) if "goes on" in line), len(order))
+        restarted += "attempt=1" in "".join(order[late + 2 : late + 3])
+    assert restarted > 3, "none was restarted between the late checkpoint and the next one"
+
+
+def test_what_had_finished_in_a_checkpoint_that_is_written_during_the_next_attempt_runs_in_that_one() -> None:
+    drawn = draw(16, topology="window", parallelism=2, rows=100, faults=())
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=100, clock_tick_us=0)
+    scenario = replace(drawn, tempo=tempo, timeout_s=0.1, interval_s=0.02, sink_rows=1, sink_pause_s=0.01, row_us=0)
+    # Its metadata hangs, a slot dies meanwhile, and it is written when all of that has been deployed again.
+    hangs = Fault(166, HANGS, 6 * Random("given up 16").randrange(1 << 20))
+    outcome = run(replace(scenario, faults=(hangs,)), keep_trace=True)
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.trace is not None
+    order = "".join(outcome.trace.lines(r"Deploy job_id=job1 attempt=1|_metadata"))
+    assert re.search(r"_metadata hangs.*attempt=1.*wrote chk-2/_metadata.*wrote chk-4/_metadata", order)
+
+
+def test_a_restart_that_forgets_a_complete_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Checkpoints._published
+
+    def published(self: Any, *given: Any) -> None:
+        before = self.newest
+        original(self, *given)
+        self.newest = before
+
+    monkeypatch.setattr(Checkpoints, "_published", published)
+    drawn = draw(0, topology="timers", parallelism=2, rows=100, faults=())
+    outcome = run(replace(drawn, interval_s=0.01, sink_rows=1, sink_pause_s=0.01, faults=(Fault(500, "kill_slot", 0),)))
+    found = next(failure for failure in outcome.failures if "of job1 goes on from" in failure)
+    assert re.fullmatch(r"attempt 1 of job1 goes on from checkpoint 0, and \d+ is complete", found)

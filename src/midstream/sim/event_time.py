@@ -31,8 +31,8 @@ class EventTimes:
         is_aligned: bool,
     ) -> None:
         self._tables = tables
-        self._marks: dict[str, tuple[int, int]] = {}
-        """How far it had come in the newest completed checkpoint, before and behind each operator."""
+        self.marks: Mapping[str, tuple[int, int]] = {}
+        """How far it had come in the checkpoint that is gone on from, before and behind each operator."""
         held_back = behind_timers(shape)
         self._timers = {
             uid_of(index, 0, "timer"): on_time
@@ -48,10 +48,6 @@ class EventTimes:
         ]
         """Operators that get what others emit, in jobs whose barriers overtake nothing."""
 
-    def begin_again(self) -> None:
-        """The job goes on from an older checkpoint."""
-        self._marks.clear()
-
     def check(self, where: str, operators: Mapping[str, OperatorState]) -> Iterator[str]:
         """A restore begins where the last of the subtasks that ran was."""
         marks = {}
@@ -59,10 +55,10 @@ class EventTimes:
             running = [operator.subtasks[index] for index in operator.running]
             if running:
                 mark = marks[uid] = min(s.watermark_in_us for s in running), min(s.watermark_out_us for s in running)
-                was = self._marks.get(uid, mark)
+                was = self.marks.get(uid, mark)
                 if mark[0] < was[0] or mark[1] < was[1]:
                     yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {mark}"
-        self._marks = marks
+        self.marks = marks
         for uid, producers in self._readers:
             if uid in operators and all(producer in operators for producer in producers):
                 said_us = min(mark for producer in producers for mark in _said_us(operators[producer]))

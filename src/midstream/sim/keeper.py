@@ -253,6 +253,12 @@ class Keeper:
     def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
         if not self._oracle.lines.has_begun(deploy.job_id):
             yield from self.begins(driver)
+        if not self._oracle.has_begun(deploy.job_id, deploy.attempt):
+            restored_from = driver.coordinator.restored_from
+            restored = self.completed(restored_from)
+            if restored_from is not None and restored is None:
+                yield f"attempt {deploy.attempt} of {deploy.job_id} goes on from {restored_from}, which was never completed"
+            yield from self._oracle.attempt_begins(deploy.job_id, deploy.attempt, restored, driver.uncertain)
 
     def begins(self, driver: Driver) -> Iterator[str]:
         """A start has found what it goes on from."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +57,8 @@ class Cut:
     ended: Mapping[str, dict[int, int]]
     said: Mapping[str, tuple[OperatorState, Counter[int]]]
     """What is known of its sources and of operators that sum up, see `Oracle`."""
+    marks: Mapping[str, tuple[int, int]]
+    """See `EventTimes`."""
 
 
 class Oracle:
@@ -89,15 +91,18 @@ class Oracle:
         """Of the start that the job is in now."""
         self._cuts: dict[tuple[str, int], Cut] = {}
         """By job id and checkpoint."""
+        self._before: dict[tuple[str, int], Cut | None] = {}
+        """By job id and attempt: what its next checkpoint goes on from. That is the newest one of the same attempt, or
+        else what it was restored from, and not what was written last: that may be of an attempt that had given it up."""
         self._ended: dict[str, dict[int, int]] = {}
-        """Rows of the sources that were at their end in the newest completed checkpoint."""
+        """Rows of the sources that were at their end in the checkpoint that is gone on from."""
         self._done: dict[str, frozenset[int]] = {}
         """Key groups of subtasks that had finished in a checkpoint: nothing comes to them any more, and a restore at
         another parallelism drops their state, which nobody needs."""
         self._finished_at: dict[str, int] = {}
         """At which parallelism an operator had finished as a whole; 0 if it has been restored at another one since."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
-        """Of each operator that sums up: as it was in the newest completed checkpoint, and ids of what it had said then."""
+        """Of each operator that sums up: as it was in the checkpoint gone on from, and ids of what it had said then."""
         self._last: Cut | None = None
         """The newest completed checkpoint."""
         self.inspection = Inspection(shape, sources, outside, key_groups)
@@ -128,6 +133,8 @@ class Oracle:
                 yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {some(lost)}, which is not there"
             return
         self._note_safe(metadata)
+        attempt = metadata.job_id, metadata.attempt
+        self._know(self._before[attempt] if is_copy_of is None else is_copy_of)
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
@@ -147,8 +154,6 @@ class Oracle:
                 if len(emitted[uid]) < rows:
                     yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
         if is_copy_of is not None:
-            self._know(is_copy_of)
-            self._event_times.begin_again()
             output = dict.fromkeys(is_copy_of.output)
         else:
             output = self.lines.output(metadata.job_id)
@@ -198,17 +203,34 @@ class Oracle:
             dict(self._finished_at),
             dict(self._ended),
             dict(self._said),
+            self._event_times.marks,
         )
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
+        if is_copy_of is None:
+            self._before[attempt] = self._last
 
     def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
         """The job begins another start, from what stands for `cut` (None: from the beginning). Complaints."""
         self._job_id = job_id
-        if cut is not self._last:
-            self._event_times.begin_again()
         self._last = cut
         self._know(cut)
         return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
+
+    def attempt_begins(
+        self, job_id: str, attempt: int, restored: CheckpointMetadata | None, unknown: Container[int]
+    ) -> Iterator[str]:
+        """It goes on from this checkpoint, or from the beginning. Complaints if that is not the newest of its job.
+
+        `unknown`: checkpoints of which the coordinator cannot know whether they are there.
+        """
+        self._before[job_id, attempt] = None if restored is None else self.cut_of(restored)
+        number = 0 if restored is None else restored.checkpoint_id
+        newer = [of for job, of in self._cuts if job == job_id and of > number and of not in unknown]
+        if newer:
+            yield f"attempt {attempt} of {job_id} goes on from checkpoint {number}, and {max(newer)} is complete"
+
+    def has_begun(self, job_id: str, attempt: int) -> bool:
+        return (job_id, attempt) in self._before
 
     def _know(self, cut: Cut | None) -> None:
         """No more than what is known where `cut` is."""
@@ -216,6 +238,7 @@ class Oracle:
         self._finished_at = {} if cut is None else dict(cut.finished_at)
         self._ended = {} if cut is None else dict(cut.ended)
         self._said = {} if cut is None else dict(cut.said)
+        self._event_times.marks = {} if cut is None else cut.marks
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
         for operator in operators.values():
