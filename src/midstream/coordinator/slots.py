@@ -56,6 +56,8 @@ class Slot:
     status: SlotStatus | None = None
     in_call: InCall | None = None
     """What its loop is in, as it last said, if it was in a call then."""
+    graph: bytes = b""
+    """The pickled JobGraph that it was sent last."""
 
 
 class Slots:
@@ -74,6 +76,8 @@ class Slots:
     ) -> None:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
+        self.changes = 0
+        """Counts what has changed in `live` and `needed`."""
         self.rates: dict[TaskId, Rate] = {}
         """Of the tasks of the current attempt."""
         self._rows_before: dict[str, tuple[int, int]] = {}
@@ -114,6 +118,7 @@ class Slots:
     def resize(self, needed: int) -> None:
         """So many from now on; of those that are too many, requests are forgotten first, then the newest let go."""
         self.needed = needed
+        self.changes += 1
         surplus = len(self.live) + len(self._open) - needed
         for request in sorted(self._open)[: max(0, surplus)]:
             self._open.discard(request)
@@ -137,6 +142,7 @@ class Slots:
         for slot in self.ids():
             self._effects.close_slot(slot, why)
         self.live.clear()
+        self.changes += 1
 
     def _timed_out(self) -> None:
         self._timer = None
@@ -208,10 +214,20 @@ class Slots:
             return False
         self._open.discard(register.request)
         self.live[slot] = Slot(slot, register)
+        self.changes += 1
         return True
 
     def lost(self, slot: int) -> Slot | None:
+        self.changes += 1
         return self.live.pop(slot, None)
+
+    def graph_for(self, slot: int, graph: bytes) -> bytes:
+        """What one that is there is to be sent of this pickled JobGraph: nothing if it has got that before."""
+        known = self.live[slot]
+        if known.graph == graph:
+            return b""
+        known.graph = graph
+        return graph
 
     def ids(self) -> tuple[int, ...]:
         """Slot ids; the i-th of them runs subtask i of every vertex."""

@@ -108,6 +108,8 @@ class SlotMachine:
         self.slot_id = -1
         self.state = SlotState.IDLE
         self.attempt = -1
+        self._graph = b""
+        """The pickled JobGraph, as it was sent last."""
         self.failure: BaseException | None = None
         """What the last deployment has failed with."""
         self._reset()
@@ -152,7 +154,7 @@ class SlotMachine:
                 self._cancel(attempt)
                 return
             case m.CommitSinks():
-                self._commits.load(message)
+                self._commits.load(msgspec.structs.replace(message, graph=self._graph_of(message)))
                 return
             case m.Commit():
                 self._commits.commit(message)
@@ -241,6 +243,12 @@ class SlotMachine:
             self.close()
         self._send(m.Cancelled(attempt))
 
+    def _graph_of(self, message: m.Deploy | m.CommitSinks) -> bytes:
+        self._graph = message.graph or self._graph
+        if not self._graph:
+            raise InvariantError(f"slot {self.slot_id} is to use the job's graph, and was never sent one")
+        return self._graph
+
     # ---- deployment --------------------------------------------------------------
 
     def _deploy(self, deploy: m.Deploy) -> None:
@@ -250,6 +258,7 @@ class SlotMachine:
         self.attempt = deploy.attempt
         self.state = SlotState.DEPLOYING
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
+        graph_bytes = self._graph_of(deploy)
 
         def work() -> tuple[Storage | None, dict[TaskId, _Loaded], _InFlight, ReadAhead]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
@@ -266,7 +275,7 @@ class SlotMachine:
             for ref in deploy.tasks:
                 # One per task: no two may share an operator. Those that had finished only need its edges.
                 has_finished = ref in deploy.finished
-                graph: JobGraph = ended if has_finished and ended is not None else self._unpickle(deploy.graph)
+                graph: JobGraph = ended if has_finished and ended is not None else self._unpickle(graph_bytes)
                 ended = graph if has_finished else ended
                 parallelism = graph.vertices[ref.vertex].parallelism
                 owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)
