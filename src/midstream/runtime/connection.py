@@ -2,8 +2,9 @@
 
 Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still
 overtake it, until the socket takes it. Outside the LinkEnd there are at most `PULL_BYTES_MAX`
-here and about `NOT_SENT_BYTES_MAX` unsent in the kernel. Receiving is into one reused buffer, and
-a frame is handed on as a view of it. Loop thread only.
+here and about `NOT_SENT_BYTES_MAX` unsent in the kernel. Receiving is into one buffer that all
+connections of the loop use in turn, and a frame is handed on as a view of it: a slot may have a
+thousand peers. Loop thread only.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ class Connection:
             return
         self._timer.cancel()
         self._state = State.OPEN
-        self._decoder.allow(self._frame_bytes_max, self._buffer_bytes)
+        self._decoder.allow(self._frame_bytes_max, lent=self._loop.receive_buffer(self._buffer_bytes))
         if isinstance(self.handshake, Acceptor) and self.handshake.refusal:
             self._failed(self, self.handshake.refusal)
             self.finish()
@@ -377,7 +378,10 @@ class Connection:
             if self._state is State.FINISHING:
                 continue
             decoder.received(count)
-            self._hand_on()
+            try:
+                self._hand_on()
+            finally:
+                decoder.keep()
             if self._state is State.CLOSED or self._end is None:
                 return
             if count < len(space):
