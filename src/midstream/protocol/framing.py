@@ -46,8 +46,8 @@ class FrameDecoder:
 
     A thread with many connections lends all of them one large buffer (`allow`), as it receives from
     one at a time. A decoder then has one of its own only while a part of a frame waits in it, and a
-    frame is valid until the next call of `space()` of any of them. After each `received`, and what
-    frames there are, `keep()` must follow.
+    frame is valid until the next call of `space()` of any of them. Before that, `keep()` must be
+    called of the one that was received with last.
     """
 
     __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_lent", "_start", "_view")
@@ -89,6 +89,8 @@ class FrameDecoder:
         needed = LENGTH_BYTES
         if self._end - self._start >= LENGTH_BYTES:
             needed += self._length()
+        if self._lent is not None and self._buffer is not self._lent and needed <= len(self._lent):
+            self._move(self._lent)
         size = len(self._buffer)
         if self._start + needed > size or (self._start and size - self._end < size // 4):
             # the waiting frame does not fit behind `start`, or only crumbs would be received
@@ -97,11 +99,9 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def keep(self) -> None:
-        """Give a lent buffer back: what has not been taken from it is copied, which is a part of a frame, as a rule."""
+        """Give a lent buffer back: what waits in it, a part of a frame as a rule, is copied."""
         if self._buffer is self._lent and self._start < self._end:
-            waiting = self._end - self._start
-            needed = LENGTH_BYTES + (self._length() if waiting >= LENGTH_BYTES else 0)
-            self._move(bytearray(max(waiting, needed)))
+            self._move(bytearray(self._end - self._start))
 
     def received(self, count: int) -> None:
         assert 0 < count <= len(self._buffer) - self._end, (count, self._end, len(self._buffer))

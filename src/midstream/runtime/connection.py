@@ -360,6 +360,12 @@ class Connection:
                 self._give_up(str(error))
 
     def _read(self) -> None:
+        try:
+            self._receive()
+        finally:
+            self._decoder.keep()  # the next one to receive is another connection
+
+    def _receive(self) -> None:
         decoder, sock = self._decoder, self._sock
         for _ in range(READS_PER_TURN_MAX):
             space = decoder.space()
@@ -378,10 +384,7 @@ class Connection:
             if self._state is State.FINISHING:
                 continue
             decoder.received(count)
-            try:
-                self._hand_on()
-            finally:
-                decoder.keep()
+            self._hand_on()
             if self._state is State.CLOSED or self._end is None:
                 return
             if count < len(space):
