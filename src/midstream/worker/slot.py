@@ -28,6 +28,7 @@ from midstream.core.errors import ClusterError, InvariantError, assert_never
 from midstream.core.ids import ChannelId, TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Signal, Storage, Transport
+from midstream.exchange.capacity import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
 from midstream.exchange.channel import InputChannel, LocalChannel, RemoteChannel
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.link import PeerLink
@@ -44,10 +45,6 @@ from midstream.worker.finished import FinishedTask
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 
-WINDOW_BUFFERS_MAX = 64
-"""Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
-and one being worked."""
-WINDOW_BUFFERS_MIN = 2
 STEPS_PER_MAIL = 8
 RUN_S = 0.001
 """Between two looks at the sockets there are at most so many steps, and no new one begins after so long."""
