@@ -145,6 +145,11 @@ class Shell:
         """End the job now."""
         self.feed(CancelRequested(reason))
 
+    @property
+    def slots(self) -> int:
+        """How many there are, or are asked for."""
+        return len(self._requests)
+
     # ---- events and instructions
 
     def feed(self, event: CoordinatorEvent) -> None:
