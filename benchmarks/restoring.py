@@ -147,7 +147,10 @@ def measure(parallelism: int, channels_max: int) -> list[float]:
     dealt, deal_ms = timed(lambda: deal(restored, plan))
     attempt = Attempt(1, graph, tuple(range(parallelism)), ())
     sent, deploy_ms = timed(
-        lambda: sum(len(msgspec.msgpack.encode(deploy)) for _, deploy in deployments(plan, attempt, dealt, 1))
+        lambda: sum(
+            len(msgspec.msgpack.encode(deploy))
+            for _, deploy in deployments(plan, attempt, dealt, 1, lambda _, graph: graph)
+        )
     )
     states = len(restored.channels)
     return [states, longest_ack, complete_ms, deploy_ms, encode_ms, decode_ms, assign_ms, deal_ms, len(data), sent]

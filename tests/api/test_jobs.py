@@ -548,7 +548,7 @@ def test_a_pool_that_is_too_small_says_how_much_the_job_needs():
         lambda row: row
     ).print()
     with pytest.raises(
-        JobError, match=r"pool_size: the tasks of one slot need at least \d+ buffers of 32768 bytes \(\d+"
+        ConfigError, match=r"pool_size: the tasks of one slot need at least \d+ buffers of 32768 bytes \(\d+"
     ):
         run(env)
 

@@ -29,7 +29,12 @@ def acknowledged_by_all(bench: Bench) -> int:
 def in_force(bench: Bench) -> tuple[int, int, bytes]:
     """Parallelism that is deployed, slots that live, and the graph that they got last."""
     deployed = bench.messages(m.Deploy)[-1]
-    return len(bench.slots), len(bench.job.slots.live), deployed.graph
+    graphs = {}
+    for slot, message in bench.sent:
+        if isinstance(message, (m.Deploy, m.CommitSinks)):
+            graphs[slot] = message.graph or graphs[slot]
+    assert len({graphs[slot] for slot in bench.slots}) == 1 and deployed.attempt == bench.attempt
+    return len(bench.slots), len(bench.job.slots.live), graphs[bench.slots[0]]
 
 
 def test_a_job_goes_on_at_a_higher_parallelism_from_the_checkpoint_made_for_it() -> None:

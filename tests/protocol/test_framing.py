@@ -28,6 +28,55 @@ def feed(decoder: FrameDecoder, data: bytes, step: int) -> list[bytes]:
     return frames
 
 
+def feed_lent(decoders: list[FrameDecoder], data: list[bytes], dice: random.Random) -> list[list[bytes]]:
+    """What comes out of each when parts of `data` arrive in turns."""
+    frames: list[list[bytes]] = [[] for _ in decoders]
+    position = [0] * len(decoders)
+    while open_ := [i for i, each in enumerate(data) if position[i] < len(each)]:
+        i = dice.choice(open_)
+        space = decoders[i].space()
+        count = min(dice.choice([1, 2, 3, 7, 64, 1000]), len(space), len(data[i]) - position[i])
+        space[:count] = data[i][position[i] : position[i] + count]
+        position[i] += count
+        decoders[i].received(count)
+        while (got := decoders[i].next_frame()) is not None:
+            frames[i].append(bytes(got))
+        if dice.random() < 0.3:
+            decoders[i].space()  # and nothing comes
+        decoders[i].keep()
+    return frames
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_connections_that_receive_into_one_buffer_in_turns_get_their_own_frames(seed: int) -> None:
+    dice = random.Random(seed)
+    lent = bytearray(256)
+    decoders, bodies = [], []
+    for _ in range(4):
+        decoder = FrameDecoder(frame_bytes_max=100, buffer_bytes=64)
+        decoder.allow(frame_bytes_max=4096, lent=lent)
+        decoders.append(decoder)
+        bodies.append([dice.randbytes(dice.choice([0, 1, 5, 63, 250, 251, 252, 500, 3000])) for _ in range(40)])
+    got = feed_lent(decoders, [stream_of(*each) for each in bodies], dice)
+    assert got == [[b"\x20" + body for body in each] for each in bodies]
+    for decoder in decoders:
+        decoder.space()
+        assert decoder.buffer_bytes == 0 and decoder.waiting_bytes == 0
+
+
+def test_a_decoder_with_a_lent_buffer_has_only_the_part_of_a_frame_that_waits() -> None:
+    lent = bytearray(512 * 2**10)
+    decoders = [FrameDecoder(frame_bytes_max=100, buffer_bytes=64) for _ in range(1000)]
+    for decoder in decoders:
+        decoder.allow(frame_bytes_max=2**20, lent=lent)
+        data = stream_of(b"a" * 1000, b"b" * 2000)[:-1]
+        decoder.space()[: len(data)] = data
+        decoder.received(len(data))
+        assert decoder.next_frame() is not None and decoder.next_frame() is None
+        decoder.keep()
+    assert {decoder.buffer_bytes for decoder in decoders} == {4 + 1 + 2000 - 1}
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 64, 1000, 10**6])
 def test_frames_come_out_whole_however_the_bytes_arrive(step: int) -> None:
     dice = random.Random(step)

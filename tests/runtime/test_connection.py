@@ -328,6 +328,23 @@ def test_frames_of_all_sizes_arrive_whole_and_in_order_both_ways(loops: Loops) -
     assert here.received == there.received == [bytes((KIND,)) + body for body in bodies]
 
 
+def test_connections_of_one_loop_share_what_they_receive_into(loops: Loops) -> None:
+    server = Server(loops)
+    ends = [connect(loops, server) for _ in range(8)]
+    bodies = [[bytes((peer, n)) * (n * 971 % 40_000) for n in range(60)] for peer in range(len(ends))]
+    for (here, connection, loop, _), of_peer in zip(ends, bodies, strict=True):
+        here.queue.extend(frame(KIND, body) for body in of_peer)
+        loops.call(loop, connection.wake)
+    until("all", lambda: all(len(there.received) == 60 for _, _, _, there in ends))
+    for (_, _, _, there), of_peer in zip(ends, bodies, strict=True):
+        assert there.received == [bytes((KIND,)) + body for body in of_peer]
+
+    def own_bytes() -> int:
+        return sum(connection._decoder.buffer_bytes for connection, _ in server.came)
+
+    assert loops.call(server.loop, own_bytes) == 0
+
+
 def test_a_peer_that_does_not_read_holds_back_the_sender_and_a_priority_frame_overtakes(loops: Loops) -> None:
     server = Server(loops)
     here, connection, loop, there = connect(loops, server)

@@ -161,6 +161,7 @@ def test_a_slot_whose_driver_has_gone_tells_the_driver_alone(capfd: pytest.Captu
     slots.request(
         SlotLaunch("127.0.0.1", 1, JobKeys(b"s" * 32), "job", "0"),
         lambda reason, crash="", last_lines="": ended.append((reason, crash)),
+        lambda reason: None,
     )
     until("the slot has ended", lambda: bool(ended), 60)
     slots.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +30,27 @@ def test_time_is_that_of_the_slowest_channel() -> None:
     assert valve.advance(1, 5) == 5
     assert valve.advance(1, 5) is None
     assert valve.advance(1, 20) == 10
+
+
+def test_of_many_channels_not_all_are_looked_at_whenever_one_advances() -> None:
+    class Counted(list[int]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.looks += len(self)
+            return super().__iter__()
+
+        def count(self, value: int) -> int:
+            Counted.looks += len(self)
+            return super().count(value)
+
+    channels = 1000
+    valve = WatermarkValve(apart(channels))
+    valve._watermarks = Counted(valve._watermarks)
+    for second in range(5):
+        for channel in range(channels):
+            assert valve.advance(channel, second) == (second if channel == channels - 1 else None)
+    assert Counted.looks <= 5 * 3 * channels
 
 
 def test_an_idle_channel_is_not_waited_for() -> None:

@@ -17,6 +17,7 @@ from midstream.coordinator.opening import check_plan, check_start, find_start
 from midstream.core.config import JobConfig
 from midstream.core.errors import ClusterError, ConfigError, JobError
 from midstream.core.pickling import pickled, unpickled_apart
+from midstream.exchange.capacity import check_pool
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.logical import LogicalGraph, Node
@@ -153,6 +154,7 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
     graph = build_job_graph(logical, config)
     slots.check(graph.slots)
     _check_parallelism(graph)
+    check_pool(graph, config)
     shipped: JobGraph = unpickled_apart(plan.graph_bytes)
     sources = {vertex.source.uid: vertex.source for vertex in shipped.vertices if vertex.source}
     operators = {spec.uid: spec for vertex in shipped.vertices for spec in vertex.operators}

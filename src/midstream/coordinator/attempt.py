@@ -49,7 +49,11 @@ class Attempt:
         self.slots = slots
         self._graph = graph
         self.phases = dict.fromkeys(tasks_of(graph), TaskPhase.DEPLOYING)
-        self._unfinished = len(self.phases)
+        self._in = dict.fromkeys(TaskPhase, 0)
+        """How many are in which phase: it is looked at with every event, and there may be thousands."""
+        self._in[TaskPhase.DEPLOYING] = len(self.phases)
+        self._not_final: set[TaskId] = set()
+        """FINISHING, and not in `final`."""
         self.awaited = set(slots)
         """Slots that have to answer `Deployed`, later `Cancelled`."""
         self.ending = set(finished)
@@ -79,6 +83,7 @@ class Attempt:
     def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
         self.has_checkpoint = True
         self.final.update(finished)
+        self._not_final -= self.final
 
     def advance(self, ref: TaskId, phase: TaskPhase) -> None:
         """Raises InvariantError when that phase cannot come now."""
@@ -86,32 +91,31 @@ class Attempt:
         if before not in _BEFORE[phase]:
             raise InvariantError(f"attempt {self.number}: task {ref} is {before.value}, cannot become {phase.value}")
         self.phases[ref] = phase
+        self._in[before] -= 1
+        self._in[phase] += 1
         if phase is _FINISHED:
-            self._unfinished -= 1
             self.ending.discard(ref)
+            self._not_final.discard(ref)
+        elif phase is _FINISHING and ref not in self.final:
+            self._not_final.add(ref)
 
     @property
     def all_started(self) -> bool:
-        return TaskPhase.DEPLOYING not in self.phases.values()
+        return not self._in[TaskPhase.DEPLOYING]
 
     @property
     def all_finished(self) -> bool:
-        return self._unfinished == 0
+        return self._in[_FINISHED] == len(self.phases)
 
     @property
     def at_end_of_data(self) -> bool:
         """Some tasks live, and all of those have processed all their data."""
-        if TaskPhase.RUNNING in self.phases.values():
-            return False
-        live = [phase for phase in self.phases.values() if phase is not _FINISHED]
-        return bool(live) and all(phase is _FINISHING for phase in live)
+        return 0 < self._in[_FINISHING] == len(self.phases) - self._in[_FINISHED]
 
     @property
     def awaits_checkpoint(self) -> bool:
         """All tasks that live are at the end of their data, and some cannot end without one more checkpoint."""
-        return self.at_end_of_data and any(
-            phase is _FINISHING and ref not in self.final for ref, phase in self.phases.items()
-        )
+        return bool(self._not_final) and self.at_end_of_data
 
     def plan_checkpoint(self) -> CheckpointPlan:
         """Tasks none of whose producers lives begin it; every task that lives takes part."""

@@ -45,7 +45,7 @@ class Attempts:
         self.current = attempt
         self._count += 1
         self._slots.begin_attempt()
-        for slot, deploy in deployments(plan, attempt, state, epoch):
+        for slot, deploy in deployments(plan, attempt, state, epoch, self._slots.graph_for):
             self._effects.send(slot, deploy)
 
     def start(self) -> None:

@@ -335,7 +335,9 @@ class Checkpoints:
     def task_finished(self, ref: TaskId) -> None:
         """It ended while the trigger was on its way: it will never acknowledge."""
         pending = self.pending
-        if pending is not None and not pending.publishing and ref in pending.missing:
+        if pending is None or pending.publishing or ref in pending.acks:
+            return
+        if ref in pending.plan.expected:
             self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
 
     def attempt_over(self, reason: str) -> None:

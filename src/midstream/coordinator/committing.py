@@ -11,7 +11,7 @@ another one has taken over since, commits nothing more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +21,8 @@ from midstream.coordinator.completing import merged
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code
-from midstream.coordinator.lanes import Lanes, Work, lanes_of
+from midstream.coordinator.lanes import Lanes, SlotsForCommits, Work, lanes_of
+from midstream.coordinator.slots import Slots
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.operators.sink import Committer, CommitterContext, Sink
@@ -42,9 +43,7 @@ class _Commit:
 
 
 class Committing:
-    """`live`: the slots that are there. `where` says on which of them commits run now: () on none yet, None on none any more.
-
-    `fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up.
+    """`fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up.
     `look_at_the_epochs` is called when a commit fails: perhaps because another coordinator has taken over.
     """
 
@@ -53,8 +52,8 @@ class Committing:
         effects: Effects,
         plan: JobPlan,
         stopped: Signal,
-        live: Collection[int],
-        where: Callable[[], tuple[int, ...] | None],
+        slots: Slots,
+        places: SlotsForCommits,
         fail: Callable[[Failure], None],
         warn: Callable[[str], None],
         look_at_the_epochs: Callable[[], None],
@@ -63,9 +62,9 @@ class Committing:
         self._effects = effects
         self._job_id = plan.job_id
         self._stopped = stopped
-        self._live = live
-        self._slots = where
-        self._lanes = Lanes(effects, plan)
+        self._slots = slots
+        self._places = places
+        self._lanes = Lanes(effects, plan, slots)
         self._storage: Storage | None = None
         self._epoch = 0
         self._fail = fail
@@ -227,12 +226,13 @@ class Committing:
         self.look()
 
     def look(self) -> None:
-        """Slots may have come, gone or answered."""
+        """Slots may have come, gone or answered. Called with every event."""
         lanes, work = self._lanes, self._lanes.work
         if work is None:
             return
-        lanes.forget_lost(self._live)
-        slots = self._slots()
+        if self._places.have_changed():
+            lanes.forget_lost(self._slots.live)
+        slots = self._places.now
         if slots:
             lanes.ask(slots)
         if lanes.under_way:
@@ -248,7 +248,7 @@ class Committing:
             self._run_here(work.kind, work.what, work.left)
 
     def _failure(self, work: Work, lane: int, answer: m.CommitFailed) -> Failure:
-        where = f"{self._where(work.kind, work.what)}: lane {lane}"
+        where = f"{self._called(work.kind, work.what)}: lane {lane}"
         same = answer.same and f"{where}: {answer.same}"
         return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, same)
 
@@ -256,7 +256,7 @@ class Committing:
 
     def _outcome(self, kind: IoKind, what: Committables, outcome: Done[None] | Failed | Failure) -> None:
         if isinstance(outcome, Failed):
-            outcome = failure_of(outcome.error, self._where(kind, what))
+            outcome = failure_of(outcome.error, self._called(kind, what))
         (self._committed if kind is IoKind.COMMIT else self._aborted)(what, outcome)
 
     def _committed(self, what: Committables, outcome: Done[None] | Failure) -> None:
@@ -277,7 +277,7 @@ class Committing:
         self._fail(outcome)
         self._next()
 
-    def _where(self, kind: IoKind, what: Committables) -> str:
+    def _called(self, kind: IoKind, what: Committables) -> str:
         name, _ = self._sinks[what.uid]
         if kind is IoKind.ABORT:
             return f"sink {name!r}: cleaning up what was never completed"

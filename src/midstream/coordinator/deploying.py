@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -12,8 +12,13 @@ from midstream.coordinator.restoring import Dealt
 from midstream.protocol.messages import Deploy
 
 
-def deployments(plan: JobPlan, attempt: Attempt, state: Dealt, epoch: int) -> Iterator[tuple[int, Deploy]]:
-    """For each slot of the attempt: its tasks, and of the state to restore what is theirs."""
+def deployments(
+    plan: JobPlan, attempt: Attempt, state: Dealt, epoch: int, graph_for: Callable[[int, bytes], bytes]
+) -> Iterator[tuple[int, Deploy]]:
+    """For each slot of the attempt: its tasks, and of the state to restore what is theirs.
+
+    `graph_for(slot, graph)`: what it is to be sent of the pickled graph, see `Slots.graph_for`.
+    """
     config = msgspec.msgpack.encode(plan.config)
     for index, (slot, tasks) in enumerate(attempt.tasks_by_slot().items()):
         yield (
@@ -22,7 +27,7 @@ def deployments(plan: JobPlan, attempt: Attempt, state: Dealt, epoch: int) -> It
                 job_id=plan.job_id,
                 attempt=attempt.number,
                 config=config,
-                graph=plan.graph_bytes,
+                graph=graph_for(slot, plan.graph_bytes),
                 slots=attempt.slots,
                 tasks=tuple(tasks),
                 restore=state.slots[index] if state.slots else b"",

@@ -6,14 +6,15 @@ time. A slot that is lost answers no more: its lanes are asked of another one wh
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from midstream.checkpoint.metadata import Committables
 from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.phase import Phase
+from midstream.coordinator.slots import Slots
 from midstream.core.errors import ConfigError
 from midstream.operators.sink import Sink
 from midstream.protocol import messages as m
@@ -50,6 +51,26 @@ def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
             return ()
 
 
+class SlotsForCommits:
+    """What `find` (`commit_slots`) says of the job, which is asked again only when something that it goes by has changed."""
+
+    def __init__(self, job: Coordinator, find: Callable[[Coordinator], tuple[int, ...] | None]) -> None:
+        self.now: tuple[int, ...] | None = ()
+        self._job = job
+        self._find = find
+        self._goes_by: object = None
+
+    def have_changed(self) -> bool:
+        """Or a slot has come or gone. From then on `now` is what is so."""
+        job, attempt = self._job, self._job.attempt
+        goes_by = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
+        if goes_by == self._goes_by:
+            return False
+        self._goes_by = goes_by
+        self.now = self._find(job)
+        return True
+
+
 def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]:
     """By lane, the lowest first; within each in the order in which they were prepared."""
     lanes: dict[int, list[bytes]] = {}
@@ -84,9 +105,10 @@ class _Asked:
 class Lanes:
     """One piece of work at a time, on slots."""
 
-    def __init__(self, effects: Effects, plan: JobPlan) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, slots: Slots) -> None:
         self._effects = effects
         self._plan = plan
+        self._slots = slots
         self.epoch = 0
         """The coordinator's, once it has one."""
         self._told: set[int] = set()
@@ -94,6 +116,14 @@ class Lanes:
         self._requests = 0
         self._asked: dict[int, _Asked] = {}
         """By request."""
+        self._dealt_to: Sequence[int] | None = None
+        """The slots whose are the lanes in `_queues`. None: it has to be found out again what is to be asked of whom."""
+        self._queues: dict[int, deque[int]] = {}
+        """By slot: lanes that it is to be asked for once it has done others."""
+        self._busy: Counter[int] = Counter()
+        """By slot: how many it is asked for."""
+        self._freed: list[int] = []
+        """Slots that have done a lane since it was looked who can be asked for more."""
         self.work: Work | None = None
         self.failed: tuple[int, m.CommitFailed] | None = None
         """The first lane of it that has failed, and how: no further one is begun."""
@@ -107,12 +137,14 @@ class Lanes:
         assert self.work is None and not self._asked
         self.work = work
         self.failed = None
+        self._dealt_to = None
 
     def end(self) -> Work | None:
         """Nothing more of it is to be done here. Answers that are still to come are ignored."""
         for asked in self._asked.values():
             self._effects.slot_is_done(asked.token)
         self._asked.clear()
+        self._dealt_to = None
         work, self.work = self.work, None
         return work
 
@@ -121,29 +153,52 @@ class Lanes:
         for request, asked in list(self._asked.items()):
             if asked.slot not in live:
                 del self._asked[request]
+                self._dealt_to = None
                 self._effects.slot_is_done(asked.token)
 
     def ask(self, slots: Sequence[int]) -> None:
-        """Each lane that is to be done and not under way: of the one of these slots that it belongs to."""
-        if self.work is None or self.failed is not None:
-            return
-        under_way = {asked.lane for asked in self._asked.values()}
-        busy = Counter(asked.slot for asked in self._asked.values())
-        for lane, items in self.work.left.items():
-            slot = slots[lane % len(slots)]
-            if lane not in under_way and busy[slot] < AT_ONCE_MAX:
-                busy[slot] += 1
-                self._ask(slot, lane, items, self.work)
+        """Each lane that is to be done and not under way: of the one of these slots that it belongs to.
 
-    def _ask(self, slot: int, lane: int, items: tuple[bytes, ...], work: Work) -> None:
+        There may be thousands of lanes and as many slots, so not all of them are looked at after each answer.
+        """
+        work = self.work
+        if work is None or self.failed is not None:
+            return
+        if slots is not self._dealt_to:
+            self._deal(slots, work)
+        for slot in self._freed:
+            queue = self._queues.get(slot)
+            while queue and self._busy[slot] < AT_ONCE_MAX:
+                self._ask(slot, queue.popleft(), work)
+        self._freed.clear()
+
+    def _deal(self, slots: Sequence[int], work: Work) -> None:
+        self._dealt_to = slots
+        self._queues = {}
+        self._freed.clear()
+        self._busy = Counter(asked.slot for asked in self._asked.values())
+        under_way = {asked.lane for asked in self._asked.values()}
+        for lane in work.left:
+            slot = slots[lane % len(slots)]
+            if lane in under_way:
+                continue
+            if self._busy[slot] < AT_ONCE_MAX:
+                self._ask(slot, lane, work)
+            else:
+                self._queues.setdefault(slot, deque()).append(lane)
+
+    def _ask(self, slot: int, lane: int, work: Work) -> None:
+        self._busy[slot] += 1
         if slot not in self._told:
             self._told.add(slot)
             plan = self._plan
-            sinks = m.CommitSinks(plan.job_id, plan.graph_bytes, plan.config.checkpoint_dir, self.epoch)
+            graph = self._slots.graph_for(slot, plan.graph_bytes)
+            sinks = m.CommitSinks(plan.job_id, graph, plan.config.checkpoint_dir, self.epoch)
             self._effects.send(slot, sinks)
         token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
         self._asked[self._requests] = _Asked(slot, lane, token)
         what, aborts = work.what, work.kind is IoKind.ABORT
+        items = work.left[lane]
         self._effects.send(slot, m.Commit(self._requests, what.uid, lane, what.checkpoint_id, items, aborts))
         self._requests += 1
 
@@ -156,7 +211,11 @@ class Lanes:
         self._effects.slot_is_done(asked.token)
         if isinstance(answer, m.CommitDone):
             del self.work.left[asked.lane]
-        elif not answer.stopped and self.failed is None:
+            self._busy[slot] -= 1
+            self._freed.append(slot)
+            return
+        self._dealt_to = None
+        if not answer.stopped and self.failed is None:
             self.failed = asked.lane, answer
 
     def check(self) -> None:

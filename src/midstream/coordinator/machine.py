@@ -31,7 +31,7 @@ from midstream.coordinator.cleaning import Cleaning
 from midstream.coordinator.committing import Committing
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.coordinator.lanes import commit_slots
+from midstream.coordinator.lanes import SlotsForCommits, commit_slots
 from midstream.coordinator.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.requests import NO_STORAGE, Requests
@@ -93,9 +93,9 @@ class Coordinator:
             uncommitted=lambda: self._committing.uncommitted,
         )
         self.checkpoints = Checkpoints(self._effects, plan, self._cleaning, listener)
-        where, look = partial(commit_slots, self), self.checkpoints.look_at_the_epochs
+        places, look = SlotsForCommits(self, commit_slots), self.checkpoints.look_at_the_epochs
         self._committing = Committing(
-            self._effects, plan, stopped, self.slots.live, where, self._fail_attempt, self._warn, look
+            self._effects, plan, stopped, self.slots, places, self._fail_attempt, self._warn, look
         )
 
         self.had_finished = False

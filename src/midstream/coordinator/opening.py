@@ -33,6 +33,7 @@ from midstream.coordinator.going_back import Decision, Held, ask_sinks, decide, 
 from midstream.coordinator.restoring import NOTHING, Dealt, deal
 from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
+from midstream.exchange.capacity import check_pool
 from midstream.graph.job_graph import JobGraph
 
 TRIES_MAX: Final = 10
@@ -70,6 +71,7 @@ def check_plan(plan: JobPlan) -> None:
             f"newer_output={plan.newer_output!r} says what becomes of output that is newer than a checkpoint that the job goes on "
             "from; say which (--from, restore_from=), or leave it out"
         )
+    check_pool(plan.graph, plan.config)
 
 
 @dataclass(frozen=True, slots=True)

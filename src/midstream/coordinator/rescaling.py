@@ -176,7 +176,7 @@ class Rescaling:
         """They do not come. What was to leave is all that there is to run on."""
         if self.is_move:
             self._warn(f"the tasks stay on {self._who_leaves()} until the end of what it runs on: {reason}")
-            self._slots.leaving.clear()
+            self._slots.stay()
         self.give_up(reason)
 
     def checkpoint_failed(self, reason: str) -> None:

@@ -132,6 +132,8 @@ class Shell:
         self._timers: dict[str, Timer] = {}
         self._requests: dict[str, int | None] = {}
         """Requests that are open (None) or that a registered slot answers."""
+        self._answered: dict[int, str] = {}
+        """Of the latter: the request of each slot."""
         self._lost: dict[int, str] = {}
         """Slots whose connection is gone, and how; see `EXIT_WAIT_S_MAX`."""
         self._unanswered: dict[int, None] = {}
@@ -144,6 +146,11 @@ class Shell:
     def cancel(self, reason: str) -> None:
         """End the job now."""
         self.feed(CancelRequested(reason))
+
+    @property
+    def slots(self) -> int:
+        """How many there are, or are asked for."""
+        return len(self._requests)
 
     # ---- events and instructions
 
@@ -224,6 +231,8 @@ class Shell:
         if request not in self._requests:
             return
         slot = self._requests.pop(request)
+        if slot is not None:
+            del self._answered[slot]
         if slot is None:
             self.feed(SlotRequestFailed(request, reason))
         elif self._lines.drop(slot) or self._lost.pop(slot, None) is not None:
@@ -254,6 +263,7 @@ class Shell:
         """One that is not unwanted. `slot` is a number that no other connection is ever given."""
         assert self._requests[register.request] is None, register
         self._requests[register.request] = slot
+        self._answered[slot] = register.request
         self.feed(SlotConnected(slot, register))
 
     def slot_said(self, slot: int, message: FromSlot) -> None:
@@ -273,10 +283,10 @@ class Shell:
 
     def _abandon(self, slot: int) -> None:
         """The slot is lost or does not end although released: its process may live on and hold a core."""
-        for request, answered_by in list(self._requests.items()):
-            if answered_by == slot:
-                del self._requests[request]
-                self._host.abandon(request)
+        request = self._answered.pop(slot, None)
+        if request is not None:
+            del self._requests[request]
+            self._host.abandon(request)
 
     # ---- clients
 

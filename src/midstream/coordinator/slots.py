@@ -56,6 +56,8 @@ class Slot:
     status: SlotStatus | None = None
     in_call: InCall | None = None
     """What its loop is in, as it last said, if it was in a call then."""
+    graph: bytes = b""
+    """The pickled JobGraph that it was sent last."""
 
     def __str__(self) -> str:
         return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
@@ -79,6 +81,8 @@ class Slots:
         self.live: dict[int, Slot] = {}
         self.leaving: set[int] = set()
         """Those of them that no further attempt is to run on."""
+        self.changes = 0
+        """Counts what has changed in `live`, `leaving` and `needed`."""
         self.rates: dict[TaskId, Rate] = {}
         """Of the tasks of the current attempt."""
         self._rows_before: dict[str, tuple[int, int]] = {}
@@ -102,15 +106,19 @@ class Slots:
         self._is_gathering = False
 
     @property
+    def staying(self) -> int:
+        return len(self.live) - len(self.leaving)
+
+    @property
     def complete(self) -> bool:
-        return len(self.ids()) == self.needed
+        return self.staying == self.needed
 
     # ---- asking for them ----
 
     def gather(self) -> None:
         """Ask for all that are missing, and see that they come in time."""
         self._is_gathering = True
-        while len(self.ids()) + len(self._open) < self.needed:
+        while self.staying + len(self._open) < self.needed:
             request = f"slot-{self._requests}"
             self._requests += 1
             self._open.add(request)
@@ -122,7 +130,8 @@ class Slots:
     def resize(self, needed: int) -> None:
         """So many from now on; of those that are too many, requests are forgotten first, then the newest let go."""
         self.needed = needed
-        surplus = len(self.ids()) + len(self._open) - needed
+        self.changes += 1
+        surplus = self.staying + len(self._open) - needed
         for request in sorted(self._open)[: max(0, surplus)]:
             self._open.discard(request)
         for slot in self.ids()[needed:]:
@@ -136,8 +145,14 @@ class Slots:
         if slot not in self.live or slot in self.leaving:
             return False
         self.leaving.add(slot)
+        self.changes += 1
         self._warn(f"{self.live[slot]} has to leave: {reason}")
         return True
+
+    def stay(self) -> None:
+        """Those that leave are all that there is: they count again, for as long as they are there."""
+        self.leaving.clear()
+        self.changes += 1
 
     def let_leave(self, *slots: int) -> None:
         """No task runs on them any more."""
@@ -160,11 +175,12 @@ class Slots:
             self._effects.close_slot(slot, why)
         self.live.clear()
         self.leaving.clear()
+        self.changes += 1
 
     def _timed_out(self) -> None:
         self._timer = None
         self._open.clear()
-        there = len(self.ids())
+        there = self.staying
         came = f"{there} came within {self._timeout_s:g} s"
         cure = "give Spark more cores, or raise slot_timeout"
         if there:
@@ -186,7 +202,7 @@ class Slots:
             return
         self._open.discard(request)
         self._requests_failed += 1
-        text = f"a slot could not be started ({len(self.ids())} of {self.needed} are there): {reason}"
+        text = f"a slot could not be started ({self.staying} of {self.needed} are there): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
             self._fail(Failure(text, "", UnavailableError(text), fatal=True))
             return
@@ -232,11 +248,21 @@ class Slots:
             return False
         self._open.discard(register.request)
         self.live[slot] = Slot(slot, register)
+        self.changes += 1
         return True
 
     def lost(self, slot: int) -> Slot | None:
         self.leaving.discard(slot)
+        self.changes += 1
         return self.live.pop(slot, None)
+
+    def graph_for(self, slot: int, graph: bytes) -> bytes:
+        """What one that is there is to be sent of this pickled JobGraph: nothing if it has got that before."""
+        known = self.live[slot]
+        if known.graph == graph:
+            return b""
+        known.graph = graph
+        return graph
 
     def ids(self) -> tuple[int, ...]:
         """Of those that stay; in a new attempt the i-th of them runs subtask i of every vertex."""
@@ -273,7 +299,7 @@ class Slots:
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
-        assert len(self.ids()) + len(self._open) <= self.needed, (self.live, self.leaving, self._open, self.needed)
+        assert self.staying + len(self._open) <= self.needed, (self.live, self.leaving, self._open, self.needed)
         assert self.leaving <= self.live.keys(), (self.live, self.leaving)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
+from operator import itemgetter
 
 import msgspec
 
@@ -46,6 +47,62 @@ class _Settled:
     parts: tuple[PartHandle, ...]
 
 
+class Askers:
+    """Subtasks that wait for a split, in the order in which they have asked.
+
+    There may be thousands, and all may have their share while one is still to ask: so those are not looked at again and
+    again, but put aside until the share is another one.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[TaskId, int] = {}
+        """The others. When each has asked, counted."""
+        self._aside: dict[TaskId, int] = {}
+        """Those that have `_share` splits or more."""
+        self._share = 0
+        self._count = 0
+
+    def __contains__(self, ref: TaskId) -> bool:
+        return ref in self._asked or ref in self._aside
+
+    def __len__(self) -> int:
+        return len(self._asked) + len(self._aside)
+
+    def add(self, ref: TaskId) -> None:
+        self._count += 1
+        self._asked[ref] = self._count
+
+    def remove(self, ref: TaskId) -> None:
+        if self._asked.pop(ref, None) is None:
+            del self._aside[ref]
+
+    def clear(self) -> None:
+        self._asked.clear()
+        self._aside.clear()
+
+    def first(self) -> TaskId:
+        self._bring_back()
+        return next(iter(self._asked))
+
+    def first_below(self, share: int, given: Mapping[TaskId, int]) -> TaskId | None:
+        """The first of those that have been given less than `share`."""
+        if share != self._share:
+            self._bring_back()
+            self._share = share
+        while self._asked:
+            ref = next(iter(self._asked))
+            if given.get(ref, 0) < share:
+                return ref
+            self._aside[ref] = self._asked.pop(ref)
+        return None
+
+    def _bring_back(self) -> None:
+        if self._aside:
+            together = {**self._asked, **self._aside}
+            self._asked = dict(sorted(together.items(), key=itemgetter(1)))
+            self._aside = {}
+
+
 @dataclass(slots=True)
 class _State:
     spec: SourceSpec
@@ -62,10 +119,12 @@ class _State:
     """How many of those pending do not follow all that were found with them before."""
     told_assigned: bool = False
     """All subtasks know that there are none."""
-    waiting: deque[TaskId] = field(default_factory=deque)
-    """Subtasks that have asked and got no answer yet, at most once each."""
+    waiting: Askers = field(default_factory=Askers)
+    """Subtasks that have asked and got no answer yet."""
     given: Counter[TaskId] = field(default_factory=Counter)
     """How many splits each subtask was handed in this attempt."""
+    given_count: int = 0
+    """All of those together."""
     generation: int = 0
     """Grows with every reset: what was discovered before one does not count after it."""
     busy: bool = False
@@ -133,6 +192,7 @@ class Sources:
         self._attempt = attempt
         for state in self._states.values():
             state.given.clear()
+            state.given_count = 0
             state.told_assigned = False
             self._tell_assigned(state)
 
@@ -165,7 +225,7 @@ class Sources:
         state = self._by_vertex.get(ref.vertex)
         if state is None or self._attempt is None or ref in state.waiting:
             return
-        state.waiting.append(ref)
+        state.waiting.add(ref)
         self._hand_out(state)
         self._next_call(state)
 
@@ -180,6 +240,7 @@ class Sources:
                     return
                 state.waiting.remove(ref)
                 state.given[ref] += 1
+                state.given_count += 1
                 split = state.pending.popleft()
                 state.beginnings -= _beginnings([_decoder.decode(split)])
                 is_last = state.beginnings == 0
@@ -187,7 +248,8 @@ class Sources:
                 state.told_assigned = state.told_assigned and is_last
                 self._tell_assigned(state)
             elif state.exhausted or not self._is_open:
-                ref = state.waiting.popleft()
+                ref = state.waiting.first()
+                state.waiting.remove(ref)
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
             else:
                 return
@@ -306,9 +368,9 @@ def _in_turn(state: _State) -> TaskId | None:
     All subtasks of a source are there as long as splits are pending: none ends before it hears that there are no more.
     """
     if not state.spec.source.equal_shares:
-        return state.waiting[0]
-    share = ceil((state.given.total() + len(state.pending)) / state.parallelism)
-    return next((ref for ref in state.waiting if state.given[ref] < share), None)
+        return state.waiting.first()
+    share = ceil((state.given_count + len(state.pending)) / state.parallelism)
+    return state.waiting.first_below(share, state.given)
 
 
 def _in_line(splits: Sequence[Split]) -> list[Split]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from midstream.coordinator.event_time import edge_watermark_us, held_back
@@ -40,7 +41,8 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
     slots = [slot for _, slot in sorted(job.slots.live.items())]
     passed = job.slots.passed()
     metrics = {ref: rate.metrics for ref, rate in job.slots.rates.items()}
-    vertices = tuple(_vertex_status(job, vertex, metrics) for vertex in graph.vertices)
+    counts = _Counts(job.slots.rows(), job.slots.late.counts(), job.slots.bad.counts())
+    vertices = tuple(_vertex_status(job, vertex, metrics, counts) for vertex in graph.vertices)
     edges = tuple((edge.source, edge.target, edge.partitioning.value) for edge in graph.edges)
     return JobStatus(
         job_id=job.plan.job_id,
@@ -107,13 +109,22 @@ def state_of(job: Coordinator) -> str:
             assert_never(job.phase)
 
 
-def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, TaskMetrics]) -> VertexStatus:
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """By uid of an operator: added up over all tasks, once for all vertices."""
+
+    rows: Mapping[str, tuple[int, int]]
+    late: Mapping[str, int]
+    bad: Mapping[str, int]
+
+
+def _vertex_status(
+    job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, TaskMetrics], counts: _Counts
+) -> VertexStatus:
     refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
     phases = job.attempt.phases if job.attempt else {}
     without = "finished" if job.had_finished else "waiting"
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
-    rows = job.slots.rows()
-    late, bad = job.slots.late.counts(), job.slots.bad.counts()
     works = job.phase not in (
         Phase.CANCELLING,
         Phase.GATHERING,
@@ -132,9 +143,9 @@ def _vertex_status(job: Coordinator, vertex: Vertex, metrics: Mapping[TaskId, Ta
                 spec.uid,
                 spec.name,
                 vertex.parallelism,
-                *rows.get(spec.uid, (0, 0)),
-                late[spec.uid],
-                bad[spec.uid],
+                *counts.rows.get(spec.uid, (0, 0)),
+                counts.late.get(spec.uid, 0),
+                counts.bad.get(spec.uid, 0),
                 *job.checkpoints.state_sizes.of.get(spec.uid, (0, 0)),
                 work=work.get(spec.uid),
                 counters=counters.get(spec.uid, {}),

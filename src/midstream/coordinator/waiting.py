@@ -122,7 +122,7 @@ class Waiting:
         general_ms = round(limit_s(config) * 1000)
         match job.phase:
             case Phase.GATHERING if not job.slots.complete:
-                what = f"{job.slots.needed - len(job.slots.ids())} of {job.slots.needed} slots to come"
+                what = f"{job.slots.needed - job.slots.staying} of {job.slots.needed} slots to come"
                 for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
                 yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
             case Phase.DEPLOYING if attempt is not None:

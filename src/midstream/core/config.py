@@ -16,6 +16,8 @@ Size: TypeAlias = str | int
 MAX_PARALLELISM_MAX: Final = 32768
 """Of key groups, and so of subtasks of an operator."""
 
+BUFFER_BYTES_MIN: Final = 4096
+
 _DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
@@ -131,7 +133,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_parallelism(self.parallelism, self.max_parallelism, "the job")
         if not self.tls.strip():
             raise ConfigError("tls: an empty text; give 'auto', 'on', 'off', or a directory with a certificate")
-        if self.buffer_bytes < 4096:
+        if self.buffer_bytes < BUFFER_BYTES_MIN:
             raise ConfigError(f"buffer_size: {self.buffer_bytes} bytes is below the smallest size, 4 KiB")
         if self.checkpoint_interval_s is not None and self.checkpoint_interval_s <= 0:
             raise ConfigError(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.core.errors import ConfigError, InvariantError
+from midstream.exchange.capacity import too_small
 
 
 class BufferPool:
@@ -38,11 +39,7 @@ class BufferPool:
         """Raises ConfigError when what the quotas reserve is more than the pool has."""
         needed = sum(quota.reserved for quota in self._quotas)
         if needed > self.total:
-            raise ConfigError(
-                f"pool_size: the tasks of one slot need at least {needed} buffers of {self.buffer_bytes} bytes "
-                f"({needed * self.buffer_bytes} bytes), the pool has {self.total} ({self.total * self.buffer_bytes} "
-                "bytes); raise pool_size, or lower buffer_size or the parallelism"
-            )
+            raise ConfigError(too_small(needed, self.buffer_bytes, self.total * self.buffer_bytes))
 
     def buffers_for(self, size_bytes: int) -> int:
         """How many buffers `size_bytes` of data are charged as (at least one)."""

@@ -40,18 +40,24 @@ class FrameDecoder:
     """Cuts a byte stream into frames, in place.
 
     The owner receives straight into `space()`, says how much came with `received(n)`, and takes
-    frames with `next_frame()` until it answers None. A frame is a view of the decoder's own
-    buffer: it is valid until the next call of `space()` and is never copied, except that a frame
-    cut off by the end of the buffer is moved to its front.
+    frames with `next_frame()` until it answers None. A frame is a view of the buffer: it is valid
+    until the next call of `space()` and is never copied, except that a frame cut off by the end of
+    the buffer is moved to its front.
+
+    A thread with many connections lends all of them one large buffer (`allow`), as it receives from
+    one at a time. A decoder then has one of its own only while a part of a frame waits in it, and a
+    frame is valid until the next call of `space()` of any of them. Before that, `keep()` must be
+    called of the one that was received with last.
     """
 
-    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_start", "_view")
+    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_lent", "_start", "_view")
 
     def __init__(self, frame_bytes_max: int, buffer_bytes: int) -> None:
         assert buffer_bytes > LENGTH_BYTES, buffer_bytes
         self._frame_bytes_max = frame_bytes_max
         self._buffer = bytearray(buffer_bytes)
         self._view = memoryview(self._buffer)
+        self._lent: bytearray | None = None
         self._start = 0
         self._end = 0
         """Bytes [start, end) of the buffer have been received and not yet taken."""
@@ -63,11 +69,13 @@ class FrameDecoder:
 
     @property
     def buffer_bytes(self) -> int:
-        return len(self._buffer)
+        """Of its own."""
+        return 0 if self._buffer is self._lent else len(self._buffer)
 
-    def allow(self, frame_bytes_max: int, buffer_bytes: int) -> None:
-        """New limits, for a peer that has proved who it is. What is waiting stays."""
+    def allow(self, frame_bytes_max: int, buffer_bytes: int = 0, lent: bytearray | None = None) -> None:
+        """New limits, for a peer that has proved who it is, and a larger buffer: its own, or a lent one. What is waiting stays."""
         self._frame_bytes_max = frame_bytes_max
+        self._lent = lent
         if buffer_bytes > len(self._buffer):
             self._move(bytearray(buffer_bytes))
 
@@ -75,16 +83,25 @@ class FrameDecoder:
         """Where the next bytes go; never empty. Frames taken before are no longer valid."""
         if self._start == self._end:
             self._start = self._end = 0
+            if self._lent is not None and self._buffer is not self._lent:
+                self._buffer, self._view = self._lent, memoryview(self._lent)
             return self._view
         needed = LENGTH_BYTES
         if self._end - self._start >= LENGTH_BYTES:
             needed += self._length()
+        if self._lent is not None and self._buffer is not self._lent and needed <= len(self._lent):
+            self._move(self._lent)
         size = len(self._buffer)
         if self._start + needed > size or (self._start and size - self._end < size // 4):
             # the waiting frame does not fit behind `start`, or only crumbs would be received
             self._move(self._buffer if needed <= size else bytearray(needed))
         assert self._end < len(self._buffer), (self._start, self._end, size)
         return self._view[self._end :]
+
+    def keep(self) -> None:
+        """Give a lent buffer back: what waits in it, a part of a frame as a rule, is copied."""
+        if self._buffer is self._lent and self._start < self._end:
+            self._move(bytearray(self._end - self._start))
 
     def received(self, count: int) -> None:
         assert 0 < count <= len(self._buffer) - self._end, (count, self._end, len(self._buffer))

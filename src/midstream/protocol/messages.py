@@ -122,7 +122,8 @@ class Peer(msgspec.Struct, frozen=True):
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Build these tasks (state restored, nothing running yet), then answer `Deployed`.
 
-    `graph` is the pickled JobGraph. `slots[i]` is the slot id that runs subtask i of every vertex.
+    `graph` is the pickled JobGraph; empty: the one that the slot was sent last, in a `Deploy` or `CommitSinks`. It may be large,
+    and an attempt begins on the slots of the one before. `slots[i]` is the slot id that runs subtask i of every vertex.
     `finished`: those of its tasks that had finished in the checkpoint to restore, which run nothing.
     """
 
@@ -229,7 +230,7 @@ class CommitSinks(msgspec.Struct, frozen=True, tag="commit_sinks"):
 
     job_id: str
     graph: bytes
-    """The pickled JobGraph: they are in it."""
+    """The pickled JobGraph: they are in it. Empty: see `Deploy`."""
     checkpoint_root: str | None
     """URL of the checkpoint storage; None when the job has none."""
     epoch: int

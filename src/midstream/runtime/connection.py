@@ -2,8 +2,9 @@
 
 Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still
 overtake it, until the socket takes it. Outside the LinkEnd there are at most `PULL_BYTES_MAX`
-here and about `NOT_SENT_BYTES_MAX` unsent in the kernel. Receiving is into one reused buffer, and
-a frame is handed on as a view of it. Loop thread only.
+here and about `NOT_SENT_BYTES_MAX` unsent in the kernel. Receiving is into one buffer that all
+connections of the loop use in turn, and a frame is handed on as a view of it: a slot may have a
+thousand peers. Loop thread only.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ class Connection:
             return
         self._timer.cancel()
         self._state = State.OPEN
-        self._decoder.allow(self._frame_bytes_max, self._buffer_bytes)
+        self._decoder.allow(self._frame_bytes_max, lent=self._loop.receive_buffer(self._buffer_bytes))
         if isinstance(self.handshake, Acceptor) and self.handshake.refusal:
             self._failed(self, self.handshake.refusal)
             self.finish()
@@ -359,6 +360,12 @@ class Connection:
                 self._give_up(str(error))
 
     def _read(self) -> None:
+        try:
+            self._receive()
+        finally:
+            self._decoder.keep()  # the next one to receive is another connection
+
+    def _receive(self) -> None:
         decoder, sock = self._decoder, self._sock
         for _ in range(READS_PER_TURN_MAX):
             space = decoder.space()

@@ -35,6 +35,7 @@ from midstream.protocol.live_rows import GetRows, RowsShown
 from midstream.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime import registry
 from midstream.runtime.capture import levels_set
+from midstream.runtime.descriptors import DRIVER_OWN, PER_SLOT, allow
 from midstream.runtime.history import KEEP_EVERY_S, Keeper
 from midstream.runtime.lines import ClientLine, Lines, Question
 from midstream.runtime.live_rows import OpenLooks
@@ -108,6 +109,8 @@ class Driver:
         self._shell = Shell(coordinator, self._loop, self._lines, self)
         self._logs = JobLogs()
         self._looks = OpenLooks(self._loop, plan.graph, self._lines.send_all, self.answer)
+        self._few_descriptors = False
+        """People were told that there may not be enough for all slots."""
         self._client_count = 0
         self._clients: dict[int, ClientLine | Future[Reply]] = {}
         """Who waits for the answer to which question."""
@@ -233,6 +236,15 @@ class Driver:
         return self._slots.gone
 
     def request_slot(self, request: str) -> None:
+        needed = DRIVER_OWN + PER_SLOT * self._shell.slots
+        allowed = allow(needed)
+        if allowed < needed and not self._few_descriptors:
+            self._few_descriptors = True
+            self.tell(
+                f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, and "
+                f"{allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn), or lower the "
+                "parallelism"
+            )
         launch = SlotLaunch(
             self._slots.driver_host,
             self._lines.port,

@@ -35,6 +35,7 @@ from midstream.runtime.control import (
     HEARTBEATS_PER_TIMEOUT,
     RECEIVE_BUFFER_BYTES,
     MessageChannel,
+    SharedEncoding,
 )
 from midstream.runtime.listener import Listener
 from midstream.runtime.loop import EventLoop
@@ -99,6 +100,8 @@ class Lines:
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
         self.register_timeout_s = register_timeout_s
+        self.encoding = SharedEncoding()
+        """Of what slots are sent."""
         self._slots: dict[int, SlotLine] = {}
         self._slot_count = 0
         self._open: set[SlotLine | ClientLine] = set()
@@ -216,7 +219,7 @@ class Lines:
         self._open.add(line)
 
     def _beat(self) -> None:
-        now_s = self.loop.monotonic_s()
+        now_s, beat = self.loop.monotonic_s(), Heartbeat()
         for slot, line in list(self._slots.items()):
             silent_s = now_s - line.channel.heard_s
             if silent_s > self.heartbeat_timeout_s:
@@ -227,7 +230,7 @@ class Lines:
                     "heartbeat_timeout)",
                 )
             elif slot in self._slots:
-                line.channel.send(Heartbeat())
+                line.channel.send(beat)
         self.loop.call_later(self.heartbeat_interval_s, self._beat)
 
 
@@ -238,7 +241,7 @@ class SlotLine:
         self.slot: int | None = None
         self._lines = lines
         self.channel: MessageChannel[FromSlotLine] = MessageChannel(
-            connection, _slot_decoder, self._received, self._lost
+            connection, _slot_decoder, self._received, self._lost, lines.encoding.encode
         )
         self._timer = lines.loop.call_later(lines.register_timeout_s, lambda: self._lost("it does not register"))
 

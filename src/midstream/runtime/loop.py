@@ -88,6 +88,7 @@ class EventLoop:
         self._pool = IoPool(name, io_threads_max)
         self._schedule = Schedule()
         self._share = CoreShare(time.monotonic, self._schedule.read)
+        self._receive_buffer = bytearray()
         self._stopping = False
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -155,6 +156,12 @@ class EventLoop:
             self._selector.unregister(sock)
         except KeyError:
             return
+
+    def receive_buffer(self, size_bytes: int) -> bytearray:
+        """One for all connections of this loop, of at least that size: they receive one after the other."""
+        if len(self._receive_buffer) < size_bytes:
+            self._receive_buffer = bytearray(size_bytes)
+        return self._receive_buffer
 
     # ---- life
 

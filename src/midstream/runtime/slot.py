@@ -48,6 +48,7 @@ from midstream.protocol.messages import (
 from midstream.runtime.capture import Capture
 from midstream.runtime.connection import Connection, dial
 from midstream.runtime.control import RECEIVE_BUFFER_BYTES, MessageChannel
+from midstream.runtime.descriptors import SLOT_DESCRIPTORS, allow
 from midstream.runtime.ids import RandomIds
 from midstream.runtime.loop import EventLoop
 from midstream.runtime.memory import keep_freed_memory, memory_limit
@@ -106,6 +107,7 @@ def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None, captur
     """
     limit_threads()
     keep_freed_memory()
+    allow(SLOT_DESCRIPTORS)
     if make_machine is None:
         from midstream.worker.slot import SlotMachine
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from midstream.core.config import MAX_PARALLELISM_MAX
 from midstream.core.errors import ClusterError
 from midstream.core.seams import DataLink, LinkEnd, Timer
 from midstream.protocol.framing import DATA_FRAME_BYTES_MAX
@@ -28,7 +29,8 @@ RECEIVE_BUFFER_BYTES: Final = 512 * 2**10
 DIAL_TIMEOUT_S: Final = 30.0
 REDIAL_S: Final = 0.5
 OPEN_TIMEOUT_S: Final = 600.0
-HELD_MAX: Final = 1024
+HELD_MAX: Final = MAX_PARALLELISM_MAX
+"""As many as there can be slots: each has proved that it is one of the job."""
 
 
 class TcpTransport:

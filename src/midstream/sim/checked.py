@@ -15,6 +15,7 @@ from midstream.coordinator.events import (
     EndState,
     Instruction,
     JobEnded,
+    JobPlan,
     RunIo,
     SetTimer,
 )
@@ -28,6 +29,7 @@ from midstream.core.seams import Done, Failed
 class CheckedMachine(CoordinatorMachine, Protocol):
     """`midstream.coordinator.Coordinator`, or a subclass in tests."""
 
+    plan: JobPlan
     restored_from: str | None
     rescaling: Rescaling
     phase: Phase

@@ -20,7 +20,7 @@ LASTS_US: Final = 6_000_000
 OUT_OF_TIME: Final = "not complete within "
 THERE: Final = " exists already"
 UNION: Final = "and only some of its subtasks have finished"
-SMALL_POOL: Final = "raise pool_size"
+SMALL_POOL: Final = "pool_size: the tasks of one slot need at least"
 """Of a plan that cannot run: see `Run._rescaled`."""
 
 

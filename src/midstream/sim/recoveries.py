@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.state_files import StateFile
 from midstream.exchange.gate import InputGate
-from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import ChannelState, Deploy
 from midstream.sim.cluster import Driver, Slot
 
@@ -61,7 +60,7 @@ class Recoveries:
         before = self._taken.get(restored_from or "")
         if before is not None:
             self.restores += 1
-            graph: JobGraph = driver.cluster.unpickle(deploy.graph)
+            graph = driver.coordinator.plan.graph
             now = {spec.uid: vertex.parallelism for vertex in graph.vertices for spec in vertex.specs}
             self.rescaled_restores += any(before.get(uid, now[uid]) != now[uid] for uid in now)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from midstream.coordinator.attempt import Attempt, CheckpointPlan
+from midstream.coordinator.attempt import Attempt, CheckpointPlan, TaskPhase
 from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.machine import Coordinator
@@ -135,7 +135,7 @@ def end_of_a_slot_is_no_failure() -> Replacements:
     """A slot that is lost when only some tasks have finished is taken for one that has done its work."""
 
     def slot_lost(self: Any, event: Any) -> None:
-        done = property(lambda attempt: attempt._unfinished < len(attempt.phases))
+        done = property(lambda attempt: attempt._in[TaskPhase.FINISHED] > 0)
         with patch.object(Attempt, "all_finished", done):
             original(self, event)
 

@@ -170,14 +170,13 @@ def silent_channel_is_forgotten() -> Replacements:
     def merged(self: Any) -> Any:
         if self.watermark_us == MIN_WATERMARK_US:
             return original(self)
-        idle, self._idle = (
-            self._idle,
-            [was or mark == MIN_WATERMARK_US for was, mark in zip(self._idle, self._watermarks, strict=True)],
-        )
+        idle, count = self._idle, self._idle_count
+        self._idle = [was or mark == MIN_WATERMARK_US for was, mark in zip(idle, self._watermarks, strict=True)]
+        self._idle_count = sum(self._idle)
         try:
             return original(self)
         finally:
-            self._idle = idle
+            self._idle, self._idle_count = idle, count
 
     return [(WatermarkValve, "_merged", merged)]
 

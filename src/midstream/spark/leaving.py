@@ -78,8 +78,10 @@ class SparkAsks:
         if self._is_dynamic:
             return
         total = UNLIMITED if self._is_standalone else self._instances + leaving
-        java, python = self._context._jvm.java, self._context._jvm.PythonUtils
-        self._context._jsc.sc().requestTotalExecutors(total, 0, python.toScalaMap(java.util.HashMap()))
+        jvm = self._context._jvm
+        assert jvm is not None
+        nowhere = jvm.PythonUtils.toScalaMap(jvm.java.util.HashMap())
+        self._context._jsc.sc().requestTotalExecutors(total, 0, nowhere)
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from midstream.core.errors import ClusterError, InvariantError, assert_never
 from midstream.core.ids import ChannelId, TaskId
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Signal, Storage, Transport
+from midstream.exchange.capacity import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
 from midstream.exchange.channel import InputChannel, LocalChannel, RemoteChannel
 from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.link import PeerLink
@@ -44,10 +45,6 @@ from midstream.worker.finished import FinishedTask
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
 
-WINDOW_BUFFERS_MAX = 64
-"""Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight
-and one being worked."""
-WINDOW_BUFFERS_MIN = 2
 STEPS_PER_MAIL = 8
 RUN_S = 0.001
 """Between two looks at the sockets there are at most so many steps, and no new one begins after so long."""
@@ -108,6 +105,8 @@ class SlotMachine:
         self.slot_id = -1
         self.state = SlotState.IDLE
         self.attempt = -1
+        self._graph = b""
+        """The pickled JobGraph, as it was sent last."""
         self.failure: BaseException | None = None
         """What the last deployment has failed with."""
         self._reset()
@@ -152,7 +151,7 @@ class SlotMachine:
                 self._cancel(attempt)
                 return
             case m.CommitSinks():
-                self._commits.load(message)
+                self._commits.load(msgspec.structs.replace(message, graph=self._graph_of(message)))
                 return
             case m.Commit():
                 self._commits.commit(message)
@@ -241,6 +240,12 @@ class SlotMachine:
             self.close()
         self._send(m.Cancelled(attempt))
 
+    def _graph_of(self, message: m.Deploy | m.CommitSinks) -> bytes:
+        self._graph = message.graph or self._graph
+        if not self._graph:
+            raise InvariantError(f"slot {self.slot_id} is to use the job's graph, and was never sent one")
+        return self._graph
+
     # ---- deployment --------------------------------------------------------------
 
     def _deploy(self, deploy: m.Deploy) -> None:
@@ -250,6 +255,7 @@ class SlotMachine:
         self.attempt = deploy.attempt
         self.state = SlotState.DEPLOYING
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
+        graph_bytes = self._graph_of(deploy)
 
         def work() -> tuple[Storage | None, dict[TaskId, _Loaded], _InFlight, ReadAhead]:
             storage = self._open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
@@ -266,7 +272,7 @@ class SlotMachine:
             for ref in deploy.tasks:
                 # One per task: no two may share an operator. Those that had finished only need its edges.
                 has_finished = ref in deploy.finished
-                graph: JobGraph = ended if has_finished and ended is not None else self._unpickle(deploy.graph)
+                graph: JobGraph = ended if has_finished and ended is not None else self._unpickle(graph_bytes)
                 ended = graph if has_finished else ended
                 parallelism = graph.vertices[ref.vertex].parallelism
                 owned = key_group_range(ref.subtask, parallelism, config.max_parallelism)

@@ -23,43 +23,56 @@ class WatermarkValve:
         """`origins`: of each channel."""
         self._watermarks = [MIN_WATERMARK_US] * len(origins)
         self._idle = [False] * len(origins)
+        self._idle_count = 0
         self._reached = [MIN_WATERMARK_US] * len(origins)
         """The last watermark of each channel before its end."""
         self._families = _families(origins)
+        self._lowest_us = MIN_WATERMARK_US
+        """Of all channels, when it was looked last,"""
+        self._at_lowest = len(origins)
+        """and how many of them are still there. There may be a thousand, so not all are looked at whenever one advances."""
         self.watermark_us = MIN_WATERMARK_US
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         """The task's new watermark, or None if it did not grow."""
         if watermark_us <= self._watermarks[channel]:
             return None
+        self._at_lowest -= self._watermarks[channel] == self._lowest_us
         self._watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
-            self._idle[channel] = False  # it has ended, and is not waited for any more
+            self._set_idle(channel, False)  # it has ended, and is not waited for any more
         else:
             self._reached[channel] = watermark_us
         return self._merged()
 
     def set_idle(self, channel: int, idle: bool) -> int | None:
         """Likewise. A channel that has ended is never idle: nothing more is expected of it."""
-        self._idle[channel] = idle and self._watermarks[channel] != MAX_WATERMARK_US
+        self._set_idle(channel, idle and self._watermarks[channel] != MAX_WATERMARK_US)
         return self._merged()
+
+    def _set_idle(self, channel: int, idle: bool) -> None:
+        self._idle_count += idle - self._idle[channel]
+        self._idle[channel] = idle
 
     @property
     def is_idle(self) -> bool:
         """Whether all channels that have not ended are idle, and there are some."""
-        return any(self._idle) and all(
+        return self._idle_count > 0 and all(
             idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self._watermarks, strict=True)
         )
 
     def _merged(self) -> int | None:
         if self.is_idle:
             mark = self._furthest()
-        elif any(self._idle):
+        elif self._idle_count:
             mark = min(
                 (self._watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
             )
         else:
-            mark = min(self._watermarks)
+            if not self._at_lowest:
+                self._lowest_us = min(self._watermarks, default=MAX_WATERMARK_US)
+                self._at_lowest = self._watermarks.count(self._lowest_us)
+            mark = self._lowest_us
         if mark <= self.watermark_us:
             return None
         self.watermark_us = mark
@@ -72,7 +85,7 @@ class WatermarkValve:
         """The channels that may hold event time back: of those that have not ended, all but the idle ones (see above)."""
         if self.is_idle:
             return []
-        channels = self._waited_for_beside_idle() if any(self._idle) else range(len(self._watermarks))
+        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self._watermarks))
         return [channel for channel in channels if self._watermarks[channel] != MAX_WATERMARK_US]
 
     def _waited_for_beside_idle(self) -> Iterator[int]:

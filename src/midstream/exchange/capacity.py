@@ -1,0 +1,65 @@
+"""How many buffers a slot needs at least, known before anything runs. Pure.
+
+A slot's tasks reserve, for each of their edges, what keeps them going whatever the others have queued:
+
+    output   one buffer for each consumer, and one more
+    input    `WINDOW_BUFFERS_MIN` for each producer in another slot, and one for rows that are to be recovered
+
+So an exchange between p subtasks and p others takes 3p buffers of each slot. What the pool has beyond that all share, and
+windows grow with it, up to `WINDOW_BUFFERS_MAX`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from midstream.core.config import BUFFER_BYTES_MIN, JobConfig
+from midstream.core.errors import ConfigError
+from midstream.graph.job_graph import JobGraph
+
+WINDOW_BUFFERS_MAX: Final = 64
+"""Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight and one being worked."""
+WINDOW_BUFFERS_MIN: Final = 2
+"""One that is on its way or waits, and one that is being worked."""
+
+
+def least_buffers(graph: JobGraph, slot: int) -> int:
+    """Of the slot that runs subtask `slot` of every vertex, where each slot runs one."""
+    needed = 0
+    for vertex in graph.vertices:
+        if slot < vertex.parallelism:
+            needed += sum(len(graph.consumers(edge, slot)) + 1 for edge in graph.outputs(vertex.id))
+            for edge in graph.inputs(vertex.id):
+                producers = graph.producers(edge, slot)
+                needed += WINDOW_BUFFERS_MIN * (len(producers) - (slot in producers)) + 1
+    return needed
+
+
+def check_pool(graph: JobGraph, config: JobConfig) -> None:
+    """Raises ConfigError when some slot's tasks need more buffers than its pool has."""
+    needed = max(least_buffers(graph, slot) for slot in range(graph.slots))
+    exchanges = sum(edge.partitioning.all_to_all for edge in graph.edges)
+    if needed * config.buffer_bytes > config.pool_bytes:
+        raise ConfigError(too_small(needed, config.buffer_bytes, config.pool_bytes, exchanges, graph.slots))
+
+
+def too_small(needed: int, buffer_bytes: int, pool_bytes: int, exchanges: int = 0, parallelism: int = 0) -> str:
+    """What is said of a pool that has fewer than `needed` buffers, with settings that would do."""
+    smaller = buffer_bytes // 2
+    while smaller > BUFFER_BYTES_MIN and 2 * needed * smaller > pool_bytes:
+        smaller //= 2
+    ways = []
+    if smaller >= BUFFER_BYTES_MIN and needed * smaller <= pool_bytes:
+        size = f"{smaller // 1024} KiB" if not smaller % 1024 else str(smaller)
+        ways.append(f"set buffer_size='{size}', of which the same pool has more")
+    ways.append(f"give each slot pool_size='{-(-needed * buffer_bytes // 2**20)} MiB' or more")
+    ways.append("lower the parallelism")
+    of = ""
+    if exchanges and parallelism > 1:
+        several = "an exchange" if exchanges == 1 else f"{exchanges} exchanges"
+        of = f", as each has a channel to and from every other one ({several}, up to {parallelism} subtasks)"
+    return (
+        f"pool_size: the tasks of one slot need at least {needed} buffers of {buffer_bytes} bytes "
+        f"({needed * buffer_bytes} bytes){of}, the pool has {pool_bytes // buffer_bytes} ({pool_bytes} bytes); "
+        f"{', or '.join(ways)}"
+    )
