@@ -207,7 +207,10 @@ def test_without_a_checkpoint_directory_it_runs_on_until_the_slot_ends() -> None
     bench = Bench(checkpoint_dir=None).run()
     bench.leaves(1)
     assert len(bench.requests) == 2 and bench.slots == (0, 1) and bench.triggers == []
-    assert f"{LEAVES}; its tasks cannot move, as the job has no checkpoint_dir" in " / ".join(bench.status.warnings)
+    assert (
+        "the tasks stay on slot 1 until the end of what it runs on: the job has no checkpoint_dir"
+        in bench.status.warnings[1]
+    )
     bench.lose(1)
     bench.wait(1)
     bench.connect()

@@ -649,3 +649,25 @@ def test_shares_are_those_of_the_last_seconds_however_the_reports_come() -> None
     assert bench.state == "restarting"
     read = bench.status.vertices[0]
     assert (read.backpressured, read.subtasks[0].backpressured, bench.status.bottleneck) == (0, 0, None)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_stop_before_any_task_has_run_ends_the_job_at_once(steps: int) -> None:
+    bench = Bench(held=("open",)) if steps == 0 else Bench()
+    bench.start()
+    client = bench.ask(m.DoStop())
+    if steps == 0:
+        bench.held = ()
+        bench.release()
+    assert bench.ended is not None and bench.ended.state == "stopped" and bench.ended.checkpoint is None
+    assert bench.replies[client] == m.Reply()
+
+
+def test_a_stop_before_any_task_has_run_again_ends_it_where_it_was() -> None:
+    first = Bench().run()
+    first.checkpoint()
+    first.feed(CancelRequested("Ctrl-C"))
+    bench = Bench(storage=first.storage, restore="latest", job_id="job2").start()
+    client = bench.ask(m.DoStop())
+    assert bench.ended is not None and bench.ended.checkpoint == "memory://checkpoints/chk-1"
+    assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-1")

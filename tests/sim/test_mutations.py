@@ -28,6 +28,7 @@ LONG = {
     "grant_nothing_back",
     "local_batch_never_freed",
     "merged_over_gaps",
+    "move_sources_hold_for_ever",
     "read_rows_still_wait",
     "recovery_waits_for_pool",
     "rest_is_not_granted",

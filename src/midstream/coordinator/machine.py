@@ -34,7 +34,7 @@ from midstream.coordinator.failures import Failure, Restarts, failure_of, failur
 from midstream.coordinator.lanes import SlotsForCommits, commit_slots
 from midstream.coordinator.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import NO_STORAGE, Requests
+from midstream.coordinator.requests import Requests
 from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.restoring import Dealt, Restoring
 from midstream.coordinator.savepoints import Savepoints
@@ -88,7 +88,7 @@ class Coordinator:
         listener = Listener(
             completed=self._checkpoint_completed,
             aborted=self._checkpoint_aborted,
-            too_many_failures=self._too_many_failures,
+            too_many_failures=lambda reason: self._fail_attempt(Failure(reason, "", StorageError(reason))),
             fenced=self._fenced,
             uncommitted=lambda: self._committing.uncommitted,
         )
@@ -249,8 +249,7 @@ class Coordinator:
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
         """No further attempt runs on it; `_run_on` has the one that does move away."""
-        hint = "" if self.checkpoints.storage is not None else f"; its tasks cannot move, as the {NO_STORAGE}"
-        if self.phase is Phase.ENDING or not self.slots.leaves(slot, f"{reason}{hint}"):
+        if self.phase is Phase.ENDING or not self.slots.leaves(slot, reason):
             return
         if self._is_spare(slot):
             self.slots.let_leave(slot)
@@ -263,7 +262,6 @@ class Coordinator:
             self.rescaling.slot_is_missing()
 
     def _is_spare(self, slot: int) -> bool:
-        """The job runs, and not on this one."""
         return self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
 
     def _slots_failed(self, failure: Failure) -> None:
@@ -374,7 +372,12 @@ class Coordinator:
             return False
         if self._committing.stalled:
             self._committing.resume()
-        if not self.slots.complete or not self._committing.idle:
+        if not self._committing.idle:
+            return False
+        if self.attempt is None and self.requests.stop_at_once(self.checkpoints.newest_path):
+            self._end("stopped", None, "the job was stopped before any task ran")
+            return True
+        if not self.slots.complete:
             return False
         if self.had_finished:
             self._end("finished", None, "the job had finished before it was started")
@@ -488,9 +491,6 @@ class Coordinator:
             self.requests.stop_failed(f"{reason}; the job runs on")
         if pending.is_rescale and not pending.attempt_is_over:
             self.rescaling.checkpoint_failed(reason)
-
-    def _too_many_failures(self, reason: str) -> None:
-        self._fail_attempt(Failure(reason, "", StorageError(reason)))
 
     def _fenced(self, error: StorageError) -> None:
         self._cleaning.stop()
@@ -642,7 +642,7 @@ class Coordinator:
         self._effects.cancel_all_timers()
         stop = self.requests.stop
         path = stop.checkpoint if stop is not None and state == "stopped" else None
-        done = state == "finished" or path is not None
+        done = state == "finished" or path is not None or (stop is not None and stop.is_stored)
         self.requests.job_ended(m.Reply(checkpoint=path) if done else m.Reply(error=str(error or self._why)), self._why)
         if self.checkpoints.pending is not None:
             self.requests.refuse(self.checkpoints.pending.clients, self._why)

@@ -68,6 +68,13 @@ class Requests:
                 assert_never(request)
         return False
 
+    def stop_at_once(self, path: str | None) -> bool:
+        """No task has run: all that there is is in that checkpoint. False: no stop is wanted, or one with a savepoint."""
+        if self.stop is None or not self.wants_stop or self.stop.with_savepoint:
+            return False
+        self.stop.is_stored, self.stop.checkpoint = True, path
+        return True
+
     def stop_with_savepoint(self, client: int) -> Stop:
         assert self.stop is None
         self.stop = Stop(False, [client], with_savepoint=True)

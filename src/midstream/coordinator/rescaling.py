@@ -145,7 +145,10 @@ class Rescaling:
 
     def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
         """Off the slots that leave, which others are to come for. A rescale under way does that, too."""
-        if not self._slots.leaving or self._current is not None or is_stopping or plan.config.checkpoint_dir is None:
+        if not self._slots.leaving or self._current is not None or is_stopping:
+            return
+        if plan.config.checkpoint_dir is None:
+            self._stay(f"the {NO_STORAGE}")
             return
         self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
         self._gather()
@@ -175,8 +178,7 @@ class Rescaling:
     def slots_failed(self, reason: str) -> None:
         """They do not come. What was to leave is all that there is to run on."""
         if self.is_move:
-            self._warn(f"the tasks stay on {self._who_leaves()} until the end of what it runs on: {reason}")
-            self._slots.stay()
+            self._stay(reason)
         self.give_up(reason)
 
     def checkpoint_failed(self, reason: str) -> None:
@@ -246,9 +248,11 @@ class Rescaling:
         if self._current is not None and self._current.stage is Stage.DEALING:
             self._attempts.read_on(self._current.checkpoint_id)
 
-    def _who_leaves(self) -> str:
-        numbers = ", ".join(map(str, sorted(self._slots.leaving)))
-        return f"slot {numbers}" if len(self._slots.leaving) == 1 else f"slots {numbers}"
+    def _stay(self, why: str) -> None:
+        leaving = sorted(self._slots.leaving)
+        where = f"slot{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
+        self._warn(f"the tasks stay on {where} until the end of what it runs on: {why}")
+        self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:
         self._effects.reply(client, Reply(error=reason))

@@ -73,7 +73,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "move_sources_hold_for_ever": Mutation(
         "sources do not read on when a move or a rescale is given up",
         lambda: [(Attempts, "read_on", nothing)],
-        scenarios.leaving,
+        scenarios.given_up,
     ),
     "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, scenarios.leaving),
     "move_slot_let_go_at_once": Mutation(

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from midstream.sim.chunk_sizes import small
-from midstream.sim.faults import IN_RECOVERY
+from midstream.sim.faults import IN_RECOVERY, PARALLELISMS
 from midstream.sim.scenario import (
     BACKLOGGED,
     HANGS,
@@ -315,6 +315,19 @@ def leaving(seed: int) -> Scenario:
     kinds = (LEAVING, LEAVING, LEAVING, "rescale", "stop")
     found = [Fault(random.randrange(10, 400), random.choice(kinds), random.randrange(1 << 20)) for _ in range(4)]
     return replace(drawn, timeout_s=60.0, faults=tuple(sorted(found, key=lambda fault: fault.step)))
+
+
+def given_up(seed: int) -> Scenario:
+    """A rescale is given up when its checkpoint is under way: a slot of it ends, and the one in its place comes too late."""
+    random = Random(f"given up {seed}")
+    drawn = draw(seed, topology="keyed", parallelism=3, faults=(), rows=200)
+    step = random.randrange(50, 200)
+    faults = (
+        Fault(step, "rescale", PARALLELISMS.index(7)),
+        Fault(step + random.randrange(20, 400), "slots_late", random.choice((3, 15, 27))),
+    )
+    tempo = replace(drawn.tempo, io_us=10_000, mail_us=40, control_us=400)
+    return replace(drawn, timeout_s=60.0, faults=faults, rows=400, batch_rows=1, row_us=0, interval_s=5.0, tempo=tempo)
 
 
 def saving(seed: int) -> Scenario:

@@ -417,8 +417,9 @@ class Oracle:
         """Of the completed checkpoint that a savepoint was made of."""
         return self._cuts.get((metadata.job_id, metadata.checkpoint_id))
 
-    def has_completed(self, job_id: str, checkpoint_id: int) -> bool:
-        return (job_id, checkpoint_id) in self._cuts
+    def has_completed(self, job_id: str | None, checkpoint_id: int) -> bool:
+        """None: by any start of the job."""
+        return any(number == checkpoint_id and job_id in (None, job) for job, number in self._cuts)
 
     def committed(self) -> Set[str]:
         """Names of all output that is committed."""

@@ -202,7 +202,10 @@ class Savepoints:
         path = reply.checkpoint or ""
         number = path.rpartition("chk-")[2]
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
-            if not self._oracle.has_completed(driver.plan.job_id, int(number)):
+            by = (
+                driver.plan.job_id if driver.triggered else None
+            )  # a stop before any task ran names what it was to go on from
+            if not self._oracle.has_completed(by, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
