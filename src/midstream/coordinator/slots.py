@@ -187,8 +187,9 @@ class Slots:
             why = f"too few cores are free. Lower the parallelism to {there}, {cure}"
         else:
             why = (
-                f"no core is free ({cure}), or executors start and end again because they cannot reach this program: "
-                "their stderr says so, and spark.driver.host is where they look for it"
+                f"no core is free ({cure}), or executors cannot reach this program: spark.driver.host is where they look for "
+                "it; refused, they start and end again and their stderr says so, and where a firewall drops what they send "
+                "they only wait"
             )
         text = f"the job needs {self.needed} slots, and {came}: {why}"
         if self.job_has_run:
