@@ -1,15 +1,11 @@
 """A job whose slots are on machines of their own, as far as the network is concerned. Run inside a new network namespace.
 
-    driver, this process: 10.77.0.1, on a bridge
-    node 0: 10.77.0.10, node 1: 10.77.0.11, each in a namespace of its own, on a port of that bridge
-
-What is done there says the first argument: `cut`, `firewall` or `closed`. Prints one line of JSON. Everything ends with
-this process.
+The driver is this process, and its slots are on two nodes (`nodes`). What is done there says the first argument: `cut`,
+`firewall` or `closed`. Prints one line of JSON. Everything ends with this process.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -22,58 +18,11 @@ from jobs import NumbersJob
 from midstream.runtime import processes
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.ports import Ports
+from nodes import DRIVER, Nodes
 from waiting import until
 
-DRIVER = "10.77.0.1"
 HEARTBEAT_TIMEOUT_S = 4.0
 LET_THROUGH = Ports(7200, 7202, "of the test")
-
-
-def command(*words: str) -> None:
-    subprocess.run(words, check=True)
-
-
-class Nodes:
-    """Two nodes. `cut`: they cannot reach each other, and both can reach the driver."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        command("ip", "link", "set", "lo", "up")
-        command("ip", "link", "add", "br0", "type", "bridge")
-        command("ip", "address", "add", f"{DRIVER}/24", "dev", "br0")
-        command("ip", "link", "set", "br0", "up")
-        self._pids = [self._node(stack, number) for number in range(2)]
-        self._turns = itertools.cycle(self._pids)
-
-    def _node(self, stack: ExitStack, number: int) -> int:
-        holder = stack.enter_context(
-            subprocess.Popen(["unshare", "--net", "sh", "-c", "echo made; exec cat"], stdin=-1, stdout=-1)
-        )
-        stack.callback(holder.kill)
-        assert holder.stdout is not None and holder.stdout.readline() == b"made\n"
-        inside = ("nsenter", f"--target={holder.pid}", "--net")
-        command("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
-        command("ip", "link", "set", f"port{number}", "master", "br0", "up")
-        command(*inside, "ip", "address", "add", f"10.77.0.{10 + number}/24", "dev", "eth0")
-        command(*inside, "ip", "link", "set", "lo", "up")
-        command(*inside, "ip", "link", "set", "eth0", "up")
-        return holder.pid
-
-    def popen(self, words: list[str], **named: Any) -> subprocess.Popen[bytes]:
-        """In place of `subprocess.Popen`: on one node after the other."""
-        return subprocess.Popen(["nsenter", f"--target={next(self._turns)}", "--net", *words], **named)
-
-    def cut(self, is_cut: bool) -> None:
-        for number in range(2):
-            command("bridge", "link", "set", "dev", f"port{number}", "isolated", "on" if is_cut else "off")
-
-    def only_let_through(self, ports: Ports) -> None:
-        """Between all machines nothing else of TCP, by rules of routing: whoever connects to another port is refused."""
-        through = f"{ports.first}-{ports.last}"
-        for inside in ((), *(("nsenter", f"--target={pid}", "--net") for pid in self._pids)):
-            rule = (*inside, "ip", "rule", "add")
-            command(*rule, "pref", "100", "ipproto", "tcp", "dport", through, "lookup", "main")
-            command(*rule, "pref", "101", "ipproto", "tcp", "sport", through, "lookup", "main")
-            command(*rule, "pref", "102", "to", "10.77.0.0/24", "ipproto", "tcp", "unreachable")
 
 
 class OnNodes(processes.ProcessSlots):
