@@ -668,6 +668,7 @@ def test_a_stop_before_any_task_has_run_again_ends_it_where_it_was() -> None:
     first.checkpoint()
     first.feed(CancelRequested("Ctrl-C"))
     bench = Bench(storage=first.storage, restore="latest", job_id="job2").start()
+    assert bench.status.restored_from == "memory://checkpoints/chk-1"
     client = bench.ask(m.DoStop())
     assert bench.ended is not None and bench.ended.checkpoint == "memory://checkpoints/chk-1"
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-1")

@@ -213,8 +213,8 @@ class Coordinator:
             self._committing.add(restore.checkpoint_id, kept)
             self._restoring.keep(restore, self.plan.graph, found.dealt)
             self.had_finished = has_finished(restore, self.plan.graph)
-        if self.had_finished:
             self.restored_from = self.checkpoints.newest_path
+        if self.had_finished:
             self.slots.resize(0)
             self._warn(f"the job had finished in {self.restored_from}: {HAD_FINISHED}")
         self._gather()
