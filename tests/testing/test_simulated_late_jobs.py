@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
+from midstream import LATE, CoProcessFunction, Count, Environment, ValueState, WatermarkStrategy, tumbling
 from midstream.testing import simulate
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulated_run import run_job
@@ -85,3 +85,24 @@ def test_windows_that_fire_again_give_updates():
     latest = {"collect-1": ["k", "window_start"]}
     assert simulate(job(allowed="1 min"), seeds=range(15), latest=latest).ok
     assert simulate(job(allowed="10 s"), seeds=range(15), latest=latest).ok
+
+
+class Limits(CoProcessFunction):
+    """A mistake: what it answers depends on whether the limit or the row comes first."""
+
+    limit = ValueState(default=0)
+
+    def process1(self, row: dict[str, Any], ctx: Any) -> dict[str, Any] | None:
+        return {"k": row["k"], "id": row["id"]} if row["id"] > self.limit.value else None
+
+    def process2(self, row: dict[str, Any], ctx: Any) -> None:
+        self.limit.value = row["limit"]
+
+
+def test_a_mistake_elsewhere_in_such_a_job_is_given_its_own_reason():
+    env = job()
+    rows = env.from_collection(ROWS).uid("rows").key_by("k")
+    limits = env.from_collection([{"k": k, "limit": 30} for k in "ab"]).uid("limits").key_by("k")
+    rows.connect(limits).process(Limits(), LATE_COUNT).uid("limited").collect()
+    with pytest.raises(AssertionError, match="depends on the order in which rows of two inputs"):
+        simulate(env, seeds=range(20))

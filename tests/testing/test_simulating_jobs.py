@@ -404,3 +404,10 @@ def test_an_operator_that_fails_is_named_by_its_uid():
     numbers = Environment().from_collection([{"n": 1}, {"n": 0}])
     with pytest.raises(AssertionError, match="uid 'inverted'"):
         simulate(numbers.map(lambda row: row).map(inverted, {"n": int}).uid("inverted"), seeds=range(2))
+
+
+def test_rows_that_were_not_read_are_told():
+    env = counting()
+    assert "Not tried" not in simulate(env, seeds=range(1), rows_max=30).text
+    report = simulate(env, seeds=range(1), rows_max=29)
+    assert "Not tried: what comes behind the first 29 rows of 'rows' (--rows-max N reads more" in report.text

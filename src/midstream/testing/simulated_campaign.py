@@ -68,6 +68,8 @@ class Report:
     rows_needed: Mapping[str, int] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     warnings: list[str] = field(default_factory=list)
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Sources that have more rows than were read of them, by uid, and how many were."""
     late: tuple[str, ...] = ()
     """Uids of windows whose late rows the job counts on."""
     replay: str = ""
@@ -102,6 +104,9 @@ class Report:
                 yield from self.diagnosis.lines()
             if self.replay and self.seed is not None:
                 yield f"Replay: {self.replay} --seed {self.seed}"
+        if self.cut:
+            read = ", ".join(f"{counted(rows, 'row')} of {uid!r}" for uid, rows in self.cut.items())
+            yield f"Not tried: what comes behind the first {read} (--rows-max N reads more, --rows UID=FILE others)"
         if self.late:
             yield (
                 f"Late rows of {', '.join(map(repr, self.late))} may be others in each run, as the job reads them: a run is "
@@ -148,6 +153,7 @@ class Campaign:
         began_s = time.monotonic()
         report = Report(self.name, rows=sum(recorded.rows for recorded in self.job.inputs.values()), replay=self.replay)
         report.late = tuple(self.job.late_books)
+        report.cut = {uid: recorded.rows for uid, recorded in self.job.inputs.items() if recorded.has_more}
         clues = all_clues(self.job)
         report.warnings = [str(clue) for clue in clues if clue.habit in WARNED]
         reference = run_job(self.job, REFERENCE)

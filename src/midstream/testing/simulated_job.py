@@ -45,6 +45,8 @@ class Recorded:
 
     splits: tuple[pa.Table, ...]
     follows: tuple[bool, ...]
+    has_more: bool = False
+    """The source has more rows than were read of it."""
 
     @property
     def rows(self) -> int:
@@ -337,30 +339,35 @@ def _record(source: Source, uid: str, config: JobConfig, rows_max: int) -> Recor
     tables: list[pa.Table] = []
     follows: list[bool] = []
     left = rows_max
+    has_more = len(found.splits) > len(wanted)
     for number, split in enumerate(wanted):
-        table = _rows_of(source, uid, split, -(-left // (len(wanted) - number)))
+        table, goes_on = _rows_of(source, uid, split, -(-left // (len(wanted) - number)))
+        has_more = has_more or goes_on
         left -= table.num_rows
         if table.num_rows:
             follows.append(split.follows and bool(tables))
             tables.append(table)
-    return Recorded(tuple(tables), tuple(follows))
+    return Recorded(tuple(tables), tuple(follows), has_more)
 
 
-def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> pa.Table:
+def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> tuple[pa.Table, bool]:
+    """And whether there are more."""
     reader = source.open_split(split)
     batches: list[pa.RecordBatch] = []
-    left = rows_max
+    left = rows_max + 1
     try:
         while left > 0:
             read = reader.read(left)
-            if read is None:
+            if read is None or (left == 1 and not read[0].num_rows):  # a live source has none for now
                 break
             batch, _ = read
             batches.append(batch.slice(0, left))
             left -= batch.num_rows
     finally:
         reader.close()
-    return pa.Table.from_batches([conform(batch, source.schema, f"source {uid!r}") for batch in batches], source.schema)
+    made = [conform(batch, source.schema, f"source {uid!r}") for batch in batches]
+    table = pa.Table.from_batches(made, source.schema)
+    return table.slice(0, rows_max), table.num_rows > rows_max
 
 
 # ---- pickling

@@ -10,7 +10,7 @@ from typing import Final
 from midstream.core.row_text import counted
 from midstream.testing.simulated_job import Place, SimulatedJob
 from midstream.testing.simulated_late import held_late
-from midstream.testing.simulated_output import Contract, Difference, differences
+from midstream.testing.simulated_output import Contract, Difference, differences, rows_of
 from midstream.testing.simulated_run import Ran, run_job
 from midstream.testing.simulated_scenario import REFERENCE, SIDES, Cuts, JobScenario, Width, without
 from midstream.testing.simulated_surroundings import Effect
@@ -77,7 +77,10 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
     """What `ran` is compared with: a run without failures over the rows that `ran` has read, in which the same rows are late."""
     late = {uid: ran.output.get(book) for uid, book in job.late_books.items()}
     is_late = any(reference.output.get(book) or ran.output.get(book) for book in job.late_books.values())
-    if ran.drained is None and not is_late:
+    are_others = any(
+        rows_of(reference.output.get(book)) != rows_of(ran.output.get(book)) for book in job.late_books.values()
+    )
+    if ran.drained is None and not are_others:
         return reference
     if ran.drained is not None:
         job = job.cut_off(ran.drained)

@@ -340,7 +340,10 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
     placed = ", ".join(f"{count} on {name}" for name, count in machines.most_common(NAMED_MAX))
     more = f" and {len(machines) - NAMED_MAX} more machines" if len(machines) > NAMED_MAX else ""
     if len(came) == slots:
-        checks.ok("cores", f"{slots} slot{'s' * (slots > 1)} at once: {placed}{more}; each reaches the driver at {driver_host}")
+        checks.ok(
+            "cores",
+            f"{slots} slot{'s' * (slots > 1)} at once: {placed}{more}; each reaches the driver at {driver_host}",
+        )
     _judge_versions(checks, came)
     _judge_clocks(checks, came)
     _judge_connections(checks, came, provider.slot_ports)

@@ -107,6 +107,8 @@ class SimulatedRuns(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     long: int
     rows: int
+    has_more_rows: list[str]
+    """Uids of sources that have more rows than were read of them."""
     seconds: float
     seed: int | None
     kind: str

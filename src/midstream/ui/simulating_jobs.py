@@ -128,6 +128,7 @@ def _data(report: Report) -> SimulatedRuns:
         runs=report.seeds,
         long=report.long,
         rows=report.rows,
+        has_more_rows=list(report.cut),
         seconds=round(report.seconds, 3),
         seed=report.seed,
         kind=report.kind,
