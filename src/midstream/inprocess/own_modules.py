@@ -18,6 +18,7 @@ import cloudpickle
 from midstream.core.installed import is_installed
 from midstream.core.pickling import JobPickler, pickled, unpickled_apart
 from midstream.graph.logical import LogicalGraph
+from midstream.state.pickles import OwnCode
 
 
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:
@@ -51,19 +52,25 @@ def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
     return True
 
 
-def user_code(item: object) -> list[FunctionType | type]:
-    """The user's functions and classes that `item` refers to, each once."""
-    recorder = _Recorder(io.BytesIO())
+def user_code(item: object, *, brought_along: bool = True) -> list[FunctionType | type]:
+    """The user's functions and classes that `item` refers to, each once.
+
+    `brought_along`: with those that an operator only has because its state may hold objects of them: all of the job's.
+    """
+    recorder = _Recorder(io.BytesIO(), brought_along)
     recorder.dump(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
     return list(recorder.found.values())
 
 
 class _Recorder(JobPickler):
-    def __init__(self, buffer: io.BytesIO) -> None:
+    def __init__(self, buffer: io.BytesIO, brought_along: bool) -> None:
         super().__init__(buffer)
         self.found: dict[int, FunctionType | type] = {}
+        self._brought_along = brought_along
 
     def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, OwnCode) and not self._brought_along:
+            return OwnCode, ()
         if isinstance(item, (FunctionType, type)) and is_users(item):
             self.found[id(item)] = item
         return super().reducer_override(item)

@@ -74,8 +74,10 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
         "a row is late with one cut and not with another: a watermark follows each batch, and the row is further behind "
         "than with_watermarks() allows"
         if is_late
-        else "where batches are cut is the engine's business: a function must treat each row for itself, and keep what "
-        "it has to remember in its declared states"
+        else "where batches are cut is the engine's business. A function on batches must treat each row for itself, and "
+        "keep what it has to remember in its declared states. A timer fires between two batches: on_timer(time) counts "
+        "only rows whose time is at or before `time`. Of two inputs nothing says whose row comes first. "
+        "(midstream simulate JOB.py looks for the reason)"
     )
     return "\n".join(["the result depends on where batches are cut", *texts, why])
 

@@ -66,8 +66,8 @@ class Cause(Enum):
         "one has come, or let a timer of event time decide."
     )
     INPUTS_OR_TIMERS = (
-        "The result depends on what has been processed when a row of the other input, or a timer of event time, comes. "
-        "Nothing says which of two rows that come from different inputs comes first: keep what came first in state until "
+        "The result depends on what has been processed when a row of another input (or of another part of one input), or a "
+        "timer of event time, comes. Nothing says which of two rows that come from different inputs comes first: keep what came first in state until "
         "the other one has come. And timers fire between two batches, when rows with a later time may have been processed: "
         "in on_timer(time), count only rows whose time is at or before `time`."
     )
@@ -306,7 +306,8 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
         return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.told())
     if _meets(lab, node):
-        return Diagnosis(Cause.INPUTS, place_of(node), undeclared, lab.told())
+        cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
+        return Diagnosis(cause, place_of(node), undeclared or timers, lab.told())
     if "cuts" not in lab.seen or takes_batches:
         return Diagnosis(Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, place_of(node), undeclared, lab.told())
     looks = _clues(lab, node, (Habit.WATERMARK,))

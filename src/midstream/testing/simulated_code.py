@@ -106,7 +106,7 @@ def clues_of(node: Node, logical: LogicalGraph) -> list[Clue]:
     if node.operator is None or node.sink is not None:
         return []
     with by_value(own_modules(logical)):
-        return clues_in(user_code(node.operator))
+        return clues_in(user_code(node.operator, brought_along=False))
 
 
 def clues_in(code: Iterable[FunctionType | type]) -> list[Clue]:
