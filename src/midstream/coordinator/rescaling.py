@@ -251,7 +251,7 @@ class Rescaling:
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
         where = f"slot{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
-        self._warn(f"the tasks stay on {where} until the end of what it runs on: {why}")
+        self._warn(f"the tasks stay on {where} until it ends: {why}")
         self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:
