@@ -218,7 +218,8 @@ def not_waited_for() -> Patches:
 
     def init(self: Any, origins: Any) -> None:
         original(self, origins)
-        self._idle[:1] = [len(origins) > 1] * min(1, len(origins))
+        if len(origins) > 1:
+            self._set_idle(0, True)
 
     return [(WatermarkValve, "__init__", init)]
 
