@@ -183,9 +183,7 @@ def test_without_an_interval_the_tasks_stay_when_the_checkpoint_fails() -> None:
     bench = left(checkpoint_interval_s=None)
     bench.say(TaskId(0, 0), m.CheckpointDecline(0, 1, TaskId(0, 0), "the disk is full", True))
     assert bench.state == "running" and bench.slots == (0, 1) and bench.closed == [2]
-    assert "the tasks stay on slot 1 until it ends: checkpoint 1 failed: read" in " / ".join(
-        bench.status.warnings
-    )
+    assert "the tasks stay on slot 1 until it ends: checkpoint 1 failed: read" in " / ".join(bench.status.warnings)
 
 
 def test_slots_that_do_not_come_leave_the_tasks_where_they_are() -> None:
@@ -207,10 +205,7 @@ def test_without_a_checkpoint_directory_it_runs_on_until_the_slot_ends() -> None
     bench = Bench(checkpoint_dir=None).run()
     bench.leaves(1)
     assert len(bench.requests) == 2 and bench.slots == (0, 1) and bench.triggers == []
-    assert (
-        "the tasks stay on slot 1 until it ends: the job has no checkpoint_dir"
-        in bench.status.warnings[1]
-    )
+    assert "the tasks stay on slot 1 until it ends: the job has no checkpoint_dir" in bench.status.warnings[1]
     bench.lose(1)
     bench.wait(1)
     bench.connect()
