@@ -26,6 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -110,7 +111,7 @@ def program(env: Environment, parallelism: int, rows_per_s: float, program_bytes
 
 
 class Peers:
-    """What one slot runs on: a loop that runs until nobody has anything to do, and peers that take everything."""
+    """What one slot runs on: a loop that runs until nothing is left to do, and peers that accept everything."""
 
     core_share = 1.0
 
@@ -220,7 +221,7 @@ def measure_channels(parallelism: int) -> dict[str, float]:
         assert pool is not None
         memory = psutil.Process().memory_full_info().uss - before
         for second in range(2):  # the first one is the first thing that each channel gets
-            timed("a watermark of each channel", lambda second=second: from_all(Watermark(second * 1_000_000)))  # type: ignore[misc]
+            timed("a watermark of each channel", partial(from_all, Watermark(second * 1_000_000)))
         timed("a heartbeat", lambda: msgspec.msgpack.encode(machine.status()))
         peers.said.clear()
         trigger = m.TriggerCheckpoint(0, 1, 0, (TaskId(0, 0),))
@@ -251,6 +252,8 @@ def channels(sizes: Sequence[int]) -> None:
 
 SLOTS: Final = (8, 16, 32, 64)
 POOL: Final = "4 MiB"
+SETTLES_S: Final = 3.0
+"""What starting leaves behind, such as imports and garbage, is not counted as idle use."""
 IDLE_S: Final = 10.0
 CHECKPOINTS: Final = 5
 MEMORY_SHARE_MAX: Final = 0.6
@@ -282,7 +285,7 @@ def measure_slots(slots: int) -> dict[str, float]:
                 job.wait()
             time.sleep(0.05)
         start_s = time.perf_counter() - began
-        time.sleep(3.0)
+        time.sleep(SETTLES_S)
         processes = [psutil.Process(pid) for pid in status.slot_pids]
         driver = psutil.Process()
         before, before_driver = [_cpu_s(each) for each in processes], _cpu_s(driver)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -175,7 +176,7 @@ class World:
         return found
 
     def settle(self) -> None:
-        """Until nobody has anything to say."""
+        """Until no message is left."""
         while self._requests or self.sent:
             arriving = self._registering()
             said = []
@@ -354,7 +355,7 @@ def _live(world: World, figures: Figures, parallelism: int, directory: str) -> N
     for _ in range(2):  # the second one has something to compare with
         beats = world.beats()
         with figures.measure("a round of heartbeats, received"):
-            world.timed(lambda beats=beats: world.hear(beats))  # type: ignore[misc]
+            world.timed(partial(world.hear, beats))
         world.pass_time(1.0)
     with figures.measure("a status"):
         status = world.timed(lambda: world.job.status(world.now_ms()))

@@ -58,7 +58,7 @@ class Nodes:
             command("bridge", "link", "set", "dev", f"port{number}", "isolated", "on" if is_cut else "off")
 
     def only_let_through(self, ports: Ports) -> None:
-        """Between all machines nothing else of TCP, by rules of routing: whoever connects to another port is refused."""
+        """Lets only these TCP ports through between the machines, by routing rules; connections to others are refused."""
         through = f"{ports.first}-{ports.last}"
         for inside in ((), *(("nsenter", f"--target={pid}", "--net") for pid in self._pids)):
             rule = (*inside, "ip", "rule", "add")

@@ -6,7 +6,7 @@
 
 Up to STORED the job runs on, so what is in the way until then changes nothing. Its sources hold still
 behind the checkpoint, so that no row is read twice. A failure while SWITCHING leads back to the plan
-before, from the same checkpoint. Whoever asked hears of either.
+before, from the same checkpoint. The client that asked is told of either.
 
 A move off slots that leave has the plan that there is: it begins at GATHERING, and is a failure like
 any other if it fails while SWITCHING. A rescale takes the place of a move, as it leaves these slots, too.

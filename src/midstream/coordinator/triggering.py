@@ -19,7 +19,7 @@ def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> N
     if checkpoints.storage is None or checkpoints.pending is not None or attempt.ending:
         return
     if rescaling.stage is Stage.DEALING:
-        return  # with a newer one it would begin again, and that may be one that nobody can go on from
+        return  # a newer one would start the dealing over, and might be one that the job cannot go on from
     if requests.draining and not attempt.at_end_of_data:
         return  # it would hold some sources as ended in the middle of their input, while others could read on
     rescale, savepoint = rescaling.wants_checkpoint, job.savepoints.wants_checkpoint

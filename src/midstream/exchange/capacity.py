@@ -44,7 +44,7 @@ def check_pool(graph: JobGraph, config: JobConfig) -> None:
 
 
 def too_small(needed: int, buffer_bytes: int, pool_bytes: int, exchanges: int = 0, parallelism: int = 0) -> str:
-    """What is said of a pool that has fewer than `needed` buffers, with settings that would do."""
+    """The message for a pool that has fewer than `needed` buffers, with settings that would do."""
     smaller = buffer_bytes // 2
     while smaller > BUFFER_BYTES_MIN and 2 * needed * smaller > pool_bytes:
         smaller //= 2

@@ -1,7 +1,7 @@
 """Which slots have to leave, because Spark is about to end their executors: a node is drained, taken back or replaced.
 
-Spark lets what runs on such an executor go on for a while, which is the platform's to say, and starts nothing more
-there. It tells nobody, so it is asked, in its own JVM on this machine.
+Spark lets what runs on such an executor go on for as long as the platform allows, and starts nothing more there. It
+does not report that to the program, so the driver asks its own JVM.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class LeavingSlots:
         """By job group; those that were not told."""
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
-        """Executors."""
+        """Executors that have to end, and still run."""
+        self._has_room_for: set[str] = set()
+        """Those of them for which Spark was asked to make room."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._cannot_ask = False
@@ -138,7 +140,11 @@ class LeavingSlots:
 
     def look(self, slots: Mapping[str, _Slot]) -> None:
         """One round. Each executor is asked about once, however many slots it has."""
-        has_to_end = {executor: self._asks.has_to_end(executor) for executor in sorted(self._leaving)}
+        has_to_end: dict[str, bool] = {}
+        for executor in sorted(self._leaving):
+            has_to_end[executor] = self._asks.has_to_end(executor)
+            if not has_to_end[executor]:
+                self._leaving.discard(executor)
         for group, slot in slots.items():
             if not slot.executor:
                 slot.executor = self._asks.executor_of(group)
@@ -146,8 +152,8 @@ class LeavingSlots:
                 has_to_end[slot.executor] = self._asks.has_to_end(slot.executor)
             if has_to_end.get(slot.executor):
                 self.remove(group)
+                self._leaving.add(slot.executor)
                 slot.on_leaving(f"Spark ends its executor {slot.executor} (decommissioning)")
-        leaving = {executor for executor, leaves in has_to_end.items() if leaves}
-        if len(leaving) != len(self._leaving):
-            self._asks.make_room(len(leaving))
-        self._leaving = leaving
+        if self._leaving != self._has_room_for:
+            self._asks.make_room(len(self._leaving))
+            self._has_room_for = set(self._leaving)

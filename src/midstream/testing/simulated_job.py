@@ -358,7 +358,7 @@ def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> tuple[pa.
     try:
         while left > 0:
             read = reader.read(left)
-            if read is None or (left == 1 and not read[0].num_rows):  # a live source has none for now
+            if read is None or (left == 1 and not read[0].num_rows):  # a live source has no more rows yet
                 break
             batch, _ = read
             batches.append(batch.slice(0, left))

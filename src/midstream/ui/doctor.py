@@ -293,8 +293,8 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
     if not is_on(DECOMMISSION):
         checks.warn(
             DECOMMISSION,
-            "without it nobody hears of executors that have to leave a node: the job restarts when they are gone",
-            f"set {DECOMMISSION}=true, and the job moves off them before",
+            "without it Spark does not announce that an executor has to end: the job restarts when it is gone",
+            f"set {DECOMMISSION}=true, and the job moves to other executors before that",
         )
     if not is_on("spark.authenticate"):
         checks.warn(
