@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest.mock import patch
 
 import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_world import World, restored
+from operator_world import Parts, World, restored
 
+from in_memory import CountingIds
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators.function_operator import Port
-from midstream.operators.interval_join import interval_join_operator
+from midstream.operators.interval_join import IntervalJoinOperator, interval_join_operator
+from midstream.state import columnar, timeline
+from midstream.state.parts import Redistribute, StatePart
+from midstream.state.table import TableState
 
 LEFT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("a", pa.int64())])
 RIGHT = pa.schema([("b", pa.int64()), ("u", pa.timestamp("us", "Europe/Berlin")), ("id", pa.int64())])
@@ -37,21 +42,40 @@ def batch(rows: list[Row], port: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"id": k, "u": t * 1000, "b": n} for _, k, t, n in rows], schema=RIGHT)
 
 
+def sides(world: World) -> dict[str, pl.DataFrame]:
+    """What it holds."""
+    assert isinstance(world.operator, IntervalJoinOperator)
+    return world.operator.contents()
+
+
 TIMES = st.integers(0, 40)
 STEP = st.one_of(
     st.tuples(st.just("rows"), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), TIMES), max_size=8)),
     st.tuples(st.just("advance"), TIMES),
+    st.tuples(st.just("snapshot"), st.none()),
     st.tuples(st.just("restore"), st.integers(1, 3)),
 )
+SIZES = st.sampled_from([(262_144, 8_192), (8, 3), (3, 1)])
+"""From how many rows on a run is not merged, and is a chunk of its own."""
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(STEP, max_size=12), st.integers(-12, 12), st.integers(0, 12))
-def test_pairs_are_those_of_all_rows_that_are_not_late(plan: list[tuple[str, Any]], lower: int, width: int) -> None:
-    upper = lower + width
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEP, max_size=16), st.integers(-12, 12), st.integers(0, 12), st.booleans(), SIZES)
+def test_pairs_are_those_with_all_rows_that_are_held(
+    plan: list[tuple[str, Any]], lower: int, width: int, with_late: bool, sizes: tuple[int, int]
+) -> None:
+    """Late rows are held until the next watermark at least, whatever is restored in between."""
+    with patch.object(timeline, "RUN_ROWS", sizes[0]), patch.object(columnar, "OWN_CHUNK_ROWS", sizes[1]):
+        compare(plan, lower, lower + width, with_late)
+
+
+def compare(plan: list[tuple[str, Any]], lower: int, upper: int, with_late: bool) -> None:
     worlds = [World(operator_of(lower, upper), max_parallelism=MAX_PARALLELISM)]
-    came: list[Row] = []
+    came = 0
+    held: list[Row] = []
     found: Counter[tuple[int, int]] = Counter()
+    expected: Counter[tuple[int, int]] = Counter()
+    chunks: dict[tuple[World, str], pa.Table] = {}
     watermark = -1
 
     def drain() -> None:
@@ -59,12 +83,27 @@ def test_pairs_are_those_of_all_rows_that_are_not_late(plan: list[tuple[str, Any
             found.update((row["a"], row["b"]) for row in world.out.rows())
             world.out.clear()
 
+    def snapshots() -> list[Parts]:
+        parts = [world.snapshot() for world in worlds]
+        for world, part in zip(worlds, parts, strict=True):
+            for chunk in (chunk for each in part.values() for chunk in each.chunks):
+                table = chunks.setdefault((world, chunk.id), chunk.table)
+                assert table.equals(chunk.table)
+        return parts
+
     for step, argument in plan:
         if step == "rows":
-            rows = [(p, k, t, len(came) + i) for i, (p, k, t) in enumerate(r for r in argument if r[2] > watermark)]
-            came += rows
+            given = [row for row in argument if with_late or row[2] > watermark]
+            rows = [(p, k, t, came + i) for i, (p, k, t) in enumerate(given)]
+            came += len(rows)
             for port in (0, 1):
                 mine = [row for row in rows if row[0] == port]
+                for _, k, t, n in mine:
+                    for q, i, u, m in held:
+                        left, right = ((t, n), (u, m)) if port == 0 else ((u, m), (t, n))
+                        if q != port and k == i and lower <= right[0] - left[0] <= upper:
+                            expected[left[1], right[1]] += 1
+                held += mine
                 keys = pa.record_batch({"k": pa.array([k for _, k, _, _ in mine], pa.int64())})
                 owners = subtask_of(key_groups(keys, ("k",), MAX_PARALLELISM), len(worlds), MAX_PARALLELISM)
                 for subtask, world in enumerate(worlds):
@@ -73,20 +112,82 @@ def test_pairs_are_those_of_all_rows_that_are_not_late(plan: list[tuple[str, Any
                         world.process(batch(part, port), port)
         elif step == "advance":
             watermark = max(watermark, argument)
+            held = [row for row in held if row[2] + (-lower if row[0] else upper) > watermark]
             for world in worlds:
                 world.advance(watermark * 1000)
+        elif step == "snapshot":
+            snapshots()
         else:
             drain()
-            parts = [world.snapshot() for world in worlds]
-            worlds = restored(lambda: operator_of(lower, upper), parts, argument, MAX_PARALLELISM)
+            worlds = restored(lambda: operator_of(lower, upper), snapshots(), argument, MAX_PARALLELISM)
+        for port, (side, column) in enumerate((("left", "a"), ("right", "b"))):
+            assert sorted(n for world in worlds for n in sides(world)[side][column]) == [
+                n for p, _, _, n in held if p == port
+            ]
     drain()
-    lefts = [row for row in came if row[0] == 0]
-    rights = [row for row in came if row[0] == 1]
-    expected = {(a, b) for _, k, t, a in lefts for _, i, u, b in rights if k == i and lower <= u - t <= upper}
-    assert found == Counter(expected)
+    assert found == expected
     for world in worlds:
         world.advance(MAX_WATERMARK_US)
     assert [world.snapshot() for world in worlds] == [{}] * len(worlds)
+
+
+def test_a_run_that_was_stored_is_not_stored_again_and_is_dropped_as_a_whole() -> None:
+    world = World(operator_of(0, 1000))
+    rows = columnar.OWN_CHUNK_ROWS
+
+    def stored() -> dict[str, int]:
+        return {chunk.id: chunk.table.num_rows for part in world.snapshot().values() for chunk in part.chunks}
+
+    world.process(batch([(0, n, n % 1000, n) for n in range(rows)], 0), 0)
+    first = stored()
+    assert list(first.values()) == [rows]
+    world.advance(1_300_000)
+    world.process(batch([(0, 1, 2000, 1)], 0), 0)
+    second = stored()
+    assert first.items() < second.items()  # the dead rows are in it still, as many as they are
+    assert [row for row in second.values() if row != rows] == [16, 1]  # key groups, and the row
+    world.advance(1_600_000)
+    assert first.keys().isdisjoint(stored())
+    assert sum(stored().values()) < rows // 2
+    world.advance(2_000_000)
+    assert stored() == {next(iter(stored())): 1}
+
+
+def test_dead_rows_stay_dead_among_those_of_subtasks_that_have_not_come_so_far() -> None:
+    """The restored watermark is the lowest: what the other subtask has dropped is not held once more."""
+    worlds = [World(operator_of(0, 10), subtask=n, parallelism=2, max_parallelism=2) for n in range(2)]
+    keys = pa.record_batch({"k": pa.array(range(20), pa.int64())})
+    owners = subtask_of(key_groups(keys, ("k",), 2), 2, 2).tolist()
+    for number, world in enumerate(worlds):
+        mine = owners.index(number)
+        world.process(batch([(0, mine, t, t + 100 * number) for t in (0, 5, 10, 20, 30)], 0), 0)
+        world.advance((number * 10 + 5) * 1000)
+    [one] = restored(lambda: operator_of(0, 10), [world.snapshot() for world in worlds], 1, 2)
+    assert sides(one)["left"]["a"].sort().to_list() == [0, 5, 10, 20, 30, 110, 120, 130]
+    one.process(batch([(1, owners.index(1), t, t) for t in (5, 10)], 1), 1)
+    assert [row["a"] for row in one.out.rows()] == [110]
+    [again] = restored(lambda: operator_of(0, 10), [one.snapshot()], 1, 2)
+    assert sides(again)["left"]["a"].sort().to_list() == [0, 5, 10, 20, 30, 110, 120, 130]
+
+
+def test_what_was_stored_as_tables_is_restored() -> None:
+    """Two tables were the state of the join before its rows lay by key and time."""
+    parts = {}
+    for name, schema, rows in (
+        ("left", LEFT, [{"k": n % 5, "t": n, "a": n} for n in range(50)]),
+        ("right", pa.schema([LEFT.field("k") if f.name == "id" else f for f in RIGHT]), []),
+    ):
+        table = TableState(schema).bound(name, ["k"], range(MAX_PARALLELISM), MAX_PARALLELISM)
+        table.append(pl.DataFrame(pa.Table.from_pylist(rows, schema=schema)))
+        chunks = table.freeze(CountingIds(), "here")
+        if chunks is not None:
+            parts[table.part_name] = StatePart(Redistribute.KEYED, chunks())
+    worlds = restored(lambda: operator_of(0, 10), [parts], 3, MAX_PARALLELISM)
+    assert sum(sides(world)["left"].height for world in worlds) == 50
+    for world in worlds:
+        world.advance(20_000)
+    kept = pl.concat([sides(world)["left"] for world in worlds])
+    assert sorted(kept["a"].to_list()) == list(range(11, 50))
 
 
 def test_a_row_is_kept_for_just_as_long_as_its_like_may_come() -> None:
@@ -119,18 +220,50 @@ def test_rows_of_one_key_are_not_paired_with_all_its_rows_of_other_times(
 ) -> None:
     """One key has `many` rows, a row in 10 ms; each of them goes with some ten of the other stream."""
     many, few = 3_000, 300
-    heights: list[int] = []
-    original = pl.DataFrame.join
+    looked_at: list[int] = []
+    original = timeline.TimedRun._near
 
-    def join(self: pl.DataFrame, *arguments: Any, **options: Any) -> pl.DataFrame:
-        made = original(self, *arguments, **options)
-        heights.append(made.height)
+    def near(self: Any, *arguments: Any) -> Any:
+        made = original(self, *arguments)
+        looked_at.append(len(made[0]))
         return made
 
     world = World(operator_of(-50, 49))
     world.process(batch([(1 - port, 1, 10 * i, i) for i in range(many)], 1 - port), 1 - port)
-    monkeypatch.setattr(pl.DataFrame, "join", join)
+    monkeypatch.setattr(timeline.TimedRun, "_near", near)
     world.process(batch([(port, 1, 10 * (spread * i % many), i) for i in range(few)], port), port)
     pairs = len(world.out.rows())
     assert 9 * few < pairs <= 10 * few
-    assert max(heights) <= 4 * pairs
+    assert sum(looked_at) == pairs
+
+
+LAST = MAX_WATERMARK_US
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "left", "right"),
+    [
+        (-10, 10, [LAST, LAST - 5], [LAST]),
+        (-10, 10, [-LAST], [-LAST, 10 - LAST, 11 - LAST]),
+        (-(2**62), 2**62, [-(2**62), 2**62], [2**62 - 5, -(2**62)]),
+        (0, 2**62, [-LAST, 0], [LAST, 0, -(2**62)]),
+    ],
+)
+@pytest.mark.parametrize("is_left_first", [True, False])
+def test_times_that_no_datetime_can_hold_are_joined_like_others(
+    lower: int, upper: int, left: list[int], right: list[int], is_left_first: bool
+) -> None:
+    ports = [
+        Port(f"process{number}", ("k",), name, pa.schema([("k", pa.int64()), (name, pa.timestamp("us"))]))
+        for number, name in ((1, "t"), (2, "u"))
+    ]
+    world = World(interval_join_operator("join", ports, lower, upper))
+    for port, times in sorted(enumerate((left, right)), reverse=not is_left_first):
+        at = pa.array(times, pa.int64()).cast(pa.timestamp("us"))
+        world.process(pa.RecordBatch.from_arrays([pa.array([1] * len(times)), at], schema=ports[port].schema), port)
+    pairs = [
+        pair
+        for _, made in world.out.batches
+        for pair in zip(*(made.column(name).cast(pa.int64()).to_pylist() for name in "tu"), strict=True)
+    ]
+    assert sorted(pairs) == sorted((t, u) for t in left for u in right if lower <= u - t <= upper)

@@ -130,6 +130,17 @@ def test_a_late_row_that_joins_a_live_session_is_not_late() -> None:
     assert (row["window_start"], row["n"]) == (EPOCH + timedelta(milliseconds=5), 3)
 
 
+def test_a_session_that_has_fired_is_kept_while_a_row_that_joins_it_keeps_it_open() -> None:
+    world = World(operator_of(session("10 ms"), lateness="5 ms"))
+    world.process(rows(INTS, ("a", 0, 1)))
+    world.advance(12_000)
+    world.process(rows(INTS, ("a", 8, 1)))  # not late, and its session ends at 18 now
+    world.advance(15_000)  # what ended at 10 alone would be forgotten here
+    world.advance(20_000)
+    found = [(row["n"], row["window_start"], row["window_end"] - EPOCH) for row in world.out.rows()]
+    assert found == [(1, EPOCH, timedelta(milliseconds=10)), (2, EPOCH, timedelta(milliseconds=18))]
+
+
 def test_rows_exactly_a_gap_apart_are_one_session_and_a_little_more_are_two() -> None:
     world = World(operator_of(session("10 ms")))
     world.process(rows(INTS, ("a", 0, 1), ("a", 10, 1), ("a", 21, 1)))

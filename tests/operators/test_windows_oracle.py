@@ -166,3 +166,18 @@ def test_tumbling_and_sliding_windows(shape: tuple[int, int, int], lateness: int
 @given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), steps)
 def test_session_windows(gap: int, lateness: int, plan: list[tuple[str, Any]]) -> None:
     check(Session(gap * 1000), SessionOracle(gap, lateness), lateness, plan)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(5, 12),
+    st.integers(0, 12),
+    st.lists(st.tuples(st.lists(st.integers(-12, 12), max_size=2), st.integers(1, 12)), min_size=2, max_size=8),
+)
+def test_a_session_that_rows_keep_open(gap: int, lateness: int, plan: list[tuple[list[int], int]]) -> None:
+    """Rows come about where event time is, which goes on by less than a session takes."""
+    now, steps = 0, list[tuple[str, Any]]()
+    for near, by in plan:
+        steps += [("rows", [("a", now + each, 1) for each in near]), ("watermark", now + by)]
+        now += by
+    check(Session(gap * 1000), SessionOracle(gap, lateness), lateness, steps)

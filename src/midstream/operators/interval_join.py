@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import polars as pl
 import pyarrow as pa
 
 from midstream.core.errors import JobError
+from midstream.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.operators.function_operator import Port
-from midstream.state.table import TableState
+from midstream.operators.progress import Progress
+from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.state.timeline import Timeline
+
+PROGRESS: Final = "progress"
 
 
 def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, upper_us: int) -> BatchFunctionOperator:
@@ -32,57 +38,59 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
     added = [field for field in renamed if field.name not in keys]
     schema = pa.schema([*first.schema, *added])
     assert first.event_time is not None and second.event_time is not None
-    time1 = pl.col(first.event_time).dt.epoch("us")
-    time2 = pl.col(names.get(second.event_time, second.event_time)).dt.epoch("us")
-    interval = max(schema.names, key=len) + "_"  # the name of no column
-    length_us = upper_us - lower_us + 1
+    first_time, second_time = first.event_time, names.get(second.event_time, second.event_time)
+    second_names = [field.name for field in added]
 
-    def pairs(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame | None:
-        """A key may have very many rows: only those of about the same time are put side by side."""
-        if left.is_empty() or right.is_empty():
-            return None
-        first1, last1 = _extremes(left, time1)
-        right = right.filter(time2.is_between(first1 + lower_us, last1 + upper_us))
-        if right.is_empty():
-            return None
-        first2, last2 = _extremes(right, time2)
-        left = left.filter(time1.is_between(first2 - upper_us, last2 - lower_us))
-        on = keys
-        if min(last1 - first1, last2 - first2) > length_us:
-            # Time is cut into pieces of that length: what a row of the first goes with is in one or two of them.
-            left = left.with_columns(((time1 + lower_us) // length_us).alias(interval))
-            reaches_next = (time1 + upper_us) // length_us > pl.col(interval)
-            left = pl.concat([left, left.filter(reaches_next).with_columns(pl.col(interval) + 1)])
-            right = right.with_columns((time2 // length_us).alias(interval))
-            on = [*keys, interval]
-        joined = left.join(right, on=on)
-        return joined.filter((time2 - time1).is_between(lower_us, upper_us)).select(schema.names)
+    def side_by_side(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+        return left.hstack(right.select(second_names))
 
     class IntervalJoin(CoBatchFunction):
-        left = TableState(first.schema)
-        right = TableState(renamed)
+        left = Timeline(first.schema, first_time, upper_us)
+        right = Timeline(renamed, second_time, -lower_us)
 
         def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
-            self.left.append(rows)
-            return pairs(rows, self.right.frame)
+            pairs = self.right.pairs(self.left.append(rows), lower_us, upper_us)
+            return None if pairs is None else side_by_side(*pairs)
 
         def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
-            rows = rows.rename(names)
-            self.right.append(rows)
-            return pairs(self.left.frame, rows)
+            pairs = self.left.pairs(self.right.append(rows.rename(names)), -upper_us, -lower_us)
+            return None if pairs is None else side_by_side(*reversed(pairs))
 
-        def on_watermark(self, ctx: BatchContext) -> None:
-            now = pl.lit(ctx.watermark).dt.epoch("us")
-            for table, last in (self.left, time1 + upper_us), (self.right, time2 - lower_us):
-                rows = table.frame
-                kept = rows.filter(last > now)
-                if kept.height < rows.height:
-                    table.frame = kept
-
-    return BatchFunctionOperator(name, IntervalJoin(), ports, schema)
+    return IntervalJoinOperator(name, IntervalJoin(), ports, schema)
 
 
-def _extremes(rows: pl.DataFrame, time_us: pl.Expr) -> tuple[int, int]:
-    """The first and the last time of some rows."""
-    first, last = rows.select(first=time_us.min(), last=time_us.max()).row(0)
-    return first, last
+class IntervalJoinOperator(BatchFunctionOperator):
+    """What it stores of rows that are dead already, it stores with how far event time had come."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        self._progress = Progress(context.key_groups)
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        self._progress.reach(watermark_us)
+        for side in self._sides:
+            side.advance(watermark_us)
+        return True
+
+    @property
+    def _sides(self) -> list[Timeline]:
+        return [state for state in self._states.values() if isinstance(state, Timeline)]
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        if any(side.holds_late for side in self._sides):  # event time says of these that they are dead
+            for side in self._sides:
+                side.without_dead()
+        rows = super().snapshot(checkpoint_id)
+        if not any(side.holds_dead for side in self._sides):
+            return rows
+        marks = self._progress.table()
+        assert marks is not None, "rows are dead, and there was no watermark"
+        part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
+        return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        super().restore({name: part for name, part in parts.items() if name != PROGRESS})
+        if PROGRESS in parts:
+            self._progress.restore(parts[PROGRESS].table())
+            for side in self._sides:
+                side.drop(self._progress.of)

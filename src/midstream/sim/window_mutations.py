@@ -20,6 +20,7 @@ from midstream.operators.window_base import END, PROGRESS, START, WindowOperator
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.mutation_scenarios import close_behind, in_pieces
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw
+from midstream.state.timeline import Timeline
 
 
 def _nothing(*_: Any) -> None:
@@ -266,11 +267,8 @@ def restored_sessions_never_end() -> Replacements:
 def join_without_its_bound() -> Replacements:
     """Rows that are just as far apart as they may be are not joined."""
 
-    def is_between(self: Any, lower: Any, upper: Any, closed: Any = "both") -> pl.Expr:
-        return original(self, lower, upper, closed="left" if closed == "both" else closed)
-
-    original = pl.Expr.is_between
-    return [(pl.Expr, "is_between", is_between)]
+    original = Timeline.pairs
+    return [(Timeline, "pairs", lambda self, rows, low, high: original(self, rows, low, high - 1))]
 
 
 # ---- where they are looked for
