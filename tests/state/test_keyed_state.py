@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import JobError, StorageError
+from midstream.operators.base import never_stored
 from midstream.state.heap import KeyForm, state_rows, state_table
 from midstream.state.keyed import KeyScope, ListState, MapState, ReducingState, State, ValueState
 from midstream.state.pickles import OwnCode
-from midstream.state.timers import TimerQueue
+from midstream.state.timers import STRETCH_BITS, TimerQueue
 
 KEYS = st.sampled_from(["a", "b", "c"])
 OWN = OwnCode()
 FORM = KeyForm([pa.field("k", pa.large_string())], 8)
+
+
+def stored(state: State, form: KeyForm, where: str) -> pa.Table:
+    """All of it at rest."""
+    frozen = state.freeze(lambda: "chunk", never_stored)
+    assert frozen is not None
+    return state_table(state, frozen, form, OWN, where)
 
 
 class States(RuleBasedStateMachine):
@@ -36,7 +47,7 @@ class States(RuleBasedStateMachine):
         self.map: MapState[int, list[int]] = MapState().bound("map", self.scope)
         self.sum: ReducingState[list[int]] = ReducingState(lambda a, b: a + b).bound("sum", self.scope)
         self.plain: dict[str, dict[str, Any]] = {"value": {}, "list": {}, "map": {}, "sum": {}}
-        self.snapshots: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.snapshots: list[tuple[dict[str, Mapping[Any, Any]], dict[str, Any]]] = []
 
     @property
     def states(self) -> list[State]:
@@ -83,25 +94,29 @@ class States(RuleBasedStateMachine):
 
     @rule()
     def snapshot(self) -> None:
-        self.snapshots.append(({s.name: s.freeze() for s in self.states}, copy.deepcopy(self.plain)))
+        frozen = {s.name: s.freeze(lambda: "chunk", never_stored) for s in self.states}
+        self.snapshots.append(
+            ({name: found.entries if found else {} for name, found in frozen.items()}, copy.deepcopy(self.plain))
+        )
 
     @rule()
     def restore(self) -> None:
         for state in self.states:
-            table = state_table(state, state.freeze(), FORM, OWN, "test")
             bound = type(state).bound(state, state.name, self.scope)
-            bound.thaw(state_rows(bound, table, FORM, OWN, "test"))
+            if state.entries():
+                bound.thaw(state_rows(bound, stored(state, FORM, "test"), FORM, OWN, "test")[1])
             setattr(self, state.name, bound)
 
     @invariant()
     def snapshots_stay_as_they_were(self) -> None:
-        for frozen, plain in [*self.snapshots, ({s.name: s._entries for s in self.states}, self.plain)]:
+        now: dict[str, Mapping[Any, Any]] = {state.name: state.entries() for state in self.states}
+        for frozen, plain in [*self.snapshots, (now, self.plain)]:
             assert {n: _without_empty(entries) for n, entries in frozen.items()} == {
                 n: _without_empty(entries) for n, entries in plain.items()
             }
 
 
-def _without_empty(entries: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value}
 
 
@@ -119,21 +134,21 @@ def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
 def test_typed_state_is_stored_in_its_type_and_other_types_are_refused_on_restore() -> None:
     state = ValueState(pa.int32(), default=0).bound("n", KeyScope("a", is_set=True))
     state.value = 5
-    table = state_table(state, state.freeze(), FORM, OWN, "operator 'x'")
+    table = stored(state, FORM, "operator 'x'")
     assert table.schema.field("value").type == pa.int32()
     assert table.column("key").to_pylist() == ["a"]
     now = ValueState(pa.int64(), default=0).bound("n", KeyScope())
     with pytest.raises(StorageError, match=r"operator 'x': state 'n': stored as int32, declared as int64 now"):
-        list(state_rows(now, table, FORM, OWN, "operator 'x'"))
+        state_rows(now, table, FORM, OWN, "operator 'x'")
     with pytest.raises(StorageError, match="keys in the checkpoint are large_string"):
-        list(state_rows(state, table, KeyForm([pa.field("k", pa.int64())], 8), OWN, "operator 'x'"))
+        state_rows(state, table, KeyForm([pa.field("k", pa.int64())], 8), OWN, "operator 'x'")
 
 
 def test_a_value_that_cannot_be_pickled_is_named() -> None:
     state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
     state.value = (i for i in range(3))
     with pytest.raises(JobError, match="a value of state 'n' cannot be pickled: TypeError"):
-        state_table(state, state.freeze(), FORM, OWN, "operator 'x'")
+        stored(state, FORM, "operator 'x'")
 
 
 @pytest.mark.parametrize(
@@ -147,23 +162,27 @@ def test_a_value_that_cannot_be_pickled_is_named() -> None:
 def test_a_pickled_value_comes_back_as_it_was(value: Any) -> None:
     state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
     state.value = value
-    table = state_table(state, state.freeze(), FORM, OWN, "operator 'x'")
-    ((_, _, found),) = state_rows(state, table, FORM, OWN, "operator 'x'")
+    table = stored(state, FORM, "operator 'x'")
+    ((_, _, found),) = state_rows(state, table, FORM, OWN, "operator 'x'")[1]
     assert found == value and type(found) is type(value)
 
 
 def test_a_crafted_value_in_a_checkpoint_calls_nothing() -> None:
     state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
     state.value = 1
-    table = state_table(state, state.freeze(), FORM, OWN, "operator 'x'")
+    table = stored(state, FORM, "operator 'x'")
     crafted = table.set_column(
         table.column_names.index("value"), "value", pa.array([b"cos\nsystem\n(S'exit 1'\ntR."], pa.large_binary())
     )
     with pytest.raises(StorageError, match=r"operator 'x': state 'n': os\.system is neither"):
-        list(state_rows(state, crafted, FORM, OWN, "operator 'x'"))
+        state_rows(state, crafted, FORM, OWN, "operator 'x'")
 
 
 # ---- timers ----
+
+
+ALL = MAX_WATERMARK_US
+STRETCH = 1 << STRETCH_BITS
 
 
 def test_timers_come_in_order_of_time_and_each_once() -> None:
@@ -172,21 +191,48 @@ def test_timers_come_in_order_of_time_and_each_once() -> None:
         queue.add(time_us, key)
     queue.delete(4, "x")
     queue.delete(4, "nobody")
-    frozen = queue.freeze()
-    order = []
-    while queue.next_us() is not None:
-        order.append(queue.pop())
-    assert order == [(-7, "a"), (3, "b"), (3, "a"), (5, "a")]
+    frozen = queue.timers()
+    order = [queue.pop(ALL) for _ in range(5)]
+    assert order == [(-7, "a"), (3, "b"), (3, "a"), (5, "a"), None]
     restored = TimerQueue()
     restored.thaw(frozen)
-    assert [restored.pop() for _ in range(len(restored)) if restored.next_us() is not None] == order
+    assert [restored.pop(ALL) for _ in range(5)] == order
 
 
-def test_timers_that_are_moved_again_and_again_do_not_pile_up() -> None:
+TIMES = st.one_of(
+    st.integers(-2, 2),
+    st.sampled_from([k * STRETCH + d for k in (-1, 1, 2, 1000) for d in (-1, 0, 1)]),
+    st.sampled_from([MIN_WATERMARK_US, MAX_WATERMARK_US]),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "add", "delete", "pop", "next"]), TIMES, st.integers(0, 2))))
+def test_timers_are_those_that_were_set_and_not_deleted_whenever_one_asks(steps: list[tuple[str, int, int]]) -> None:
+    queue, expected = TimerQueue(), list[tuple[int, int]]()
+    for what, time_us, key in steps:
+        timer = time_us, key
+        if what == "add":
+            queue.add(*timer)
+            expected += [timer] if timer not in expected else []
+        elif what == "delete":
+            queue.delete(*timer)
+            expected = [each for each in expected if each != timer]
+        first = min(expected, key=itemgetter(0), default=None)
+        if what == "pop":
+            due = first if first is not None and first[0] <= time_us else None
+            assert queue.pop(time_us) == due
+            expected = [each for each in expected if each != due]
+        elif what == "next":
+            assert queue.next_us() == (first and first[0])
+        assert queue.timers() == expected
+
+
+@pytest.mark.parametrize("step_us", [1, STRETCH])
+def test_timers_that_are_moved_again_and_again_do_not_pile_up(step_us: int) -> None:
     queue = TimerQueue()
-    for time_us in range(10_000):
-        queue.delete(time_us - 1, "a")
-        queue.add(time_us, "a")
+    for turn in range(10_000):
+        queue.delete((turn - 1) * step_us, "a")
+        queue.add(turn * step_us, "a")
     assert len(queue) == 1
-    assert len(queue._heap) < 200
-    assert queue.next_us() == 9_999
+    assert len(queue._heap) + sum(map(len, queue._closed.values())) + len(queue._stretches) < 400
+    assert queue.next_us() == 9_999 * step_us

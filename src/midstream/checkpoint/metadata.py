@@ -23,7 +23,8 @@ from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 5
+VERSION: Final = 6
+"""6: state of process functions in several chunks, of which newer ones take the place of older ones."""
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 

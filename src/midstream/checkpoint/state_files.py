@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -271,7 +271,17 @@ def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
     if not keep.any():
         return None
     chunk_id = f"{chunk.id}/{owned.key_groups.start}-{owned.key_groups.stop}"
-    return Chunk(chunk_id, table.filter(pa.array(keep)))
+    return Chunk(chunk_id, _filtered(table, keep))
+
+
+def _filtered(table: pa.Table, keep: np.ndarray[Any, Any]) -> pa.Table:
+    try:
+        return table.filter(pa.array(keep))
+    except pa.ArrowNotImplementedError:  # of string_view and binary_view, as users may declare their state
+        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False)).tolist()
+        return pa.concat_tables(
+            [table.slice(low, high - low) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+        )
 
 
 class _Files:

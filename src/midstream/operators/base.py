@@ -64,6 +64,10 @@ class Splits(Protocol):
         ...
 
 
+def never_stored(chunk_id: str) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
     uid: str
@@ -90,6 +94,8 @@ class OperatorContext:
     job_id: str = ""
     attempt: int = 0
     """Grows with every restart of the job (for sinks: see WriterContext)."""
+    stored_bytes: Callable[[str], int | None] = never_stored
+    """How long the chunk with this id is in a file of a completed checkpoint: a snapshot need only refer to it. None: in none."""
     splits: Splits | None = None
     """Of the source in this task, if every operator in between keeps their rows apart."""
     metrics: UserMetrics = field(default_factory=UserMetrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import GeneratorType
 from typing import Any
 
 import pyarrow as pa
@@ -26,9 +27,11 @@ from midstream.operators.rows import (
     to_batch,
     to_rows,
 )
+from midstream.state.entry_log import EntryLog, Frozen
 from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
 from midstream.state.keyed import KeyScope, State
 from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.state.timers import TimerQueue
 
 TIMERS_PER_SLICE = 16_384
 """Timers that fire in one slice at most, however fast."""
@@ -64,6 +67,7 @@ class ProcessOperator(FunctionOperator):
         self._side_rows: dict[str, list[Row]] = {}
         self._form: KeyForm
         self._timers: Timers
+        self._logs: list[EntryLog] = []
         self._context: Context
 
     def _check_keys(self) -> None:
@@ -110,6 +114,7 @@ class ProcessOperator(FunctionOperator):
             self._states[name] = bound
             bound.bind(self._function, name)
         self._timers = Timers(self._scope, self._arm)
+        self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
             self._scope,
             self._form.shown,
@@ -123,17 +128,22 @@ class ProcessOperator(FunctionOperator):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         expected = {state.part_name: state for state in self._states.values()}
-        for name, part in parts.items():
-            table = part.table()
-            if name == "timers:event":
-                self._timers.event.thaw(timer_rows(table, self._form))
-            elif name == "timers:processing":
-                self._timers.processing.thaw(timer_rows(table, self._form))
-            elif name in expected:
-                state = expected[name]
-                state.thaw(state_rows(state, table, self._form_of(state), self.own, self._where))
-            else:
+        timers = {name: queue for name, queue in self._queues().items() if name in parts}
+        for name, queue in timers.items():
+            for chunk in parts[name].chunks:
+                named, rows = timer_rows(chunk.table, self._form)
+                queue.forget(named)
+                queue.thaw(rows)
+                queue.log.restored(chunk.id, named, len(named))
+        for name in (name for name in parts if name not in timers):
+            state = expected.get(name)
+            if state is None:
                 raise self._undeclared(name)
+            for chunk in parts[name].chunks:
+                keys, found = state_rows(state, chunk.table, self._form_of(state), self.own, self._where)
+                state.forget(keys)
+                state.thaw(found)
+                state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
         self._arm()
 
     def close(self) -> None:
@@ -184,7 +194,9 @@ class ProcessOperator(FunctionOperator):
 
     def _take(self, result: Any, index: Origin, method: str) -> None:
         """Rows that the function returned; a generator runs here, while the key is still set."""
-        if isinstance(result, dict):
+        if type(result) is GeneratorType:  # nearly always, and the other questions take as long as a row
+            self._rows.extend(map(self._as_it_is_now, result))
+        elif isinstance(result, dict):
             self._rows.append(self._as_it_is_now(result))
         elif isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
             raise JobError(
@@ -208,6 +220,8 @@ class ProcessOperator(FunctionOperator):
         for tag, side in sides.items():
             where = f"{self._where}: side output {tag!r}"
             self._out.emit(to_batch(side, self.side_outputs[tag], where, ()), tag)
+        for log in self._logs:
+            log.settle()
 
     # ---- timers ----
 
@@ -239,14 +253,12 @@ class ProcessOperator(FunctionOperator):
         fired = 0
         self._scope.is_set = True
         try:
-            while (due_us := queue.next_us()) is not None and due_us <= until_us:
-                if fired and (fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s):
-                    return False
-                time_us, key = queue.pop()
-                self._scope.key = key
-                self._context.time_us = time_us
+            while (timer := queue.pop(until_us)) is not None:
+                self._context.time_us, self._scope.key = timer
                 self._call_timer()
                 fired += 1
+                if fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s:
+                    return False
         finally:
             self._leave()
         return True
@@ -288,25 +300,30 @@ class ProcessOperator(FunctionOperator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """References now, tables later: see state.keyed for why that is safe."""
-        ids, form, where, own = self._runtime.ids, self._form, self._where, self.own
-        frozen = [(state, ids.new_id(), entries) for state in self._states.values() if (entries := state.freeze())]
-        queues = {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
-        timers = [(name, ids.new_id(), queue.freeze()) for name, queue in queues.items() if len(queue)]
-        if not frozen and not timers:
+        new_id, stored_bytes, form = self._runtime.ids.new_id, self._runtime.stored_bytes, self._form
+        of_states = [(state, state.freeze(new_id, stored_bytes)) for state in self._states.values()]
+        of_timers = [(name, queue.log.freeze(new_id, stored_bytes)) for name, queue in self._queues().items()]
+        if not any(frozen for _, frozen in (*of_states, *of_timers)):
             return NOTHING
+        own, where = self.own, self._where
 
         def later() -> SnapshotResult:
             parts = {}
-            for state, chunk_id, entries in frozen:
-                rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                table = state_table(state, entries, self._form_of(state), own, where)
-                if table.num_rows:
-                    parts[state.part_name] = StatePart(rule, (Chunk(chunk_id, table),))
-            for name, chunk_id, rows in timers:
-                parts[name] = StatePart(Redistribute.KEYED, (Chunk(chunk_id, timers_table(rows, form)),))
-            return SnapshotResult(parts)
+            for state, frozen in of_states:
+                if frozen is not None:
+                    rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
+                    table = state_table(state, frozen, self._form_of(state), own, where)
+                    parts[state.part_name] = StatePart(rule, _chunks(frozen, table))
+            for name, frozen in of_timers:
+                if frozen is not None:
+                    parts[name] = StatePart(Redistribute.KEYED, _chunks(frozen, timers_table(frozen, form)))
+            return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
         return Snapshot(later=later)
+
+    def _queues(self) -> dict[str, TimerQueue]:
+        """By name of the part in which its timers are."""
+        return {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
 
     def contents(self) -> dict[str, dict[Any, Any]]:
         """By name of a state, a copy of what it holds now: by key as the function sees it; of broadcast state, all of it."""
@@ -322,7 +339,7 @@ class ProcessOperator(FunctionOperator):
     def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
         """Those of event time and those of processing time that are set now: when, and of which key."""
         event, processing = (
-            [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.freeze()]
+            [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.timers()]
             for queue in (self._timers.event, self._timers.processing)
         )
         return event, processing
@@ -337,3 +354,8 @@ class ProcessOperator(FunctionOperator):
     ) -> MidstreamError:
         key = f" (key {self._context.key!r})" if self._scope.is_set else ""
         return super()._user_error(f"{what}{key}", error, at)
+
+
+def _chunks(frozen: Frozen, table: pa.Table) -> tuple[Chunk, ...]:
+    chunks = tuple(Chunk(chunk_id) for chunk_id in frozen.stored)
+    return (*chunks, Chunk(frozen.chunk_id, table)) if table.num_rows else chunks

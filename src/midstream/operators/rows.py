@@ -140,7 +140,12 @@ def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, g
 def as_it_is_now(schema: pa.Schema) -> Callable[[Any], Any]:
     """What copies a row of `schema` for keeping: a function may go on with the same dict, or with a list in it (its
     state's, for example). What is no row stays as it is, and is refused later."""
-    return partial(_copied_row, nested_columns(schema))
+    nested = nested_columns(schema)
+    return partial(_copied_row, nested) if nested else _copied_flat_row
+
+
+def _copied_flat_row(row: Any) -> Any:
+    return dict(row) if isinstance(row, dict) else row
 
 
 def _copied_row(nested: Sequence[str], row: Any) -> Any:

@@ -1,14 +1,16 @@
 """Heap state at rest: a table per state, with columns `key`, `namespace` and `value`.
 
 `key` is the key column itself, or a struct of all key columns; `namespace` is the position in a
-list or the key in a map. What has no declared Arrow type is pickled into binary columns.
+list or the key in a map. What has no declared Arrow type is pickled into binary columns. A table that follows others
+takes the place of all that they have of its keys; rows of keys that have nothing any more are marked in the column `gone`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +19,15 @@ from midstream.core.arrow_types import TimestampType, is_struct_array, to_list
 from midstream.core.errors import JobError, StorageError
 from midstream.core.keys import key_groups
 from midstream.core.values import ValueMisfit, to_array, to_python, zone_of
+from midstream.state.entry_log import GONE, Frozen
 from midstream.state.keyed import ListState, MapState, State, StateRow
 from midstream.state.parts import KEY_GROUP
 from midstream.state.pickles import OwnCode, Pickles
 from midstream.state.timers import TimerRow
 
+T = TypeVar("T")
+
+_GONE: Final = "gone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -119,47 +125,79 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def state_table(state: State, frozen: dict[Any, Any], form: KeyForm, own: OwnCode, where: str) -> pa.Table:
+def state_table(state: State, frozen: Frozen, form: KeyForm, own: OwnCode, where: str) -> pa.Table:
     """A frozen state as a table. Raises JobError naming a value that cannot be stored. Any thread."""
-    rows = list(state.rows_of(frozen))
+    entries, gone = frozen.entries, []
+    if frozen.stored:
+        gone = [key for key, entry in entries.items() if entry is GONE or (state.is_many_rows and not entry)]
+        entries = {key: entry for key, entry in entries.items() if entry is not GONE} if gone else entries
+    keys, names, values = state.columns_of(entries)
     pickles = Pickles(own)
-    columns = form.columns([key for key, _, _ in rows])
+    columns = form.columns([*keys, *gone])
     if isinstance(state, ListState):
-        columns["namespace"] = pa.array([at for _, at, _ in rows], pa.int64())
+        columns["namespace"] = pa.array([*names, *(None for _ in gone)], pa.int64())
     elif isinstance(state, MapState):
-        names = [at for _, at, _ in rows]
-        columns["namespace"] = _encode(names, state.key_type, pickles, f"{where}: a key of state {state.name!r}")
-    values = [value for _, _, value in rows]
-    columns["value"] = _encode(values, state.type, pickles, f"{where}: a value of state {state.name!r}")
-    return pa.table(columns)
+        columns["namespace"] = _encode(
+            names, len(gone), state.key_type, pickles, f"{where}: a key of state {state.name!r}"
+        )
+    what = f"{where}: a value of state {state.name!r}"
+    columns["value"] = _encode(values, len(gone), state.type, pickles, what)
+    return pa.table(columns | _marks(len(keys), len(gone)))
 
 
-def state_rows(state: State, table: pa.Table, form: KeyForm, own: OwnCode, where: str) -> Iterator[StateRow]:
-    """The rows of such a table. Raises StorageError when the state was declared with other types then."""
+def state_rows(
+    state: State, table: pa.Table, form: KeyForm, own: OwnCode, where: str
+) -> tuple[list[Any], Iterator[StateRow]]:
+    """The keys of such a table, those that are gone included, and its rows.
+
+    Raises StorageError when the state was declared with other types then.
+    """
     keys = form.keys(table)
+    live, live_keys = _live(table, keys)
     pickles = Pickles(own)
-    named: list[Any] = [None] * table.num_rows
+    named: list[Any] = [None] * live.num_rows
     if isinstance(state, MapState):
-        named = _decode(table.column("namespace"), state.key_type, pickles, f"{where}: keys of state {state.name!r}")
-    values = _decode(table.column("value"), state.type, pickles, f"{where}: state {state.name!r}")
-    return zip(keys, named, values, strict=True)
+        named = _decode(live.column("namespace"), state.key_type, pickles, f"{where}: keys of state {state.name!r}")
+    values = _decode(live.column("value"), state.type, pickles, f"{where}: state {state.name!r}")
+    return keys, zip(live_keys, named, values, strict=True)
 
 
-def timers_table(timers: Sequence[TimerRow], form: KeyForm) -> pa.Table:
+def timers_table(frozen: Frozen, form: KeyForm) -> pa.Table:
+    gone = [timer for timer, number in frozen.entries.items() if number is GONE]
+    live = sorted((each for each in frozen.entries.items() if each[1] is not GONE), key=itemgetter(1))
+    timers = [*(timer for timer, _ in live), *gone]
     columns = form.columns([key for _, key in timers])
     columns["time_us"] = pa.array(np.array([time_us for time_us, _ in timers], np.int64))
-    return pa.table(columns)
+    return pa.table(columns | _marks(len(live), len(gone)))
 
 
-def timer_rows(table: pa.Table, form: KeyForm) -> Iterable[TimerRow]:
-    return zip(to_list(table.column("time_us")), form.keys(table), strict=True)
+def timer_rows(table: pa.Table, form: KeyForm) -> tuple[list[TimerRow], list[TimerRow]]:
+    """The timers of such a table, those that are gone included, and those that are set."""
+    timers = list(zip(to_list(table.column("time_us")), form.keys(table), strict=True))
+    return timers, _live(table, timers)[1]
 
 
-def _encode(values: list[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> pa.Array[Any]:
+def _marks(live: int, gone: int) -> dict[str, pa.Array[Any]]:
+    """The column that tells rows from keys that have none any more, which come last; nothing where there are no such."""
+    return {_GONE: pa.array(np.arange(live + gone) >= live)} if gone else {}
+
+
+def _live(table: pa.Table, keys: list[T]) -> tuple[pa.Table, list[T]]:
+    """The rows of a table, and those of `keys` that are theirs, without those of keys that have none any more, the last."""
+    if _GONE not in table.column_names:
+        return table, keys
+    live = table.num_rows - int(np.count_nonzero(table.column(_GONE).to_numpy()))
+    return table.slice(0, live), keys[:live]
+
+
+def _encode(values: list[Any], nulls: int, kind: pa.DataType | None, pickles: Pickles, what: str) -> pa.Array[Any]:
+    """With so many nulls behind them."""
     if kind is None:
-        return pa.array([pickles.dumps(value, what) for value in values], pa.large_binary())
+        return pa.array(
+            [*(pickles.dumps(value, what) for value in values), *(None for _ in range(nulls))], pa.large_binary()
+        )
     try:
-        return to_array(values, kind)
+        return to_array(values + [None] * nulls, kind)
     except ValueMisfit as misfit:  # it was changed in place after it had been given
         raise JobError(f"{what}: {misfit}") from misfit
 

@@ -8,6 +8,7 @@ and what does not fit is refused there: a restore must not be what changes a val
 Snapshots are copy-on-write: taking one copies references only, and the first touch of an entry
 after it makes a copy for the operator to go on with, so what a snapshot holds never changes.
 A value may be changed in place during the call that fetched it, but not kept for a later one.
+A snapshot holds the entries that were touched since the one before (state/entry_log.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from midstream.core.errors import JobError, SchemaError
 from midstream.core.forms import LEAST_DIGIT, ONE_DIGIT
 from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan, shown
 from midstream.state.declared import DeclaredState
+from midstream.state.entry_log import GONE, EntryLog, Frozen
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -55,6 +58,8 @@ class State(DeclaredState):
     """Base of the states that have an entry per key. `type`: the Arrow type of its values at rest; without one they are pickled."""
 
     is_keyed: ClassVar[bool] = True
+    is_many_rows: ClassVar[bool] = False
+    """An entry is a collection, and at rest a row for each of its items, which may be none."""
 
     def __init__(self, type: pa.DataType | None = None) -> None:
         self.type = type
@@ -71,11 +76,13 @@ class State(DeclaredState):
         self._entries: dict[Any, Any] | None = None
         self._own: set[Any] = set()
         """Keys of entries that can change in place and that no snapshot refers to."""
+        self.log: EntryLog
 
     def bound(self: S, name: str, scope: KeyScope) -> S:
         """A copy that holds entries. For the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
+        state.log = EntryLog(state._entries, is_many_rows=state.is_many_rows)
         state._kept = None if self._form is None else self._form.keep
         return state
 
@@ -107,33 +114,41 @@ class State(DeclaredState):
     def clear(self) -> None:
         """Forget the entry of the current key."""
         entries, key = self._here()
-        entries.pop(key, None)
-        self._own.discard(key)
+        if key in entries:
+            del entries[key]
+            self._own.discard(key)
+            self.log.changed[key] = GONE
 
     # ---- for the operator ----
 
     def type_text(self) -> str:
         return "pickled" if self.type is None else str(self.type)
 
-    def freeze(self) -> dict[Any, Any]:
-        """All entries by key as they are now: nothing in it will ever change."""
-        assert self._entries is not None
+    def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
+        """What a snapshot has to hold: nothing in it will ever change."""
         self._own = set()
-        return dict(self._entries)
+        return self.log.freeze(new_id, stored_bytes)
 
     def entries(self) -> dict[Any, Any]:
         """By key, what is held now: not to be changed."""
         assert self._entries is not None
         return self._entries
 
-    def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
-        """A frozen state as rows. Any thread."""
-        return ((key, None, value) for key, value in frozen.items())
+    def columns_of(self, entries: Mapping[Any, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Entries as rows: their keys, namespaces (none where there are none) and values. Any thread."""
+        return list(entries), [], list(entries.values())
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
-        """Take back such rows."""
+        """Take back such rows, of keys that have no entry."""
         assert self._entries is not None
         self._entries.update((key, value) for key, _, value in rows)
+
+    def forget(self, keys: Iterable[Any]) -> None:
+        """Newer rows of these keys follow, or none."""
+        assert self._entries is not None
+        if self._entries:
+            for key in keys:
+                self._entries.pop(key, None)
 
 
 class _Single(State, Generic[T]):
@@ -151,7 +166,7 @@ class _Single(State, Generic[T]):
         entries, key = self._here()
         if key not in self._own:
             value = copy.deepcopy(value)
-            entries[key] = value  # also a default: it may be changed in place
+            entries[key] = self.log.changed[key] = value  # also a default: it may be changed in place
             self._own.add(key)
         return value
 
@@ -165,10 +180,10 @@ class _Single(State, Generic[T]):
             or (kind is self._whole and (LEAST_DIGIT <= value <= ONE_DIGIT or -(1 << 63) <= value < 1 << 63))  # type: ignore[operator]
             or (kind is self._text and value.isascii())  # type: ignore[attr-defined]
         ):
-            entries[scope.key] = value  # type: ignore[index]
+            entries[scope.key] = self.log.changed[scope.key] = value  # type: ignore[index]
             return
         kept = value if self._kept is None else self._keep(value)
-        entries[scope.key] = kept  # type: ignore[index]
+        entries[scope.key] = self.log.changed[scope.key] = kept  # type: ignore[index]
         if type(kept) not in _FROZEN:
             self._own.add(scope.key)
 
@@ -228,7 +243,8 @@ class ListState(State, Generic[T]):
     def set(self, values: Iterable[T]) -> None:
         """Replace the whole list."""
         entries, key = self._here()
-        entries[key] = [self._keep(value) for value in values]
+        kept = [self._keep(value) for value in values]
+        entries[key] = self.log.changed[key] = kept
         self._own.add(key)
 
     def __iter__(self) -> Iterator[T]:
@@ -243,12 +259,15 @@ class ListState(State, Generic[T]):
         found: list[T] | None = entries.get(key)
         if key not in self._own or found is None:
             found = [] if found is None else _copy_list(found)
-            entries[key] = found
+            entries[key] = self.log.changed[key] = found
             self._own.add(key)
         return found
 
-    def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
-        return ((key, at, value) for key, values in frozen.items() for at, value in enumerate(values))
+    is_many_rows = True
+
+    def columns_of(self, entries: Mapping[Any, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        keys = [key for key, values in entries.items() for _ in values]
+        return keys, [at for each in entries.values() for at in range(len(each))], [*chain(*entries.values())]
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
         assert self._entries is not None
@@ -282,9 +301,11 @@ class MapState(State, MutableMapping[K, V]):
     def type_text(self) -> str:
         return f"{'pickled' if self.key_type is None else self.key_type} to {super().type_text()}"
 
-    def freeze(self) -> dict[Any, Any]:
+    is_many_rows = True
+
+    def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
         self._own_values = set()
-        return super().freeze()
+        return super().freeze(new_id, stored_bytes)
 
     def _read(self) -> dict[K, V]:
         entries, key = self._here()
@@ -295,7 +316,7 @@ class MapState(State, MutableMapping[K, V]):
         if not self._scope.writable:
             raise JobError(f"state {self.name!r} can be changed in process_broadcast only")
         if key not in self._own or key not in entries:
-            entries[key] = dict(entries.get(key, {}))
+            entries[key] = self.log.changed[key] = dict(entries.get(key, {}))
             self._own.add(key)
         return cast("dict[K, V]", entries[key])
 
@@ -359,8 +380,10 @@ class MapState(State, MutableMapping[K, V]):
         self._own_values.difference_update([(self._scope.key, name) for name in written])
         super().clear()
 
-    def rows_of(self, frozen: Mapping[Any, Any]) -> Iterator[StateRow]:
-        return ((key, name, value) for key, values in frozen.items() for name, value in values.items())
+    def columns_of(self, entries: Mapping[Any, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        keys = [key for key, values in entries.items() for _ in values]
+        values = [value for each in entries.values() for value in each.values()]
+        return keys, [*chain(*entries.values())], values
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
         assert self._entries is not None

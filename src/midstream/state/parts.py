@@ -12,6 +12,8 @@ from enum import Enum
 
 import pyarrow as pa
 
+from midstream.core.errors import InvariantError
+
 KEY_GROUP = "__key_group"
 
 
@@ -30,10 +32,20 @@ class Redistribute(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An immutable table. `id` is unique for as long as the job lives; the same id is the same rows."""
+    """An immutable table. `id` is unique for as long as the job lives; the same id is the same rows.
+
+    One without a table is only referred to: a completed checkpoint has it in a file.
+    """
 
     id: str
-    table: pa.Table
+    made: pa.Table | None = None
+
+    @property
+    def table(self) -> pa.Table:
+        """Raises InvariantError where there is none."""
+        if self.made is None:
+            raise InvariantError(f"chunk {self.id} was let go, but no completed checkpoint has it")
+        return self.made
 
 
 @dataclass(frozen=True, slots=True)

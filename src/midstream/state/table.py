@@ -83,8 +83,8 @@ class TableState(DeclaredState):
             rows = pl.concat([runs.pop().frame, rows], rechunk=True)
         self._hold([*runs, Run(rows)])
 
-    def _hold(self, runs: list[Run], whole: pl.DataFrame | None = None) -> None:
-        self._runs, self._whole, self._frozen = runs, whole, None
+    def _hold(self, runs: Sequence[Run], whole: pl.DataFrame | None = None) -> None:
+        self._runs, self._whole, self._frozen = list(runs), whole, None
 
     def _bound_runs(self) -> list[Run]:
         if self._runs is None:
@@ -156,6 +156,10 @@ class TableState(DeclaredState):
 
     def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
         """Take back such chunks, of one old subtask or several. Raises StorageError when they have other columns."""
+        whole = self._thawed(chunks, where)
+        self._hold([Run(whole)] if whole.height else [], whole)
+
+    def _thawed(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
         frames = []
         for chunk in chunks:
             table = chunk.table.drop_columns([KEY_GROUP])
@@ -166,8 +170,7 @@ class TableState(DeclaredState):
                     f"{self.type_text()}. Declare them as they were, or give the operator a new uid to start without state"
                 )
             frames.append(to_polars(table))
-        whole = pl.concat(frames, rechunk=True)
-        self._hold([Run(whole)] if whole.height else [], whole)
+        return pl.concat(frames, rechunk=True)
 
 
 def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str) -> None:

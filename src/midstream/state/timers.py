@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.state.entry_log import GONE, EntryLog
 
 TimerRow: TypeAlias = tuple[int, Any]
 """Time in microseconds, key."""
 
+_Entry: TypeAlias = tuple[int, int, Any]
+"""Time, number, key: timers of one time are due by their numbers."""
+
+STRETCH_BITS: Final = 22
+"""Timers of 2^22 µs, some four seconds, lie together, in no order until the first of them is due."""
+
 
 class TimerQueue:
-    """Deleting is lazy: an entry of the heap counts only while `_live` has its number."""
+    """Deleting is lazy: an entry counts only while `_live` has its number. Of entries that lie together more than half count."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Any]] = []
         self._live: dict[TimerRow, int] = {}
         self._numbers = 0
+        self.log = EntryLog(self._live)
+        self._opened = (MIN_WATERMARK_US >> STRETCH_BITS) - 1
+        self._heap: list[_Entry] = []
+        """Entries of the stretch `_opened`, and of those before it. A heap of few is not slowed down by the many that are not due."""
+        self._closed: dict[int, list[_Entry]] = {}
+        """Entries of later stretches."""
+        self._stretches: list[int] = []
+        """The keys of `_closed`, and some that it has no more: a heap."""
+        self._dead: dict[int, int] = {}
+        """By stretch, `_opened` for all in the heap: so many entries at most do not count."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -26,38 +44,86 @@ class TimerQueue:
 
     def add(self, time_us: int, key: Any) -> None:
         """Setting what is set already changes nothing."""
-        if (time_us, key) in self._live:
+        timer = time_us, key
+        number = self._numbers + 1
+        if self._live.setdefault(timer, number) != number:
             return
-        self._numbers += 1
-        self._live[time_us, key] = self._numbers
-        heapq.heappush(self._heap, (time_us, self._numbers, key))
+        self._numbers = self.log.changed[timer] = number
+        stretch = time_us >> STRETCH_BITS
+        entry = time_us, number, key
+        if stretch <= self._opened:
+            heapq.heappush(self._heap, entry)
+        elif stretch in self._closed:
+            self._closed[stretch].append(entry)
+        else:
+            self._closed[stretch] = [entry]
+            heapq.heappush(self._stretches, stretch)
 
     def delete(self, time_us: int, key: Any) -> None:
         """Deleting what is not set changes nothing."""
-        self._live.pop((time_us, key), None)
-        if len(self._heap) > 2 * len(self._live) + 64:
-            self._heap = [(time, number, key) for (time, key), number in self._live.items()]
-            heapq.heapify(self._heap)
+        timer = time_us, key
+        if self._live.pop(timer, None) is None:
+            return
+        self.log.changed[timer] = GONE
+        stretch = max(time_us >> STRETCH_BITS, self._opened)
+        entries = self._heap if stretch == self._opened else self._closed[stretch]
+        dead = self._dead[stretch] = self._dead.get(stretch, 0) + 1
+        if 2 * dead > len(entries):
+            self._clean(stretch, entries)
+
+    def _clean(self, stretch: int, entries: list[_Entry]) -> None:
+        del self._dead[stretch]
+        entries[:] = [entry for entry in entries if self._live.get((entry[0], entry[2])) == entry[1]]
+        if stretch == self._opened:
+            heapq.heapify(entries)
+        elif not entries:
+            del self._closed[stretch]
+            if len(self._stretches) > 2 * len(self._closed) + 64:
+                self._stretches = sorted(self._closed)
+
+    def _open(self, until_us: int) -> bool:
+        """The first stretch, once all before it are over; False if it begins later than that."""
+        while self._stretches and self._stretches[0] << STRETCH_BITS <= until_us:
+            stretch = heapq.heappop(self._stretches)
+            if stretch in self._closed:
+                self._dead.pop(self._opened, None)
+                self._opened, self._heap = stretch, self._closed.pop(stretch)
+                heapq.heapify(self._heap)
+                return True
+        return False
 
     def next_us(self) -> int | None:
         """When the next timer is due."""
-        while self._heap:
+        while self._heap or self._open(MAX_WATERMARK_US):
             time_us, number, key = self._heap[0]
             if self._live.get((time_us, key)) == number:
                 return time_us
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> TimerRow:
-        """The timer of `next_us`, which is not None."""
-        time_us, _, key = heapq.heappop(self._heap)
-        del self._live[time_us, key]
-        return time_us, key
+    def pop(self, until_us: int) -> TimerRow | None:
+        """The next timer, if it is due by then."""
+        while self._heap or self._open(until_us):
+            if self._heap[0][0] > until_us:
+                return None
+            time_us, number, key = heapq.heappop(self._heap)
+            timer = time_us, key
+            if self._live.get(timer) == number:
+                del self._live[timer]
+                self.log.changed[timer] = GONE
+                return timer
+        return None
 
-    def freeze(self) -> list[TimerRow]:
+    def timers(self) -> list[TimerRow]:
         """All timers as they are now, in the order in which they were set."""
         return list(self._live)
 
     def thaw(self, rows: Iterable[TimerRow]) -> None:
         for time_us, key in rows:
             self.add(time_us, key)
+
+    def forget(self, timers: Iterable[TimerRow]) -> None:
+        """Newer rows of these follow, or none."""
+        if self._live:
+            for time_us, key in timers:
+                self.delete(time_us, key)

@@ -140,6 +140,11 @@ class TaskSnapshots:
         """These chunks are in the files of the checkpoint that the task was restored from."""
         self._stored = dict(stored)
 
+    def stored_bytes(self, chunk_id: str) -> int | None:
+        """How long the chunk is, if the next snapshot need only refer to it."""
+        handle = self._stored.get(chunk_id)
+        return None if handle is None else handle.length
+
     def take(
         self,
         checkpoint_id: int,

@@ -236,6 +236,7 @@ class Task:
                 fail=self.fail,
                 job_id=self._seams.job_id,
                 attempt=self._attempt,
+                stored_bytes=self._snapshots.stored_bytes,
                 splits=splits,
             )
             if not spec.operator.keeps_splits:
