@@ -110,9 +110,9 @@ def in_flight(topology: str, seed: int) -> Scenario:
 def held_without_text() -> Patches:
     original = heap.state_rows
 
-    def state_rows(*arguments: Any) -> Iterator[Any]:
-        for key, name, value in original(*arguments):
-            yield key, name, [{**row, "text": ""} for row in value]
+    def state_rows(*arguments: Any) -> tuple[list[Any], Iterator[Any]]:
+        keys, rows = original(*arguments)
+        return keys, ((key, name, [{**row, "text": ""} for row in value]) for key, name, value in rows)
 
     return [(process_operator, "state_rows", state_rows)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from midstream.coordinator import Coordinator
 from midstream.sim.keeper import Keeper
 from midstream.sim.run import Run, run
 from midstream.sim.savepoints import Savepoints
-from midstream.sim.scenario import SAVEPOINTS, Scenario, draw
+from midstream.sim.scenario import SAVEPOINTS, Fault, Scenario, draw
 
 SAVING = ("savepoint", "stop_savepoint")
 
@@ -60,6 +61,15 @@ def test_a_savepoint_that_fails_leaves_its_place_free_and_the_job_running() -> N
         failed += outcome.savepoints_failed
         struck += outcome.faults["savepoint_fails"]
     assert failed > struck / 2
+
+
+def test_a_stop_with_a_savepoint_before_any_task_runs_is_answered_when_another_stop_ends_the_job() -> None:
+    """With the reason that there is: no checkpoint was made, so there is nothing to make a savepoint of."""
+    struck = Fault(12, "savepoint_struck", 731169)  # a stop with a savepoint, and 512 µs later a stop, which goes back
+    scenario = draw(0, topology="tally", parallelism=7, faults=(), rows=100)
+    outcome = run(replace(scenario, faults=(struck,)))
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.faults["savepoint_struck"] == 1 and outcome.savepoints_failed == 1
 
 
 def test_every_state_of_a_savepoint_meets_failures_of_all_kinds(seen: Counter[str]) -> None:

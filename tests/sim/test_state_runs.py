@@ -14,7 +14,7 @@ from midstream.sim import chunk_sizes
 from midstream.sim.key_types import FORMS
 from midstream.sim.lateness import LENIENT, wrong_emissions
 from midstream.sim.oracle import Cut, Oracle
-from midstream.sim.run import run
+from midstream.sim.run import INLINE_BYTES, run
 from midstream.sim.scenario import Scenario, draw
 from midstream.sim.states import Given
 from midstream.state import columnar
@@ -75,6 +75,29 @@ def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypat
         assert before == columnar.OWN_CHUNK_ROWS
     sharing = [seed for seed in shared if shared[seed]]
     assert len(sharing) >= 2, f"checkpoints refer to chunks that earlier ones have written in runs {sharing} only"
+
+
+@pytest.mark.parametrize("topology", ["typed", "pickled", "clocks"])
+def test_checkpoints_of_functions_refer_to_what_earlier_ones_have_stored(
+    topology: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Oracle.check_checkpoint
+    chunks: Counter[int] = Counter()
+    """Of the part that has most of them in a checkpoint."""
+
+    def check_checkpoint(self: Oracle, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
+        parts = (part for operator in metadata.operators for subtask in operator.subtasks for part in subtask.parts)
+        own = [len(part.chunks) for part in parts if part.name.startswith(("value:", "list:", "map:", "timers:"))]
+        chunks[max(own, default=0)] += 1
+        return original(self, metadata, is_copy_of)
+
+    monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
+    for seed in (0, 4, 8):  # all chunks are in files
+        assert INLINE_BYTES[seed % len(INLINE_BYTES)] == 0
+        drawn = draw(seed, topology=topology, parallelism=2, faults=("kill_slot",), rows=100)
+        outcome = run(replace(drawn, interval_s=0.002, timeout_s=60.0))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    assert sum(times for most, times in chunks.items() if most >= 3) >= 5, chunks
 
 
 def test_small_chunks_end_with_a_run_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,3 +314,18 @@ def test_an_exception_without_a_text_is_raised_all_the_same():
 def test_what_is_given_in_the_wrong_place_is_told(call, message):
     with pytest.raises((AssertionError, ConfigError), match=message):
         call()
+
+
+class LastText(KeyedProcessFunction):
+    text = ValueState[str](pa.string_view(), default="")
+
+    def process(self, row, ctx):
+        self.text.value = row["text"]
+
+
+def test_state_in_views_of_text_comes_back_at_another_parallelism() -> None:
+    """Arrow has no filter for them."""
+    function = testing.harness(LastText(), {"k": int, "text": str}, {"k": int}, key="k")
+    texts = {k: f"text {k} of more than twelve bytes" for k in range(20)}
+    function.process([{"k": k, "text": text} for k, text in texts.items()])
+    assert function.snapshot_and_restore(3).state == {"text": texts}

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from midstream.checkpoint import state_files
 from midstream.operators import process_operator, window_base
-from midstream.state import columnar, table
+from midstream.state import columnar, entry_log, table, timeline, timers
 
 SHARE: Final = 0.1
 """Of the runs, how many have small chunks."""
@@ -27,10 +27,14 @@ def small(seed: int) -> list[tuple[Any, str, int]]:
         (columnar, "STAGED_ROWS", random.choice((1, 4, 16))),
         (columnar, "STAGED_RUNS", random.choice((2, 4))),
         (table, "PIECES_MAX", random.choice((1, 2, 8))),
+        (entry_log, "CHUNKS_MAX", random.choice((1, 2, 4))),
+        (entry_log, "LEAST_ROWS", random.choice((0, 4, 50))),
         (window_base, "PIECE_ROWS", piece_rows),
         (window_base, "SLICE_ROWS", 4 * piece_rows),
         (process_operator, "TIMERS_PER_SLICE", random.choice((1, 3))),
+        (timeline, "RUN_ROWS", random.choice((2, 8, 32))),
         (state_files, "COMPRESS_FROM_BYTES", random.choice((1, 1000))),
+        (timers, "STRETCH_BITS", random.choice((0, 12, 18))),
     ]
 
 

@@ -23,6 +23,7 @@ from midstream.operators.process import CoProcessFunction, ProcessContext
 from midstream.operators.process_context import instant_us
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import Row
+from midstream.sim.chunks import newest
 from midstream.sim.key_types import Form, stored_keys
 from midstream.sim.rows import Outside
 from midstream.sim.timed import DELAY_US, WAITING
@@ -129,8 +130,11 @@ class Punctual(ProcessOperator):
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         super().restore(parts)
         if CLOCK_TIMERS in parts:
-            due_ms = -(-min(to_list(parts[CLOCK_TIMERS].table().column("time_us"))) // 1000)
-            if not any(called_ms <= due_ms for called_ms in self._called_ms):
+            tables = newest(CLOCK_TIMERS, [chunk.table for chunk in parts[CLOCK_TIMERS].chunks])
+            due_ms = -(
+                -min((time_us for table in tables for time_us in to_list(table.column("time_us"))), default=0) // 1000
+            )
+            if due_ms and not any(called_ms <= due_ms for called_ms in self._called_ms):
                 raise InvariantError(f"a timer is due at {due_ms} ms, and nothing will wake it: {self._called_ms}")
 
 

@@ -21,6 +21,7 @@ from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
 from midstream.operators.window_base import PARTS, PROGRESS
 from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.chunks import newest
 from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, some, ways
 from midstream.sim.key_types import PLAIN, Form, as_plain, stored_keys
 from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource
@@ -241,6 +242,5 @@ class Inspection:
 
 def tables_of(storage: Storage, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
     handles = [handle for handle in subtask.parts if handle.name in parts]
-    for state in read_parts(storage, handles, range(1 << 16), "oracle").values():
-        for chunk in state.chunks:
-            yield chunk.table
+    for name, state in read_parts(storage, handles, range(1 << 16), "oracle").items():
+        yield from newest(name, [chunk.table for chunk in state.chunks])

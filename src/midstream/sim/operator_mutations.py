@@ -17,7 +17,7 @@ from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_groups
 from midstream.core.values import to_python
 from midstream.operators import window_base
-from midstream.operators.batch_functions import BatchFunctionOperator
+from midstream.operators.interval_join import IntervalJoinOperator
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.sim.mutation import Mutation, Replacements
@@ -28,6 +28,7 @@ from midstream.state import columnar, heap, keyed, table
 from midstream.state.keyed import ListState, MapState, ReducingState
 from midstream.state.parts import Redistribute, StatePart
 from midstream.state.table import TableState
+from midstream.state.timeline import Timeline
 from midstream.state.timers import TimerQueue
 
 # ---- states of a key
@@ -132,8 +133,10 @@ def clock_timers_as_event_timers() -> Replacements:
     def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
         clock = parts.get("timers:processing")
         original(self, {name: part for name, part in parts.items() if part is not clock})
-        if clock is not None:
-            self._timers.event.thaw(heap.timer_rows(clock.table(), self._form))
+        for chunk in () if clock is None else clock.chunks:
+            named, timers = heap.timer_rows(chunk.table, self._form)
+            self._timers.event.forget(named)
+            self._timers.event.thaw(timers)
 
     return [(ProcessOperator, "restore", restore)]
 
@@ -142,18 +145,59 @@ def clock_timers_as_event_timers() -> Replacements:
 
 
 def tables_are_restored_twice() -> Replacements:
-    original = TableState.thaw
-    return [(TableState, "thaw", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
+    original = TableState._thawed
+    return [(TableState, "_thawed", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
 
 
 def forgotten_before_their_time() -> Replacements:
-    """Functions on batches are told that event time has come further than it has."""
-    original = BatchFunctionOperator.advance_watermark
+    """Joins are told that event time has come further than it has."""
+    original = IntervalJoinOperator.advance_watermark
 
     def advance_watermark(self: Any, watermark_us: int) -> bool:
         return original(self, min(watermark_us + 5_000, MAX_WATERMARK_US))
 
-    return [(BatchFunctionOperator, "advance_watermark", advance_watermark)]
+    return [(IntervalJoinOperator, "advance_watermark", advance_watermark)]
+
+
+def half_dead_runs_are_dropped() -> Replacements:
+    """Of rows that lie together all are forgotten once half of them can be."""
+    original = Timeline.advance
+
+    def advance(self: Any, watermark_us: int) -> None:
+        half = {id(run) for run in self._timed() if run.middle <= watermark_us - self._held_us}
+        self._hold([run for run in self._timed() if id(run) not in half])
+        original(self, watermark_us)
+
+    return [(Timeline, "advance", advance)]
+
+
+def oldest_run_is_not_looked_at() -> Replacements:
+    """Of the rows that are held, those are not found that lie together for the longest."""
+    original = Timeline.pairs
+
+    def pairs(self: Any, *arguments: Any) -> Any:
+        runs, whole = self._runs, self._whole
+        self._runs, self._whole = runs[min(1, len(runs) - 1) :] if runs else runs, None
+        try:
+            return original(self, *arguments)
+        finally:
+            self._runs, self._whole = runs, whole
+
+    return [(Timeline, "pairs", pairs)]
+
+
+def merged_run_keeps_its_id() -> Replacements:
+    """Rows that are put together with others are taken for stored, as some of them are."""
+    original = Timeline._put
+
+    def put(self: Any, run: Any) -> None:
+        known = [each for each in self._timed() if each.chunk_id]
+        original(self, run)
+        gone = [each.chunk_id for each in known if all(each is not kept for kept in self._timed())]
+        if gone:
+            self._timed()[-1].chunk_id = gone[0]
+
+    return [(Timeline, "_put", put)]
 
 
 # ---- side outputs
@@ -293,6 +337,15 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "forgotten_before_their_time": Mutation(
         "a join forgets rows too soon", forgotten_before_their_time, partial(draw, topology="join")
+    ),
+    "half_dead_runs_are_dropped": Mutation(
+        "a join forgets rows among which are dead ones", half_dead_runs_are_dropped, partial(draw, topology="join")
+    ),
+    "oldest_run_is_not_looked_at": Mutation(
+        "a join does not look at all that it holds", oldest_run_is_not_looked_at, partial(draw, topology="join")
+    ),
+    "merged_run_keeps_its_id": Mutation(
+        "a chunk outlives its rows", merged_run_keeps_its_id, in_pieces(partial(draw, topology="join"))
     ),
     "one_side_output_at_a_time": Mutation(
         "of several side outputs one gets its rows", one_side_output_at_a_time, partial(draw, topology="tags")

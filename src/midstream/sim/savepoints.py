@@ -40,6 +40,8 @@ EXCUSES: Final = (
     "not complete within",
 )
 """Of what a reason says one at least, or it is no reason."""
+BEFORE_ALL: Final = "the job was stopped before any task ran"
+"""By another stop; a reason as long as there was no checkpoint to make one of."""
 AWAY_US: Final = 20_000
 """For how long the disk of a place is full or gone."""
 
@@ -177,7 +179,8 @@ class Savepoints:
             is_denied = THERE in reply.error and (
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
-            if not is_replaced and not is_denied and not any(excuse in reply.error for excuse in EXCUSES):
+            is_early = BEFORE_ALL in reply.error and not driver.triggered
+            if not (is_replaced or is_denied or is_early) and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
             if number is not None and not is_replaced:

@@ -17,12 +17,14 @@ from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.state import keyed
+from midstream.state import keyed, timers
 from midstream.state.columnar import PartLog, Run
+from midstream.state.entry_log import GONE, EntryLog
 from midstream.state.keyed import MapState, State, _Single
 from midstream.state.parts import Chunk, Redistribute
 from midstream.state.table import TableState
-from midstream.state.timers import TimerQueue, TimerRow
+from midstream.state.timers import TimerQueue
+from midstream.worker.snapshots import TaskSnapshots
 
 # ---- what a snapshot shares with the operator
 
@@ -30,9 +32,9 @@ from midstream.state.timers import TimerQueue, TimerRow
 def map_is_shared() -> Replacements:
     """The dict of a key is changed in place though a snapshot refers to it."""
 
-    def freeze(self: Any) -> dict[Any, Any]:
+    def freeze(self: Any, *how: Any) -> Any:
         self._own_values = set()
-        return dict(self._entries)
+        return self.log.freeze(*how)
 
     return [(MapState, "freeze", freeze)]
 
@@ -59,14 +61,95 @@ def value_is_shared() -> Replacements:
 
 
 def removed_keys_stay() -> Replacements:
-    """What a snapshot adds to the one before are the entries of now: those that are gone stay."""
+    """A chunk does not say which keys have no entry any more: those of older chunks stay."""
 
-    def freeze(self: Any) -> dict[Any, Any]:
-        self._before = {**vars(self).get("_before", {}), **original(self)}
-        return dict(self._before)
+    def freeze(self: Any, *how: Any) -> Any:
+        frozen = original(self, *how)
+        if frozen is None:
+            return None
+        return replace(frozen, entries={key: entry for key, entry in frozen.entries.items() if entry is not GONE})
 
-    original = MapState.freeze
-    return [(MapState, "freeze", freeze)]
+    original = EntryLog.freeze
+    return [(EntryLog, "freeze", freeze)]
+
+
+def cleared_keys_stay() -> Replacements:
+    """Nothing says that the entry of a key was cleared."""
+
+    def clear(self: Any) -> None:
+        entries, key = self._here()
+        entries.pop(key, None)
+        self._own.discard(key)
+
+    return [(State, "clear", clear)]
+
+
+def unstored_entries_are_forgotten() -> Replacements:
+    """What was in a checkpoint that failed, or that had it in the metadata, is not in the next one."""
+
+    def older(self: Any, stored_bytes: Any) -> Any:
+        self._chunks = [chunk for chunk in self._chunks if stored_bytes(chunk.chunk_id) is not None]
+        return original(self, stored_bytes)
+
+    original = EntryLog._older
+    return [(EntryLog, "_older", older)]
+
+
+def merged_entries_are_forgotten() -> Replacements:
+    """When there are many chunks, the newest of them are left out."""
+
+    def older(self: Any, stored_bytes: Any) -> Any:
+        changed = dict(self.changed)
+        kept = original(self, stored_bytes)
+        if len(self._chunks) > len(kept) > 0 and all(stored_bytes(chunk.chunk_id) for chunk in self._chunks):
+            self.changed = changed
+        return kept
+
+    original = EntryLog._older
+    return [(EntryLog, "_older", older)]
+
+
+def older_chunks_win() -> Replacements:
+    """Chunks are referred to newest first."""
+
+    def freeze(self: Any, *how: Any) -> Any:
+        frozen = original(self, *how)
+        return frozen and replace(frozen, stored=frozen.stored[::-1])
+
+    original = EntryLog.freeze
+    return [(EntryLog, "freeze", freeze)]
+
+
+def restored_keys_are_forgotten() -> Replacements:
+    """Of a chunk that was restored in part it is not known what is in it: it is not stored anew."""
+
+    def older(self: Any, stored_bytes: Any) -> Any:
+        self._chunks = [chunk for chunk in self._chunks if "/" not in chunk.chunk_id]
+        return original(self, stored_bytes)
+
+    original = EntryLog._older
+    return [(EntryLog, "_older", older)]
+
+
+def older_items_stay() -> Replacements:
+    """The items that an older chunk has of a list or a map are restored beside the newer ones."""
+    return [(State, "forget", lambda self, keys: None)]
+
+
+def any_snapshot_counts() -> Replacements:
+    """What a snapshot has written is taken for stored before its checkpoint has completed."""
+
+    def stored_bytes(self: Any, chunk_id: str) -> int | None:
+        places = [self._stored, *(taken.chunks for taken in self._unconfirmed.values())]
+        return next((chunks[chunk_id].length for chunks in places if chunk_id in chunks), None)
+
+    def take(self: Any, *arguments: Any, **more: Any) -> None:
+        for taken in self._unconfirmed.values():
+            self._stored = {**taken.chunks, **self._stored}
+        original(self, *arguments, **more)
+
+    original = TaskSnapshots.take
+    return [(TaskSnapshots, "stored_bytes", stored_bytes), (TaskSnapshots, "take", take)]
 
 
 def merged_chunk_is_known() -> Replacements:
@@ -115,12 +198,28 @@ def table_order_is_lost() -> Replacements:
 
 
 def deleted_timers_come_back() -> Replacements:
-    """A snapshot has the timers that were deleted and are still in the heap."""
+    """A snapshot does not say that a timer was deleted."""
 
-    def freeze(self: Any) -> list[TimerRow]:
-        return [(time_us, key) for time_us, _, key in sorted(self._heap, key=lambda entry: entry[1])]
+    def delete(self: Any, time_us: int, key: Any) -> None:
+        is_new = (time_us, key) not in self.log.changed
+        original(self, time_us, key)
+        if is_new:
+            self.log.changed.pop((time_us, key), None)
 
-    return [(TimerQueue, "freeze", freeze), (TimerQueue, "__len__", lambda self: len(self._heap))]
+    original = TimerQueue.delete
+    return [(TimerQueue, "delete", delete)]
+
+
+def fired_timers_come_back() -> Replacements:
+    """A snapshot does not say that a timer has fired."""
+
+    def pop(self: Any, until_us: int) -> Any:
+        timer = original(self, until_us)
+        self.log.changed.pop(timer, None)
+        return timer
+
+    original = TimerQueue.pop
+    return [(TimerQueue, "pop", pop)]
 
 
 def one_timer_of_a_time() -> Replacements:
@@ -142,6 +241,18 @@ def timer_waits_for_more() -> Replacements:
 
     original = ProcessOperator._fire
     return [(ProcessOperator, "_fire", fire)]
+
+
+def timers_wait_for_their_stretch() -> Replacements:
+    """Timers that lie together fire when the last of their stretch of time is due."""
+
+    def pop(self: Any, until_us: int) -> Any:
+        if not self._heap and self._stretches and self._stretches[0] + 1 << timers.STRETCH_BITS > until_us + 1:
+            return None
+        return original(self, until_us)
+
+    original = TimerQueue.pop
+    return [(TimerQueue, "pop", pop)]
 
 
 def restored_timers_do_not_ring() -> Replacements:
@@ -331,8 +442,26 @@ _keyed, _dealt = dealt_anew("keyed", "tables", "timers"), dealt_anew("tally")
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "map_is_shared": Mutation("a map grows in the snapshot that refers to it", map_is_shared, _timers),
     "removed_keys_stay": Mutation("what was removed is in the next snapshot", removed_keys_stay, _timers),
+    "cleared_keys_stay": Mutation("a cleared entry is in the next snapshot", cleared_keys_stay, plain("typed")),
+    "unstored_entries_are_forgotten": Mutation(
+        "what a failed checkpoint had is not in the next one", unstored_entries_are_forgotten, plain("pickled")
+    ),
+    "merged_entries_are_forgotten": Mutation(
+        "when chunks are merged, one is left out", merged_entries_are_forgotten, scenarios.in_pieces(plain("pickled"))
+    ),
+    "older_chunks_win": Mutation("an older chunk takes the place of a newer one", older_chunks_win, plain("typed")),
+    "restored_keys_are_forgotten": Mutation(
+        "what was restored in part is not stored again", restored_keys_are_forgotten, dealt_anew("typed", "pickled")
+    ),
+    "older_items_stay": Mutation("items of older chunks are restored, too", older_items_stay, plain("pickled")),
+    "any_snapshot_counts": Mutation(
+        "a checkpoint that may fail counts as stored", any_snapshot_counts, partial(draw, topology="typed")
+    ),
+    "fired_timers_come_back": Mutation("timers that have fired are restored", fired_timers_come_back, _timers),
     "table_of_before_rows": Mutation("a table is read as before rows were added", table_of_before_rows, _tables),
-    "deleted_timers_come_back": Mutation("timers that were deleted are restored", deleted_timers_come_back, _timers),
+    "deleted_timers_come_back": Mutation(
+        "timers that were deleted are restored", deleted_timers_come_back, partial(draw, topology="clocks")
+    ),
     "one_timer_of_a_time": Mutation("of two timers for one time one is lost", one_timer_of_a_time, _timers),
     "clock_timers_are_not_dealt": Mutation(
         "timers of the wall clock are lost when the parallelism changes",
@@ -373,5 +502,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "table_order_is_lost": Mutation("rows of a table change places", table_order_is_lost, _tables),
     "timer_waits_for_more": Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),
+    "timers_wait_for_their_stretch": Mutation(
+        "timers fire with the last of those they lie with", timers_wait_for_their_stretch, _timers
+    ),
     "restored_timers_do_not_ring": Mutation("timers do not ring after a restore", restored_timers_do_not_ring, _alarms),
 }
