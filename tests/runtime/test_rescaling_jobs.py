@@ -23,11 +23,11 @@ def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
     job = work.start(2, ProcessSlots())
     running.append(job)
     until_more_rows(job, "slow")
-    first = job.status().slot_pids
+    first, tls = job.status().slot_pids, job.status().tls
     path = job.rescale(3, 60)
     assert path is not None and rows_in_flight(path) > 100
     status = job.status()
-    assert status.state == "running" and status.restarts == 0 and not status.failures
+    assert status.state == "running" and status.restarts == 0 and not status.failures and status.tls == tls
     assert {v.parallelism for v in status.vertices} == {3}
     assert set(first) < set(status.slot_pids)  # those that there were are kept
     until_more_rows(job, "slow")

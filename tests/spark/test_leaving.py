@@ -97,6 +97,9 @@ def test_a_slot_that_is_given_up_is_not_asked_about() -> None:
 
 def test_what_the_user_has_set_stays() -> None:
     conf = SparkConf(loadDefaults=False, _jvm=None)
-    assert leaving_settings(conf) == {"spark.decommission.enabled": "true"}
+    on_yarn = {"spark.yarn.executor.decommission.enabled": "true"}
+    assert leaving_settings(conf) == {"spark.decommission.enabled": "true", **on_yarn}
+    conf.set("spark.decommission.enabled", "true")
+    assert leaving_settings(conf) == on_yarn
     conf.set("spark.decommission.enabled", "false")
     assert leaving_settings(conf) == {}

@@ -79,7 +79,20 @@ def test_a_job_takes_as_many_cores_of_a_standalone_cluster_as_it_needs() -> None
     assert cores_to_take(3, None, conf(master="spark://a:7077")) == {"spark.cores.max": "3"}
 
 
-@pytest.mark.parametrize("master", ["local[4]", "local-cluster[2,2,1024]", "yarn", "k8s://https://a:6443", None])
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://a:6443"])
+def test_a_job_takes_as_many_executors_as_it_needs_where_spark_would_take_two(master: str) -> None:
+    assert cores_to_take(3, master, conf()) == cores_to_take(3, None, conf(master=master)) == executors(3)
+    assert cores_to_take(3, master, conf(executor__cores="2")) == executors(2)
+    assert cores_to_take(3, master, conf(executor__cores="5", task__cpus="2")) == executors(2)
+    assert cores_to_take(3, master, conf(executor__instances="1")) == {}
+    assert cores_to_take(3, master, conf(dynamicAllocation__enabled="true")) == {}
+
+
+def executors(count: int) -> dict[str, str]:
+    return {"spark.executor.instances": str(count)}
+
+
+@pytest.mark.parametrize("master", ["local[4]", "local-cluster[2,2,1024]", None])
 def test_other_masters_are_asked_for_what_they_were(master: str | None) -> None:
     assert cores_to_take(3, master, conf()) == {}
 
@@ -109,6 +122,21 @@ def test_more_slots_than_a_standalone_cluster_gives_are_refused_with_the_way_out
         slots.check(3)
 
 
+def test_more_slots_than_the_executors_that_spark_takes_are_refused_with_the_way_out() -> None:
+    slots = SparkSlots(Standalone("yarn", driver__host="192.0.2.7"))  # type: ignore[arg-type]
+    slots.check(2)
+    with pytest.raises(
+        ClusterError, match=r"needs 3 slots .* has 2; .*raise spark.executor.instances or spark.executor"
+    ):
+        slots.check(3)
+
+    def slots_max(**settings: str) -> int | None:
+        return SparkSlots(Standalone("yarn", driver__host="192.0.2.7", **settings)).slots_max  # type: ignore[arg-type]
+
+    assert slots_max(executor__instances="3", executor__cores="2") == 6
+    assert slots_max(dynamicAllocation__enabled="true") is None
+
+
 @pytest.mark.parametrize("driver_host", ["127.0.0.1", "localhost", "[::1]"])
 def test_a_driver_that_executors_would_look_for_on_their_own_machines_is_refused(driver_host: str) -> None:
     session = Standalone("spark://192.0.2.1:7077,192.0.2.2:7077", driver__host=driver_host)
@@ -125,11 +153,12 @@ def test_a_driver_that_executors_would_look_for_on_their_own_machines_is_refused
         ("spark://[::1]:7077", "localhost"),
         ("spark://192.0.2.1:7077", "192.0.2.7"),
         ("spark://192.0.2.1:7077", "no-such-name.invalid"),
-        ("yarn", "127.0.0.1"),
+        ("yarn", "192.0.2.7"),
+        ("k8s://https://192.0.2.1:6443", "127.0.0.1"),
     ],
 )
 def test_a_driver_that_may_be_found_is_taken(master: str, driver_host: str) -> None:
-    check_driver_host(master, driver_host)
+    check_driver_host(master, driver_host, conf())
 
 
 def test_an_address_of_ipv6_has_no_brackets() -> None:

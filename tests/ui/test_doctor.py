@@ -144,10 +144,13 @@ def test_settings_that_harm_long_jobs_are_named() -> None:
     ]
     assert not settings("local[4]", decommission__enabled="false")
     assert "spark.decommission.enabled" in settings("yarn", decommission__enabled="false")
-    assert "spark.yarn.executor.failuresValidityInterval" in settings("yarn")
-    assert "spark.yarn.executor.failuresValidityInterval" not in settings(
-        "yarn", yarn__executor__failuresValidityInterval="1h"
-    )
+    assert "spark.yarn.executor.decommission.enabled" in settings("yarn")
+    assert "spark.yarn.executor.decommission.enabled" not in settings("k8s://a:6443")
+    assert "spark.executor.memoryOverhead" in settings("yarn")
+    assert "spark.executor.memoryOverhead" not in settings("yarn", executor__memoryOverhead="1g")
+    assert "spark.executor.failuresValidityInterval" in settings("yarn")
+    for interval in ("executor__failuresValidityInterval", "yarn__executor__failuresValidityInterval"):
+        assert "spark.executor.failuresValidityInterval" not in settings("yarn", **{interval: "1h"})
 
 
 def test_what_is_encrypted_is_said_of_a_cluster() -> None:

@@ -15,9 +15,11 @@ any other if it fails while SWITCHING. A rescale takes the place of a move, as i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
+
+import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.coordinator.attempts import Attempts
@@ -136,7 +138,9 @@ class Rescaling:
         if isinstance(outcome, Failed):
             self.give_up(str(outcome.error))
             return
-        after = outcome.value
+        # the program's plan does not have what the driver has made of `tls="auto"`
+        config = msgspec.structs.replace(outcome.value.config, tls=rescale.before.config.tls)
+        after = replace(outcome.value, config=config)
         if layout_of(after.graph) == layout_of(rescale.before.graph):
             self.give_up("the job sets the parallelism of every operator itself: nothing would change")
             return

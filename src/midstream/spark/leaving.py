@@ -19,10 +19,12 @@ from pyspark import SparkConf, SparkContext
 from midstream.runtime.provider import OnLeaving
 
 DECOMMISSION: Final = "spark.decommission.enabled"
+DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"
+"""Whether Spark decommissions executors on nodes that YARN decommissions."""
 ASK_EVERY_S: Final = 0.5
 UNLIMITED: Final = 2**31 - 1
 """Executors on a standalone master, which `spark.cores.max` limits: what Spark itself begins with."""
-INSTANCES: Final = 2
+INSTANCES_DEFAULT: Final = 2
 """Executors that Spark asks YARN and Kubernetes for unless `spark.executor.instances` says how many."""
 SHARE_MAX: Final = 0.02
 """Of a core, for asking: with many executors it is asked less often."""
@@ -31,8 +33,10 @@ _told = logging.getLogger("midstream")
 
 
 def leaving_settings(users: SparkConf) -> dict[str, str]:
-    """The setting with which executors say that they have to end, unless the user's settings have it."""
-    return {} if users.contains(DECOMMISSION) else {DECOMMISSION: "true"}
+    """The settings with which executors say that they have to end, unless the user's settings have them."""
+    if (users.get(DECOMMISSION, "true") or "").strip().lower() != "true":
+        return {}
+    return {name: "true" for name in (DECOMMISSION, DECOMMISSION_ON_YARN) if not users.contains(name)}
 
 
 class _Asks(Protocol):
@@ -57,7 +61,7 @@ class SparkAsks:
         conf = context.getConf()
         self._is_dynamic = (conf.get("spark.dynamicAllocation.enabled") or "false").strip().lower() == "true"
         self._is_standalone = (context.master or "").startswith(("spark://", "local-cluster["))
-        self._instances = int(conf.get("spark.executor.instances") or INSTANCES)
+        self._instances = int(conf.get("spark.executor.instances") or INSTANCES_DEFAULT)
 
     def executor_of(self, group: str) -> str:
         scala = self._context._jsc.sc()

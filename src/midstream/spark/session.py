@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -30,11 +30,15 @@ from midstream.runtime.processes import how_it_ended
 from midstream.runtime.threads import ENVIRONMENT
 from midstream.spark.jvm import interruptible, launch_jvm, log_option
 from midstream.spark.leaving import leaving_settings
+from midstream.spark.yarn import check_managers, check_named, waiting_is_told
 
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
 LOOPBACK: Final = "127.0.0.1"
+YARN: Final = "yarn"
 CORES_MAX: Final = "spark.cores.max"
+INSTANCES: Final = "spark.executor.instances"
+DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 MASTER_TIMEOUT_S: Final = 10.0
 STOPPING_WAIT_S: Final = 10.0
 """How long a Spark that stops may take to show whether its JVM ends with it."""
@@ -64,9 +68,9 @@ def is_local_master(master: str) -> bool:
 def get_session(master: str | None = None, name: str = "midstream", slots: int | None = None) -> SparkSession:
     """The active session, or a new one on `master` (default: what spark-submit was given, else `local[*]`).
 
-    `slots`: how many a job needs that the session is made for. On a standalone master the session then takes that many
-    cores (`spark.cores.max`), unless the user's settings say how many: Spark would take all cores of the cluster, and
-    no other job would get any.
+    `slots`: how many a job needs that the session is made for. The session then takes that many cores, unless the user's
+    settings say how many: Spark would take all cores of a standalone cluster, and no other job would get any, and two
+    executors of YARN or Kubernetes, which may be too few.
 
     Raises ConfigError for a master that is none, or when a session is active on another one,
     ClusterError when Spark cannot start, above all for want of Java.
@@ -127,6 +131,8 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
         check_java()
         master = master or DEFAULT_MASTER
         check_master(master)
+        if master == YARN:
+            check_named()
         # else Spark takes whatever python3 is on the PATH, which has none of our packages
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings["spark.ui.enabled"] = "false"
@@ -147,11 +153,16 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
             with interruptible():
                 if not is_submitted:
                     launch_jvm(settings)
+                SparkContext._ensure_initialized()
+                users = SparkConf()
+                on_yarn = (master or users.get("spark.master")) == YARN
+                is_client_of_yarn = on_yarn and users.get("spark.submit.deployMode") != "cluster"
+                if is_client_of_yarn:
+                    check_managers(users)
                 if slots is not None:
-                    SparkContext._ensure_initialized()
-                    users = SparkConf()
                     builder = builder.config(map={**cores_to_take(slots, master, users), **leaving_settings(users)})
-                session = _classic(builder.getOrCreate())
+                with waiting_is_told() if is_client_of_yarn else nullcontext():
+                    session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error
     except MidstreamError:
@@ -163,14 +174,20 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
 
 
 def cores_to_take(slots: int, master: str | None, users: SparkConf) -> dict[str, str]:
-    """The setting that leaves the other cores of a standalone cluster to others, unless the user's settings have one.
+    """The setting with which Spark takes the cores of so many slots, and leaves the others of the cluster to others, unless
+    the user's settings have one.
 
     `users`: from spark-defaults.conf, and what spark-submit was given.
     """
     master = master or users.get("spark.master", "") or ""
-    if not master.startswith("spark://") or users.contains(CORES_MAX):
+    cores = slots * int(users.get("spark.task.cpus", "1") or "1")
+    if master.startswith("spark://"):
+        return {} if users.contains(CORES_MAX) else {CORES_MAX: str(cores)}
+    if not master.startswith(("yarn", "k8s://")) or users.contains(INSTANCES) or users.get(DYNAMIC, "") == "true":
         return {}
-    return {CORES_MAX: str(slots * int(users.get("spark.task.cpus", "1") or "1"))}
+    per_executor = int(users.get("spark.executor.cores", "1") or "1")
+    per_executor -= per_executor % int(users.get("spark.task.cpus", "1") or "1")
+    return {INSTANCES: str(-(-cores // max(1, per_executor)))}
 
 
 def _stop_with_the_program(context: SparkContext) -> None:

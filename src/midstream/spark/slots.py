@@ -33,17 +33,21 @@ from midstream.runtime.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.slot import run_slot
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
-from midstream.spark.leaving import LeavingSlots, SparkAsks
+from midstream.spark.leaving import INSTANCES_DEFAULT, LeavingSlots, SparkAsks
 from midstream.spark.session import (
     CORES_MAX,
+    DYNAMIC,
+    INSTANCES,
     LOCAL,
     LOCAL_CLUSTER,
     LOOPBACK,
+    YARN,
     first_line,
     how_spark_ended,
     is_local_master,
     text_of,
 )
+from midstream.spark.yarn import resource_managers
 
 CRASHED: Final = "its Python worker process was killed or crashed"
 LAST_LINES: Final = 20
@@ -87,11 +91,15 @@ def _is_on(conf: SparkConf, name: str) -> bool:
     return (conf.get(name, "false") or "").strip().lower() == "true"
 
 
-def check_driver_host(master: str, driver_host: str) -> None:
+def check_driver_host(master: str, driver_host: str, conf: SparkConf) -> None:
     """Raises ClusterError if executors on other machines look for the driver on their own."""
-    if not master.startswith("spark://") or not _is_loopback(driver_host):
+    if not _is_loopback(driver_host):
         return
-    masters = [address.rpartition(":")[0].strip("[]") for address in master.removeprefix("spark://").split(",")]
+    masters: list[str] = []
+    if master.startswith("spark://"):
+        masters = [address.rpartition(":")[0].strip("[]") for address in master.removeprefix("spark://").split(",")]
+    elif master == YARN:
+        masters = [host for host, _ in resource_managers(conf)]
     if not all(map(_is_loopback, masters)):
         raise ClusterError(
             f"executors of {master!r} would look for this program at {driver_host!r}, which is their own machine; unset "
@@ -100,12 +108,13 @@ def check_driver_host(master: str, driver_host: str) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether each address of it is of this machine alone."""
+    """Whether each address of it is of this machine alone, as 0.0.0.0 is where one connects to it."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return all(address.is_loopback or address.is_unspecified for address in addresses)
 
 
 def ports_of(conf: SparkConf, *settings: str) -> Ports:
@@ -156,7 +165,7 @@ class SparkSlots:
             # Spark puts brackets around an address of IPv6
             self.driver_host = (conf.get("spark.driver.host") or LOOPBACK).strip("[]")
             self.bind_host = (conf.get("spark.driver.bindAddress") or self.driver_host).strip("[]")
-            check_driver_host(self._master, self.driver_host)
+            check_driver_host(self._master, self.driver_host, conf)
             self.driver_ports = ports_of(conf, DRIVER_BLOCK_MANAGER_PORT, BLOCK_MANAGER_PORT)
             self.slot_ports = ports_of(conf, BLOCK_MANAGER_PORT)
 
@@ -306,12 +315,14 @@ def _cores(context: SparkContext) -> int | None:
     cluster = LOCAL_CLUSTER.fullmatch(master)
     if cluster is not None:
         return int(cluster.group(1)) * int(cluster.group(2))
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if conf.get(DYNAMIC, "false") == "true":
         return None
     if master.startswith("spark://"):
         cores_max = conf.get(CORES_MAX)
         return int(cores_max) if cores_max else None
-    instances, cores = conf.get("spark.executor.instances"), conf.get("spark.executor.cores")
+    instances, cores = conf.get(INSTANCES), conf.get("spark.executor.cores")
+    if master.startswith(("yarn", "k8s://")):  # what Spark takes where nothing is set
+        return int(instances or INSTANCES_DEFAULT) * int(cores or 1)
     return int(instances) * int(cores) if instances and cores else None
 
 

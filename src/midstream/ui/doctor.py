@@ -254,10 +254,12 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
 
 
 DECOMMISSION: Final = "spark.decommission.enabled"
-_LONG_RUNNING: Final = {
-    "yarn": ("spark.yarn.max.executor.failures", "spark.yarn.executor.failuresValidityInterval"),
-    "k8s": ("spark.executor.maxNumFailures", "spark.executor.failuresValidityInterval"),
-}
+DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"
+_LONG_RUNNING: Final = ("yarn", "k8s")
+_FAILURES: Final = "spark.executor.failuresValidityInterval"
+_FAILURES_ON_YARN: Final = "spark.yarn.executor.failuresValidityInterval"
+"""The name before Spark 3.5, which it still takes."""
+_OVERHEAD: Final = "spark.executor.memoryOverhead"
 
 
 def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -> None:
@@ -281,20 +283,29 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
             "reserve more than they use",
             "leave it out, and limit the container",
         )
-    for prefix, (failures, interval) in _LONG_RUNNING.items():
-        if master.startswith(prefix) and not given(interval):
-            checks.warn(
-                interval,
-                f"without it Spark counts the failures of executors over the whole life of the job, up to {failures}",
-                f"set {interval}=1h",
-            )
+    if master.startswith(_LONG_RUNNING) and not (given(_FAILURES) or given(_FAILURES_ON_YARN)):
+        checks.warn(
+            _FAILURES,
+            "without it Spark counts the failures of executors over the whole life of the job, up to "
+            "spark.executor.maxNumFailures",
+            f"set {_FAILURES}=1h",
+        )
+    if master.startswith("yarn") and not (given(_OVERHEAD) or given(f"{_OVERHEAD}Factor")):
+        checks.warn(
+            _OVERHEAD,
+            "without it YARN kills executors that use more than a tenth of spark.executor.memory (or 384 MB) beside Java's "
+            "own, and the Python of their slots is in that",
+            f"set {_OVERHEAD} to 500 MB for each core, and your state on top",
+        )
     if master.startswith(("local[", "local-cluster[")) or master == "local":
         return
-    if not is_on(DECOMMISSION):
+    announced_by = (DECOMMISSION, DECOMMISSION_ON_YARN) if master.startswith("yarn") else (DECOMMISSION,)
+    off = next((name for name in announced_by if not is_on(name)), "")
+    if off:
         checks.warn(
-            DECOMMISSION,
+            off,
             "without it Spark does not announce that an executor has to end: the job restarts when it is gone",
-            f"set {DECOMMISSION}=true, and the job moves to other executors before that",
+            f"set {off}=true, and the job moves to other executors before that",
         )
     if not is_on("spark.authenticate"):
         checks.warn(

@@ -1,0 +1,87 @@
+"""Where YARN is, and whether it is there: Spark's client looks for a resource manager for a quarter of an hour.
+
+Hadoop finds it by the files of a directory that HADOOP_CONF_DIR or YARN_CONF_DIR names, and by `spark.hadoop.…`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkConf, SparkContext
+
+from midstream.core.errors import ConfigError, UnavailableError
+
+DIRECTORIES: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+TIMEOUT_S: Final = 10.0
+TOLD_AFTER_S: Final = 60.0
+_MANAGER: Final = "yarn.resourcemanager"
+_PORT: Final = 8032
+_told = logging.getLogger("midstream")
+_WAY_OUT: Final = "the directory that has the cluster's core-site.xml and yarn-site.xml"
+
+
+def check_named(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ConfigError when no variable names the directory with Hadoop's settings: Spark does not start without one."""
+    if not any(environment.get(name) for name in DIRECTORIES):
+        raise ConfigError(
+            f"master 'yarn': neither {' nor '.join(DIRECTORIES)} is set, so it is not known where YARN is; set one to {_WAY_OUT}"
+        )
+
+
+def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises UnavailableError when no resource manager listens where the settings say. Spark's JVM has to run."""
+    refusals = []
+    for host, port in resource_managers(users):
+        try:
+            socket.create_connection((host, port), TIMEOUT_S).close()
+        except OSError as error:
+            refusals.append(f"{host}:{port}: {error}")
+        else:
+            return
+    named = [f"{name}={environment[name]}" for name in DIRECTORIES if environment.get(name)]
+    has_file = any(Path(each.partition("=")[2], "yarn-site.xml").is_file() for each in named)
+    without = "" if has_file else ", where there is no yarn-site.xml"
+    raise UnavailableError(
+        f"no resource manager of YARN listens where Hadoop's settings say ({'; '.join(refusals)}), which are those of "
+        f"{' and '.join(named)}{without}; start it, or let {DIRECTORIES[0]} name {_WAY_OUT}"
+    )
+
+
+@contextmanager
+def waiting_is_told() -> Iterator[None]:
+    """While Spark starts on YARN: it waits without a limit and without a word for a container of its own."""
+    text = (
+        f"Spark has not started on YARN for {TOLD_AFTER_S:g} s, and is waited for without a limit. YARN may have no room in "
+        "the queue for the container that Spark itself needs: `yarn application -list` shows it as ACCEPTED then; end other "
+        "applications, or name another queue (spark.yarn.queue)"
+    )
+    told = threading.Timer(TOLD_AFTER_S, _told.warning, [text])
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
+
+
+def resource_managers(users: SparkConf) -> list[tuple[str, int]]:
+    """Their hosts and ports as Hadoop reads its settings; several where one stands by for the other."""
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    merged = jvm.org.apache.spark.deploy.SparkHadoopUtil.get().newConfiguration(users._jconf)
+    settings = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration(merged)
+    numbers = (settings.get(f"{_MANAGER}.ha.rm-ids") or "").split(",")
+    found = []
+    for number in [f".{each.strip()}" for each in numbers if each.strip()] or [""]:
+        host = settings.get(f"{_MANAGER}.hostname{number}")
+        address = settings.get(f"{_MANAGER}.address{number}") or f"{host}:{_PORT}"
+        name, colon, port = address.rpartition(":")
+        found.append((name.strip("[]"), int(port)) if colon else (address, _PORT))
+    return found

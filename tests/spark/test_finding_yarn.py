@@ -1,0 +1,75 @@
+"""Where YARN is, by Hadoop's settings, and whether it is there. None of it runs here: tests/spark/test_yarn.py runs one."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import SparkConf
+
+from midstream.core.errors import ClusterError, ConfigError, UnavailableError
+from midstream.spark.slots import check_driver_host
+from midstream.spark.yarn import check_managers, check_named, resource_managers, waiting_is_told
+from waiting import until
+
+pytestmark = pytest.mark.spark
+
+
+def conf(**settings: str) -> SparkConf:
+    """`__` stands for a dot, `_` for a dash."""
+    made = SparkConf(loadDefaults=False)
+    for name, value in settings.items():
+        made.set(f"spark.hadoop.yarn.resourcemanager.{name.replace('__', '.').replace('_', '-')}", value)
+    return made
+
+
+def test_without_the_directory_of_hadoops_settings_nobody_knows_where_yarn_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set, .* set one to the directory"
+    ):
+        check_named({"HADOOP_CONF_DIR": ""})
+    check_named({"YARN_CONF_DIR": "/etc/hadoop"})
+
+
+def test_resource_managers_are_those_that_hadoop_reads_of_its_settings(spark: Any) -> None:
+    assert resource_managers(conf()) == [("0.0.0.0", 8032)]
+    assert resource_managers(conf(hostname="manager")) == [("manager", 8032)]
+    assert resource_managers(conf(hostname="manager", address="other:1")) == [("other", 1)]
+    assert resource_managers(conf(address="[2001:db8::1]:1")) == [("2001:db8::1", 1)]
+    two = conf(ha__rm_ids="a, b", hostname__a="first", address__b="second:2")
+    assert resource_managers(two) == [("first", 8032), ("second", 2)]
+
+
+def test_a_resource_manager_that_is_not_there_is_told_at_once(spark: Any, tmp_path: Path) -> None:
+    named = {"HADOOP_CONF_DIR": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check_managers(conf(ha__rm_ids="a,b", address__a="127.0.0.1:1", address__b=f"127.0.0.1:{port}"), named)
+    with pytest.raises(
+        UnavailableError, match=rf"127.0.0.1:{port}: .*=\S+, where there is no yarn-site.xml; start it, or"
+    ):
+        check_managers(conf(address=f"127.0.0.1:{port}"), named)
+    (tmp_path / "yarn-site.xml").touch()
+    with pytest.raises(
+        UnavailableError, match=rf"of HADOOP_CONF_DIR={tmp_path}; start it, or let HADOOP_CONF_DIR name"
+    ):
+        check_managers(conf(address=f"127.0.0.1:{port}"), named)
+
+
+def test_a_driver_that_containers_would_look_for_on_their_own_machines_is_refused(spark: Any) -> None:
+    with pytest.raises(ClusterError, match=r"executors of 'yarn' would look for this program at '127.0.0.1'"):
+        check_driver_host("yarn", "127.0.0.1", conf(hostname="192.0.2.1"))
+    for here in ("127.0.0.1", "0.0.0.0"):
+        check_driver_host("yarn", "127.0.0.1", conf(hostname=here))
+
+
+def test_a_long_wait_for_a_container_is_told_once_with_the_way_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstream.spark.yarn.TOLD_AFTER_S", 0.01)
+    with waiting_is_told():
+        until("a word", lambda: "no room in the queue" in caplog.text)
+    assert "another queue (spark.yarn.queue)" in caplog.text
+    assert len(caplog.records) == 1
