@@ -14,7 +14,7 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow as pa
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_group_range
 from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
-from midstream.operators.base import OperatorContext
+from midstream.operators.base import Operator, OperatorContext, never_stored
 from midstream.operators.window_base import WindowOperator
 from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
 
@@ -109,7 +109,7 @@ def measure(name: str, window: Window, rows: int, batch_rows: int, *, text_keys:
     print(json.dumps(figures))
 
 
-def opened(operator: WindowOperator, name: str) -> _Counted:
+def opened(operator: Operator, name: str, stored_bytes: Callable[[str], int | None] = never_stored) -> _Counted:
     """As the only subtask; what it emits to."""
     out = _Counted()
     operator.open(
@@ -127,6 +127,7 @@ def opened(operator: WindowOperator, name: str) -> _Counted:
             storage=None,
             call_at=None,  # type: ignore[arg-type]
             fail=None,  # type: ignore[arg-type]
+            stored_bytes=stored_bytes,
         ),
         out,
     )

@@ -167,7 +167,7 @@ def say(text: str) -> None:
 
 
 def report() -> None:
-    text = REPORT.read_text(encoding="utf-8")
+    text = replaced(REPORT.read_text(encoding="utf-8"), "summary", "\n".join(summary_table()))
     for name, workload in PLAN.items():
         rows = newest(name)
         if rows:
@@ -214,6 +214,33 @@ def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str
             if figure.is_compared:
                 line += f"| {ratio(runs, workload.base_of(engine), engine, figure)} "
         lines.append(f"{line}| {remarks(mine, [row for row in rows if row['engine'] == engine], rounds)} |")
+    return lines
+
+
+def summary_table() -> list[str]:
+    """A row for each of midstream's, with the fastest of the engines that are compared with it, by the first figure."""
+    lines = [
+        "| workload | | midstream | the best peer | | midstream is | what binds midstream | |",
+        "|---" * 8 + "|",
+    ]
+    for name, workload in PLAN.items():
+        runs = [row for row in newest(name) if "failure" not in row]
+        figure = workload.figures[0]
+        values: dict[str, list[float]] = {}
+        for row in runs:
+            if row.get(figure.name) is not None:
+                values.setdefault(row["engine"], []).append(row[figure.name])
+        engines = [c.engine for c in workload.contenders if c.is_engine and c.engine in values]
+        for ours in (engine for engine in engines if engine.startswith("midstream")):
+            mode = ours.removeprefix("midstream").removeprefix(", ")
+            peers = [each for each in engines if not each.startswith("midstream") and workload.base_of(each) == ours]
+            best, theirs, times = "", "", ""
+            if peers:
+                best = (max if figure.more_is_better else min)(peers, key=lambda each: statistics.median(values[each]))
+                theirs, times = spread(values[best]), ratio(runs, ours, best, figure)
+            which = f"[{name}](#{name})" + (f", {mode}" if mode else "")
+            figures = f"{figure.title} | {spread(values[ours])} | {best} | {theirs} | {times}"
+            lines.append(f"| {which} | {figures} | {workload.limit} | {runs[0]['run'][:10]} |")
     return lines
 
 
@@ -285,7 +312,7 @@ def replaced(text: str, name: str, body: str) -> str:
     begin, end = f"<!-- compare {name} -->", f"<!-- end of {name} -->"
     block = f"{begin}\n{body}\n{end}"
     if begin not in text:
-        return f"{text.rstrip()}\n\n### {name}\n\n{block}\n"
+        return f"{text.rstrip()}\n\n## {name}\n\n{block}\n"
     head, rest = text.split(begin, 1)
     return head + block + rest.split(end, 1)[1]
 

@@ -22,7 +22,8 @@ class Figure:
 class Contender:
     """`part`: where in the JSON object its figures are. `needs`: files without which it is left out.
 
-    `rounds_max`: of a run so many, for what takes long and is far from the others.
+    `rounds_max`: of a run so many, for what takes long and is far from the others. `is_engine` False: the same work
+    without an engine, to see what one costs.
     """
 
     engine: str
@@ -30,6 +31,7 @@ class Contender:
     part: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     rounds_max: int = 1000
+    is_engine: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Workload:
     contenders: tuple[Contender, ...]
     bases: tuple[tuple[str, str], ...] = ()
     """Which of midstream's rows an engine is compared with, by the beginning of its name; else "midstream"."""
+    limit: str = ""
+    """What keeps midstream from being faster, as far as it was measured."""
 
     def base_of(self, engine: str) -> str:
         return next((base for start, base in self.bases if engine.startswith(start)), "midstream")
@@ -92,7 +96,7 @@ def bytewax(workload: str, *options: str, engine: str = "Bytewax") -> Contender:
 
 
 def loops(workload: str, variant: str, engine: str) -> Contender:
-    return Contender(engine, (PYTHON, "benchmarks/peers/loops/run.py", workload, "--variant", variant))
+    return Contender(engine, (PYTHON, "benchmarks/peers/loops/run.py", workload, "--variant", variant), is_engine=False)
 
 
 QUERIES = {
@@ -131,6 +135,7 @@ PLAN: dict[str, Workload] = {
             loops("window", "exchange", "loop with an exchange (numpy, Arrow)"),
             loops("window", "polars", "loop without one (polars)"),
         ),
+        limit="the hash table of polars' group_by, then the generator",
     ),
     "udf": Workload(
         "4 M events through a Python function, dict to dict, then keyed windows.",
@@ -152,6 +157,22 @@ PLAN: dict[str, Workload] = {
             loops("udf", "numpy", "plain loops (columns by numpy)"),
             loops("udf", "python", "plain loops (all Python)"),
         ),
+        limit="the function, which takes and returns a dict for each row",
+    ),
+    "keyed_process": Workload(
+        "4 M events of 1 M keys, four hours of event time: a running total per key in state, which a timer puts out and clears "
+        "an hour after the key's first event; a checkpoint each second.",
+        (EVENTS_PER_S, MEMORY),
+        (
+            ours("keyed_process"),
+            flink("keyed_process"),
+            *once(
+                pyflink("keyed_process", "process", "PyFlink, process mode"),
+                pyflink("keyed_process", "thread", "PyFlink, thread mode"),
+            ),
+            loops("keyed_process", "numpy", "plain loops (a dict and a heap)"),
+        ),
+        limit="Python, for each row and timer: three quarters of the slots' time are the function, its state and its timers",
     ),
     "strings": Workload(
         "10 M events with text keys and 100 bytes of text each: count, sum, and the largest text, per key and window.",
@@ -162,6 +183,7 @@ PLAN: dict[str, Workload] = {
             spark("strings", engine="Structured Streaming, native"),
             bytewax("strings", engine="Bytewax, columns by hand"),
         ),
+        limit="gathering the texts and building polars' views of them",
     ),
     "sliding": Workload(
         "10 M events, 1 M keys, windows of 10 s every 2 s.",
@@ -173,6 +195,7 @@ PLAN: dict[str, Workload] = {
                 spark("sliding", "--max-seconds", "30", engine="Structured Streaming, native"),
             ),
         ),
+        limit="group_by, over five panes",
     ),
     **{
         f"exchange-{parallelism}": Workload(
@@ -190,6 +213,7 @@ PLAN: dict[str, Workload] = {
         "JSON to Kafka, exactly once, a checkpoint each second. One broker, on the same two cores.",
         (EVENTS_PER_S, MEMORY, Figure("latency_p50_ms", "p50 ms at 5,000 rows/s", more_is_better=False)),
         (beside_a_broker(ours("kafka")), beside_a_broker(flink("kafka"))),
+        limit="the reader; half of that is a Python object for each message, which the client makes",
     ),
     "latency": Workload(
         "20,000 rows/s, each from when its source made it to the sink behind a keyed exchange, an exactly-once "
@@ -231,6 +255,7 @@ PLAN: dict[str, Workload] = {
             ("Flink Java, unaligned after", "midstream, unaligned after 1 ms"),
             ("Flink Java, unaligned", "midstream, unaligned"),
         ),
+        limit="the slice of the sink that a barrier waits for: rows of 1 ms",
     ),
     "recovery": Workload(
         "As much in flight as the engine holds (up to 256 MiB), a failure, and the way back.",

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from committers import committer_of
-from midstream.bench import checkpoint, exchange, sliding, strings, udf, window
+from midstream.bench import checkpoint, exchange, keyed_process, sliding, strings, udf, window
 from midstream.bench.events import Events
 from midstream.bench.latency import BUCKETS, GROWTH, percentile_ms
 from midstream.bench.measuring import require
@@ -84,7 +84,7 @@ def test_payloads_are_as_long_as_they_should_be_and_their_numbers_those_of_the_e
     assert texts.numbers_sum() == sum(int(payload[:4], 16) for payload in largest.values())
 
 
-@pytest.mark.parametrize("benchmark", [window, udf, strings, sliding, exchange])
+@pytest.mark.parametrize("benchmark", [window, udf, keyed_process, strings, sliding, exchange])
 def test_a_benchmark_of_few_events_has_a_right_result_and_figures(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark, "WARM_UP_PER_SUBTASK", 100)
     result = benchmark.run("process", events=3000, parallelism=1)

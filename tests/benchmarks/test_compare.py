@@ -160,19 +160,37 @@ def test_only_the_newest_run_is_reported_between_its_markers(results, monkeypatc
     monkeypatch.setattr(compare, "plot_all", lambda *_: None)
     compare.append("w", [row("midstream", 0, events_per_s=1) | {"run": "2025-01-01T00:00:00Z"}])
     compare.append("w", [row("midstream", 0, events_per_s=77)])
-    compare.REPORT.write_text("# Words\n\n<!-- compare w -->\nold\n<!-- end of w -->\n\nMore words.\n")
+    compare.REPORT.write_text(
+        "# Words\n\n<!-- compare summary -->\n<!-- end of summary -->\n\n<!-- compare w -->\nold\n<!-- end of w -->\n\nMore words.\n"
+    )
     compare.report()
     text = compare.REPORT.read_text()
-    assert text.startswith("# Words\n\n<!-- compare w -->\n`.venv/bin/python benchmarks/compare.py w`, 2026-01-02")
+    assert text.startswith("# Words\n\n<!-- compare summary -->\n| workload |")
+    assert "<!-- compare w -->\n`.venv/bin/python benchmarks/compare.py w`, 2026-01-02" in text
     assert "| midstream | 77 |" in text and "old" not in text and "| 1 |" not in text
     assert text.endswith("<!-- end of w -->\n\nMore words.\n")
     compare.report()
     assert compare.REPORT.read_text() == text
 
 
+def test_the_summary_has_the_best_engine_beside_each_of_midstreams_rows(results, monkeypatch):
+    names = ("midstream, a", "midstream, b", "Other, a", "Third, a", "Fourth, b", "loop")
+    contenders = [Contender(name, ("it",), is_engine=name != "loop") for name in names]
+    bases = (("Fourth", "midstream, b"), ("", "midstream, a"))
+    plan = Workload("What.", (P99, RATE), tuple(contenders), bases, limit="the wire")
+    monkeypatch.setattr(compare, "PLAN", {"w": plan})
+    p99_ms = {"midstream, a": 2.0, "midstream, b": 9.0, "Other, a": 8.0, "Third, a": 6.0, "loop": 0.1}
+    compare.append("w", [row(engine, 0, p99_ms=value) for engine, value in p99_ms.items()])
+    compare.append("w", [row("Fourth, b", 0, failure="exit status 1")])
+    assert [line.split(" | ") for line in compare.summary_table()[2:]] == [
+        ["| [w](#w), a", "p99 ms", "2", "Third, a", "6", "3 ×", "the wire", "2026-01-02 |"],
+        ["| [w](#w), b", "p99 ms", "9", "", "", "", "the wire", "2026-01-02 |"],
+    ]
+
+
 def test_a_table_without_markers_yet_goes_to_the_end():
     assert compare.replaced("# Words\n", "w", "body") == (
-        "# Words\n\n### w\n\n<!-- compare w -->\nbody\n<!-- end of w -->\n"
+        "# Words\n\n## w\n\n<!-- compare w -->\nbody\n<!-- end of w -->\n"
     )
 
 

@@ -83,6 +83,10 @@ def test_flinks_results_are_checked_before_its_figures_are_given():
     assert (found["events"], found["events_per_s"], found["bounded"]) == (70, 35.0, True)
     with pytest.raises(ValueError, match="rows must be"):
         checked(about | {"workload": "window", "result": [1, *list(right.values())[1:]]})
+    total = sum(i % 1000 * 0.5 for i in range(3000))
+    assert checked(about | {"workload": "keyed_process", "result": [7, total]})["result_rows"] == 7
+    with pytest.raises(ValueError, match="total must be"):
+        checked(about | {"workload": "keyed_process", "result": [7, total - 0.5]})
     with pytest.raises(ValueError, match="rows must be"):
         checked(about | {"workload": "q8", "result": [1, 1]})
     assert checked({"workload": "recovery", "drained_s": 3.0}) == {

@@ -14,11 +14,11 @@ from midstream.ui.cli import main
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["windows"], "there is no benchmark 'windows'; there are: window, udf, strings"),
+        (["windows"], "there is no benchmark 'windows'; there are: window, udf, keyed_process, strings"),
         (["window", "--slots", "yarn"], "--slots: 'yarn' is neither of spark, process"),
         (["window", "--events", "1001"], "1,001 events cannot be dealt out evenly to 2 subtasks"),
         (["window", "--events", "1"], "--events: 1 is not between 1,000 and 100,000,000,000"),
-        (["udf", "--keys", "10"], "--keys: the benchmark udf has no such option; window, sliding have"),
+        (["udf", "--keys", "10"], "--keys: the benchmark udf has no such option; window, keyed_process, sliding have"),
         (["nexmark", "--query", "q6"], "--query: there is no query 'q6'; there are: q0, q1"),
         (["nexmark", "--query", "q0", "--events", "1010"], "1,010 events are not a multiple of 100"),
         (["window", "--backlog", "10"], "--backlog: the benchmark window has no such option; recovery has"),

@@ -6,6 +6,8 @@ import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.AggregateFunction;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichFlatMapFunction;
+import org.apache.flink.api.common.state.ValueState;
+import org.apache.flink.api.common.state.ValueStateDescriptor;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.api.java.tuple.Tuple2;
@@ -13,6 +15,7 @@ import org.apache.flink.api.java.tuple.Tuple3;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
 import org.apache.flink.streaming.api.windowing.assigners.SlidingEventTimeWindows;
 import org.apache.flink.streaming.api.windowing.assigners.TumblingEventTimeWindows;
 import org.apache.flink.streaming.api.windowing.assigners.WindowAssigner;
@@ -31,6 +34,9 @@ final class KeyedJobs {
     private static final long WARM_UP = 2_000_000;
     private static final double WARM_UP_S_MAX = 5;
     private static final int SUBTASKS_MAX = 64;
+    private static final long HOUR_MS = 3_600_000;
+    static final long HOUR_KEYS = 1_000_000;
+    static final long STRETCH = 360;
 
     private KeyedJobs() {}
 
@@ -40,11 +46,18 @@ final class KeyedJobs {
         private final long half;
         private final long rows;
         private final long keys;
+        private final long stretch;
 
         Numbers(long events, int splits, long keys) {
+            this(events, splits, keys, 1);
+        }
+
+        /** `stretch`: event time passes so many times as fast. */
+        Numbers(long events, int splits, long keys, long stretch) {
             half = events / 2;
             rows = events / splits;
             this.keys = keys;
+            this.stretch = stretch;
         }
 
         @Override
@@ -55,7 +68,7 @@ final class KeyedJobs {
 
         @Override
         public long timestampMs(int split, long j) {
-            return (split * rows + j) % half / EVENTS_PER_MS;
+            return (split * rows + j) % half / EVENTS_PER_MS * stretch;
         }
     }
 
@@ -194,6 +207,43 @@ final class KeyedJobs {
                             sums[0] += 1;
                             sums[1] += row.n;
                             sums[2] += row.sum;
+                        })));
+    }
+
+    /** The sum of a key's values within an hour of its first one. */
+    static final class HourTotals extends KeyedProcessFunction<Long, Tuple2<Long, Double>, Double> {
+        private transient ValueState<Double> total;
+
+        @Override
+        public void open(OpenContext context) {
+            total = getRuntimeContext().getState(new ValueStateDescriptor<>("total", Types.DOUBLE));
+        }
+
+        @Override
+        public void processElement(Tuple2<Long, Double> row, Context context, Collector<Double> out) throws Exception {
+            Double found = total.value();
+            if (found == null) {
+                found = 0.0;
+                context.timerService().registerEventTimeTimer(context.timestamp() + HOUR_MS);
+            }
+            total.update(found + row.f1);
+        }
+
+        @Override
+        public void onTimer(long time, OnTimerContext context, Collector<Double> out) throws Exception {
+            out.collect(total.value());
+            total.clear();
+        }
+    }
+
+    static Report keyedProcess(Options options) throws Exception {
+        return warmAndRun(options, 4_000_000, (env, n, seconds) ->
+                read(env, new Numbers(n, env.getParallelism(), HOUR_KEYS, STRETCH), Numbers.TYPE, n, seconds)
+                        .keyBy(row -> row.f0, Types.LONG)
+                        .process(new HourTotals(), Types.DOUBLE)
+                        .flatMap(new Totals<Double>("results", 2, (total, sums) -> {
+                            sums[0] += 1;
+                            sums[1] += total;
                         })));
     }
 

@@ -20,6 +20,7 @@ public final class Main {
         return switch (options.workload()) {
             case "window" -> KeyedJobs.window(options);
             case "sliding" -> KeyedJobs.sliding(options);
+            case "keyed_process" -> KeyedJobs.keyedProcess(options);
             case "strings" -> KeyedJobs.strings(options);
             case "exchange" -> KeyedJobs.exchange(options);
             case "kafka" -> KafkaJob.run(options);

@@ -38,6 +38,12 @@ public final class PythonPeers {
         return new IndexSource<>(numbers, KeyedJobs.Numbers.TYPE, splits, events / splits, 0, maxSeconds);
     }
 
+    /** Those of `keyed_process`. */
+    public static IndexSource<Tuple2<Long, Double>> hours(long events, int splits, double maxSeconds) {
+        KeyedJobs.Numbers numbers = new KeyedJobs.Numbers(events, splits, KeyedJobs.HOUR_KEYS, KeyedJobs.STRETCH);
+        return new IndexSource<>(numbers, KeyedJobs.Numbers.TYPE, splits, events / splits, 0, maxSeconds);
+    }
+
     public static IndexSource<Row> rows(long events, int splits, double maxSeconds) {
         return new IndexSource<>(new Rows(events, splits), Rows.TYPE, splits, events / splits, 0, maxSeconds);
     }
@@ -53,6 +59,14 @@ public final class PythonPeers {
             sums[0] += 1;
             sums[1] += ((Number) row.getField(0)).doubleValue();
             sums[2] += ((Number) row.getField(1)).doubleValue();
+        }));
+    }
+
+    /** The same of totals: rows, first field. */
+    public static void addUpTotals(DataStream<Row> results) {
+        results.flatMap(new Totals<Row>("results", 2, (row, sums) -> {
+            sums[0] += 1;
+            sums[1] += ((Number) row.getField(0)).doubleValue();
         }));
     }
 

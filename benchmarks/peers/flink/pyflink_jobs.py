@@ -14,14 +14,22 @@ from typing import Any
 import pandas as pd
 import pyflink.version
 from pyflink.common import Row, Time, Types, WatermarkStrategy
-from pyflink.datastream import AggregateFunction, DataStream, StreamExecutionEnvironment
+from pyflink.datastream import (
+    AggregateFunction,
+    DataStream,
+    KeyedProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+)
 from pyflink.datastream.connectors.base import Source
+from pyflink.datastream.state import ValueStateDescriptor
 from pyflink.datastream.window import TumblingEventTimeWindows
 from pyflink.java_gateway import get_gateway
 from pyflink.table import DataTypes, Schema, StreamTableEnvironment
 from pyflink.table.udf import udf
 
 WINDOW_S = 10
+HOUR_MS = 3_600_000
 WARM_UP = 5_000
 """Events of a job of the same kind before: it is the JVM that loads and compiles. Python's processes are each job's own
 and run before it does, and some modes do no more than this in ten seconds."""
@@ -77,7 +85,7 @@ def score_column(value: pd.Series, name: pd.Series) -> pd.Series:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("workload", choices=["window", "udf"])
+    parser.add_argument("workload", choices=["window", "udf", "keyed_process"])
     for name in ("directory", "cluster", "variant"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--events", type=int, default=0)
@@ -86,7 +94,8 @@ def main() -> None:
     options = parser.parse_args()
     options.parallelism = options.parallelism or 2
     options.variant = options.variant or ("table_pandas" if options.workload == "udf" else "process")
-    figures = (_window if options.workload == "window" else _udf)(options)
+    workloads = {"window": _window, "udf": _udf, "keyed_process": _keyed_process}
+    figures = workloads[options.workload](options)
     print(json.dumps(figures), flush=True)
     os._exit(0)  # the gateway's JVM ends when its standard input does
 
@@ -136,6 +145,37 @@ def _window(options: argparse.Namespace) -> dict[str, Any]:
         _peers().addUp(results._j_data_stream)
 
     return _bounded(options, events, build)
+
+
+class HourTotals(KeyedProcessFunction):  # type: ignore[misc]
+    """The sum of a key's values within an hour of its first one."""
+
+    def open(self, context: RuntimeContext) -> None:
+        self._total = context.get_state(ValueStateDescriptor("total", Types.DOUBLE()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
+        total = self._total.value()
+        if total is None:
+            total = 0.0
+            ctx.timer_service().register_event_time_timer(ctx.timestamp() + HOUR_MS)
+        self._total.update(total + value[1])
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Any:
+        yield Row(self._total.value())
+        self._total.clear()
+
+
+def _keyed_process(options: argparse.Namespace) -> dict[str, Any]:
+    def build(env: StreamExecutionEnvironment, count: int, max_seconds: float) -> None:
+        source = _peers().hours(count, options.parallelism, max_seconds)
+        results = (
+            _read(env, source, Types.TUPLE([Types.LONG(), Types.DOUBLE()]))
+            .key_by(lambda row: row[0], Types.LONG())
+            .process(HourTotals(), Types.ROW([Types.DOUBLE()]))
+        )
+        _peers().addUpTotals(results._j_data_stream)
+
+    return _bounded(options, options.events or 4_000_000, build)
 
 
 def _udf(options: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,6 @@
 
 Owns the workloads and how they are measured. May import every room but `ui`; `sim` only to measure it.
 Runs on the main thread; what it does in slots (generators, a sink that adds up) runs there like any
-user's code. Reading order: `measuring`, `events`, `summing_sink`, then `window`, `udf`, `strings`, `sliding`,
+user's code. Reading order: `measuring`, `events`, `summing_sink`, then `window`, `udf`, `keyed_process`, `strings`, `sliding`,
 `exchange`, `latency`; `checkpoint`, and `recovery` of the same job; `nexmark`; `simulate`.
 """

@@ -450,7 +450,7 @@ def bench(
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
-    """Measure: window, udf, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
+    """Measure: window, udf, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
 
     Parameters
     ----------
