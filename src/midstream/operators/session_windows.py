@@ -15,12 +15,12 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.batches import to_polars
-from midstream.core.elements import MAX_WATERMARK_US
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
-from midstream.operators.window_base import END, START, Firing, WindowOperator, native_units
+from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units
 from midstream.operators.window_specs import Session
-from midstream.state.columnar import PartLog, freeze
+from midstream.state.columnar import freeze
+from midstream.state.part_index import PartIndex
 from midstream.state.parts import KEY_GROUP, Chunk
 
 _SESSION = "__session"
@@ -32,9 +32,7 @@ class SessionWindowOperator(WindowOperator):
     def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
         super().__init__(reduction, window, lateness_us)
         self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
-        self._log = PartLog(self._merge)
-        self._earliest = MAX_WATERMARK_US
-        """No part in the log ends before this."""
+        self._parts = PartIndex(reduction.by, END, self._merge)
 
     def _state_schema(self) -> pa.Schema:
         bounds = [pa.field(name, pa.int64()) for name in (START, END)]
@@ -52,10 +50,9 @@ class SessionWindowOperator(WindowOperator):
                 if not frame.height:
                     return
         parts = self._reduce(frame)
-        self._log.append(parts)
-        earliest = int(parts.get_column(END).min())  # type: ignore[arg-type]
-        self._earliest = min(self._earliest, earliest)
-        if earliest - 1 <= watermark:
+        self._parts.append(parts)
+        self._parts.compact()
+        if int(parts.get_column(END).min()) - 1 <= watermark:  # type: ignore[arg-type]
             self._emit_updated(parts.filter(pl.col(END) - 1 <= watermark), watermark)
 
     def _reduce(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -84,17 +81,12 @@ class SessionWindowOperator(WindowOperator):
         self._emit(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW))
 
     def _merge_keys(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Merge all parts of these keys, in the log too; the merged ones."""
-        by = self._reduction.by
-        mine = [frame.join(keys, on=by, how="semi", maintain_order="left") for frame in self._log.frames()]
-        merged = self._merge([frame for frame in mine if frame.height] or mine[:1]) if mine else None
-        if merged is None:
+        """Merge all parts of these keys, in state too; the merged ones."""
+        parts = self._parts.take(keys)
+        if parts is None:
             return to_polars(self._state_schema().empty_table())
-        others = [
-            frame if not own.height else frame.join(keys, on=by, how="anti", maintain_order="left")
-            for frame, own in zip(self._log.frames(), mine, strict=True)
-        ]
-        self._log.replace([*others, merged])
+        merged = self._merge([parts])
+        self._parts.append(merged)
         return merged
 
     # ---- late rows ----
@@ -125,35 +117,32 @@ class SessionWindowOperator(WindowOperator):
             known[key] = [s for s in sessions if s not in touching] + [(merged_start, merged_end)]
         return keep
 
+    def _expired(self, watermark: int) -> int:
+        """Sessions that end by then take no rows any more."""
+        return clamp(watermark - self._lateness + 1)
+
     # ---- firing ----
 
     def _next_firing(self, watermark: int) -> Firing | None:
-        if self._earliest - 1 > watermark or self._progress.lowest >= watermark:
+        fired = self._progress.lowest
+        if fired >= watermark:
             return None
-        ended = pl.col(END) - 1 <= watermark
-        keys = [frame.filter(ended).select(self._reduction.by) for frame in self._log.frames()]
-        merged = (
-            self._merge_keys(pl.concat(keys).unique(maintain_order=True))
-            if keys
-            else to_polars(self._state_schema().empty_table())
-        )
-        due = self._unfired(merged.filter(ended), pl.col(END))
+        # With those that are about to be forgotten: what has come since may go on with their session.
+        keys = self._parts.keys_of_ended(fired + 1, clamp(watermark + 1), self._expired(watermark))
+        if keys is None:
+            return None
+        due = self._unfired(self._merge_keys(keys).filter(pl.col(END) - 1 <= watermark), pl.col(END))
         return Firing(self._cut(due), watermark) if due.height else None
 
     def _forget(self) -> None:
-        """All keys with parts that end by the watermark are merged by now: those parts are whole sessions."""
-        expired = self._progress.lowest - self._lateness + 1
-        if self._earliest <= expired:
-            self._log.replace([frame.filter(pl.col(END) > expired) for frame in self._log.frames()])
-        self._earliest = min(
-            (int(frame.get_column(END).min()) for frame in self._log.frames()),  # type: ignore[arg-type]
-            default=MAX_WATERMARK_US,
-        )
+        """All keys with parts that have expired are merged by now: those parts are whole sessions."""
+        self._parts.remove_ended(self._expired(self._progress.lowest))
+        self._parts.compact()
 
     # ---- snapshot ----
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(0, self._log.runs)], self._form, self._context.ids)
+        return freeze([(0, self._parts.living)], self._form, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:
         frame = self._frame_of(table)
@@ -162,8 +151,8 @@ class SessionWindowOperator(WindowOperator):
         live = frame.get_column(END).to_numpy() - 1 + self._lateness > self._progress.of(groups)
         frame = frame.filter(pl.Series(live))
         if frame.height:
-            self._log.restore(frame)
-            self._earliest = min(self._earliest, int(frame.get_column(END).min()))  # type: ignore[arg-type]
+            self._parts.append(self._merge([frame]))
+            self._parts.compact()
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from midstream.checkpoint import state_files
 from midstream.operators import process_operator, window_base
-from midstream.state import columnar, entry_log, table, timeline, timers
+from midstream.state import columnar, entry_log, part_index, table, timeline, timers
 
 SHARE: Final = 0.1
 """Of the runs, how many have small chunks."""
@@ -35,6 +35,7 @@ def small(seed: int) -> list[tuple[Any, str, int]]:
         (timeline, "RUN_ROWS", random.choice((2, 8, 32))),
         (state_files, "COMPRESS_FROM_BYTES", random.choice((1, 1000))),
         (timers, "STRETCH_BITS", random.choice((0, 12, 18))),
+        (part_index, "RUNS_MAX", random.choice((0, 1, 3))),
     ]
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.core.elements import MAX_WATERMARK_US
 from midstream.operators import session_windows
 from midstream.operators.progress import Progress
 from midstream.operators.session_windows import SessionWindowOperator
@@ -20,6 +21,7 @@ from midstream.operators.window_base import END, PROGRESS, START, WindowOperator
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.mutation_scenarios import close_behind, in_pieces
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw
+from midstream.state.part_index import IndexedRun, PartIndex
 from midstream.state.timeline import Timeline
 
 
@@ -235,30 +237,47 @@ def long_sessions_are_cut() -> Replacements:
 
 
 def third_part_is_lost() -> Replacements:
-    """Of a session in three parts or more, two are merged, and the others are gone."""
+    """Of a key with three parts or more, two are merged, and the others are gone."""
 
-    def merge_keys(self: Any, keys: pl.DataFrame) -> pl.DataFrame:
-        merge = self._merge
-        self._merge = lambda frames: merge(list(frames)[:2])
-        try:
-            return original(self, keys)
-        finally:
-            del self._merge
+    def take(self: Any, keys: pl.DataFrame) -> Any:
+        parts = original(self, keys)
+        if parts is None:
+            return None
+        return parts.filter(pl.int_range(pl.len()).over(self._keys) < 2)
 
-    original = SessionWindowOperator._merge_keys
-    return [(SessionWindowOperator, "_merge_keys", merge_keys)]
+    original = PartIndex.take
+    return [(PartIndex, "take", take)]
 
 
 def restored_sessions_never_end() -> Replacements:
     """After a restore sessions wait until a row comes that ends before them."""
 
     def thaw(self: Any, table: pa.Table) -> None:
-        earliest = self._earliest
         original(self, table)
-        self._earliest = earliest
+        for run in self._parts.runs:
+            run.first_end = MAX_WATERMARK_US
 
     original = SessionWindowOperator._thaw
     return [(SessionWindowOperator, "_thaw", thaw)]
+
+
+def parts_that_went_are_stored() -> Replacements:
+    """A snapshot holds parts of sessions that were merged into others since they were stored."""
+    return [(IndexedRun, "living", property(lambda run: run))]
+
+
+def parts_of_old_runs_are_missed() -> Replacements:
+    """Of a session only the parts that have come last are found when it is due."""
+
+    def take(self: Any, keys: pl.DataFrame) -> Any:
+        runs, self.runs = self.runs, self.runs[-1:]
+        try:
+            return original(self, keys)
+        finally:
+            self.runs = [*(run for run in runs[:-1] if run.rows), *self.runs]
+
+    original = PartIndex.take
+    return [(PartIndex, "take", take)]
 
 
 # ---- joins
@@ -353,6 +372,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "long_sessions_are_cut": Mutation("a session is cut behind a short part of it", long_sessions_are_cut, _sessions),
     "restored_sessions_never_end": Mutation(
         "restored sessions do not fire", restored_sessions_never_end, _due_sessions
+    ),
+    "parts_that_went_are_stored": Mutation(
+        "parts of sessions that are gone are stored", parts_that_went_are_stored, _sessions
+    ),
+    "parts_of_old_runs_are_missed": Mutation(
+        "older parts of a session are not found", parts_of_old_runs_are_missed, _due_sessions
     ),
     "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, _joined),
 }

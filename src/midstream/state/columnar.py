@@ -38,10 +38,11 @@ class Run:
     Its two memos only ever go from None to the one right value.
     """
 
-    __slots__ = ("chunk_id", "frame", "groups")
+    __slots__ = ("chunk_id", "frame", "groups", "rows")
 
     def __init__(self, frame: pl.DataFrame) -> None:
         self.frame = frame
+        self.rows = frame.height
         self.chunk_id: str | None = None
         self.groups: Int32s | None = None
 
@@ -151,8 +152,8 @@ class StateForm:
         groups = key_groups(rows, self.keys, self._max_parallelism)
         start = 0
         for run in runs:
-            run.groups = groups[start : start + run.frame.height]
-            start += run.frame.height
+            run.groups = groups[start : start + run.rows]
+            start += run.rows
         return groups
 
 
@@ -166,7 +167,7 @@ def freeze(logs: Sequence[tuple[int, Sequence[Run]]], form: StateForm, ids: Ids)
     for number, runs in logs:
         first_shared = len(shared)
         for run in runs:
-            if run.frame.height < OWN_CHUNK_ROWS:
+            if run.rows < OWN_CHUNK_ROWS:
                 shared.append((number, run))
                 continue
             if len(shared) > first_shared:

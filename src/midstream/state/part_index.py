@@ -1,0 +1,196 @@
+"""Parts of state by key and by the time at which they end: those of a few keys, or those that are due, are looked up.
+
+Parts lie in runs in the order in which they were made. A run is sorted by a hash of the key, so that all parts of a key
+are found by binary searches. Taking parts out only marks them as gone; a run of which half are gone is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.state.columnar import Merge, Run
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+RUNS_MAX: Final = 12
+"""More are merged: each costs a lookup some 50 µs. Fewer would be merged more often, which costs some µs a row each time."""
+
+_GONE: Final = np.iinfo(np.int64).max
+_ROW: Final = "__row"
+
+
+class IndexedRun(Run):
+    """Parts by `hashes`, and when each of them ends; `rows` of them are there, the others are gone."""
+
+    __slots__ = ("_living", "_there", "ends", "first_end", "hashes")
+
+    def __init__(self, frame: pl.DataFrame, hashes: UInt64s, ends: Int64s) -> None:
+        """Rows of one key stay in their order. What is in order, or nearly, takes little more time than to copy it."""
+        order = hashes.argsort(kind="stable")
+        super().__init__(frame[order])
+        self.hashes, self.ends = hashes[order], ends[order]
+        self.first_end = int(self.ends.min())
+        """No row that is there ends before this."""
+        self._there: Bools | None = None
+        """Which ones, if not all; never changed in place, since snapshots refer to it."""
+        self._living: Run | None = None
+
+    def positions(self, hashes: UInt64s) -> Int64s:
+        """Of all rows that are there with one of these hashes, which are sorted, each once."""
+        if len(hashes) > len(self.hashes):
+            at = np.minimum(hashes.searchsorted(self.hashes), len(hashes) - 1)
+            return self._there_of(np.flatnonzero(hashes[at] == self.hashes))
+        begins = self.hashes.searchsorted(hashes, "left")
+        found = self.hashes[np.minimum(begins, len(self.hashes) - 1)] == hashes
+        begins = begins[found]
+        counts = self.hashes.searchsorted(hashes[found], "right") - begins
+        before = np.cumsum(counts) - counts
+        return self._there_of(np.arange(int(counts.sum())) + np.repeat(begins - before, counts))
+
+    def ended(self, until: int) -> Int64s:
+        """Positions of the rows that are there and end by then."""
+        if self.first_end > until:
+            return np.empty(0, np.int64)
+        return self._there_of(np.flatnonzero(self.ends <= until))
+
+    def _there_of(self, positions: Int64s) -> Int64s:
+        return positions if self._there is None else positions[self._there[positions]]
+
+    def remove(self, positions: Int64s) -> None:
+        there = np.ones(len(self.ends), np.bool_) if self._there is None else self._there.copy()
+        there[positions] = False
+        self._there, self._living = there, None
+        self.ends[positions] = _GONE
+        self.first_end = int(self.ends.min())
+        self.rows -= len(positions)
+
+    def tidied(self) -> IndexedRun:
+        """Without what is gone, if that is half of it or more."""
+        if self._there is None or 2 * self.rows > len(self.ends):
+            return self
+        return IndexedRun(self.living.frame, self.hashes[self._there], self.ends[self._there])
+
+    @property
+    def living(self) -> Run:
+        """What is there; the same one as long as that is the same."""
+        if self._there is None:
+            return self
+        if self._living is None:
+            self._living = LivingRun(self.frame, self._there, self.rows)
+        return self._living
+
+
+class LivingRun(Run):
+    """Some rows of a frame, which are picked when they are first asked for."""
+
+    __slots__ = ("_of", "_picked", "_there")
+
+    def __init__(self, of: pl.DataFrame, there: Bools, rows: int) -> None:
+        self._of, self._there, self.rows = of, there, rows
+        self._picked: pl.DataFrame | None = None
+        self.chunk_id = self.groups = None
+
+    @property
+    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # nobody assigns another one
+        if self._picked is None:
+            self._picked = self._of.filter(pl.Series(self._there))
+        return self._picked
+
+
+class PartIndex:
+    """Parts with the columns `keys` and `end`, int64. `merge` makes as few parts as it can of some frames of them."""
+
+    def __init__(self, keys: Sequence[str], end: str, merge: Merge) -> None:
+        self._keys = tuple(keys)
+        self._end = end
+        self._merge = merge
+        self.runs: list[IndexedRun] = []
+
+    @property
+    def first_end(self) -> int:
+        """No part ends before this."""
+        return min((run.first_end for run in self.runs), default=MAX_WATERMARK_US)
+
+    @property
+    def living(self) -> list[Run]:
+        """All parts, for a snapshot."""
+        return [run.living for run in self.runs]
+
+    def append(self, parts: pl.DataFrame) -> None:
+        """Behind all others. `compact` may follow once some of them will not be taken out again at once."""
+        if parts.height:
+            self.runs.append(self._indexed(parts))
+
+    def keys_of_ended(self, after: int, until: int, again_until: int) -> pl.DataFrame | None:
+        """The keys, each once, of the parts that end after `after` and by `until`, or by `again_until`; None if there are none."""
+        found = []
+        for run in self.runs:
+            positions = run.ended(until)
+            ends = run.ends[positions]
+            positions = positions[(ends > after) | (ends <= again_until)]
+            if len(positions):
+                found.append(run.frame[positions])
+        return pl.concat(found).select(self._keys).unique(maintain_order=True) if found else None
+
+    def take(self, keys: pl.DataFrame) -> pl.DataFrame | None:
+        """All parts of these keys, in the order in which they were made; they are not here any more."""
+        hashes = np.unique(self._hashes(keys))
+        found = [(run, run.positions(hashes)) for run in self.runs]
+        found = [(run, positions) for run, positions in found if len(positions)]
+        if not found:
+            return None
+        parts = pl.concat([run.frame[positions] for run, positions in found]).with_row_index(_ROW)
+        taken = parts.join(keys, on=self._keys, how="semi", maintain_order="left")
+        rows = taken.get_column(_ROW).to_numpy()
+        start = 0
+        for run, positions in found:
+            end = start + len(positions)
+            if taken.height < parts.height:  # others have the same hash
+                positions = positions[rows[rows.searchsorted(start) : rows.searchsorted(end)].astype(np.int64) - start]
+            if len(positions):
+                run.remove(positions)
+            start = end
+        self._tidy()
+        return taken.drop(_ROW) if taken.height else None
+
+    def remove_ended(self, until: int) -> None:
+        for run in self.runs:
+            positions = run.ended(until)
+            if len(positions):
+                run.remove(positions)
+        self._tidy()
+
+    def compact(self) -> None:
+        """If there are many runs, let each be more than twice as long as the next: the long ones are seldom merged then."""
+        if len(self.runs) <= RUNS_MAX:
+            return
+        together: list[list[IndexedRun]] = []
+        rows = 0
+        for run in reversed(self.runs):
+            if together and run.rows <= 2 * rows:
+                together[-1].append(run)
+                rows += run.rows
+            else:
+                together.append([run])
+                rows = run.rows
+        self.runs = [
+            runs[0] if len(runs) == 1 else self._indexed(self._merge([run.living.frame for run in reversed(runs)]))
+            for runs in reversed(together)
+        ]
+
+    def _tidy(self) -> None:
+        self.runs = [run.tidied() for run in self.runs if run.rows]
+
+    def _indexed(self, parts: pl.DataFrame) -> IndexedRun:
+        return IndexedRun(parts, self._hashes(parts), parts.get_column(self._end).to_numpy())
+
+    def _hashes(self, frame: pl.DataFrame) -> UInt64s:
+        return frame.select(self._keys).hash_rows(0).to_numpy()

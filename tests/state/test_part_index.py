@@ -1,0 +1,151 @@
+"""Parts by key and end, against a plain list: taken, dropped and stored are the right ones, in the order they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.state.part_index import RUNS_MAX, PartIndex
+
+Part = tuple[str, int, tuple[int, ...]]
+"""Its key, when it ends, and the numbers of the parts that it was made of."""
+
+keys = st.sets(st.sampled_from("abcdef"), min_size=1)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 30)), max_size=9)),
+        st.tuples(st.just("take"), keys),
+        st.tuples(st.just("take and put back"), keys),
+        st.tuples(st.just("remove"), st.integers(0, 30)),
+        st.tuples(st.just("compact"), st.none()),
+        st.tuples(st.just("ended"), st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))),
+    ),
+    max_size=20,
+)
+
+
+def frame_of(parts: Sequence[Part]) -> pl.DataFrame:
+    columns = [list(column) for column in zip(*parts, strict=True)] or [[], [], []]
+    schema: dict[str, Any] = {"k": pl.String, "end": pl.Int64, "made_of": pl.List(pl.Int64)}
+    return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
+
+
+def merge(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """One part for each key and end."""
+    grouped = pl.concat(frames).group_by("k", "end", maintain_order=True)
+    return grouped.agg(pl.col("made_of").explode())
+
+
+def merged(parts: Sequence[Part]) -> dict[tuple[str, int], list[int]]:
+    made: dict[tuple[str, int], list[int]] = {}
+    for key, end, numbers in parts:
+        made.setdefault((key, end), []).extend(numbers)
+    return made
+
+
+def found(frames: Sequence[pl.DataFrame]) -> dict[tuple[str, int], list[int]]:
+    return merged([(key, end, tuple(numbers)) for frame in frames for key, end, numbers in frame.iter_rows()])
+
+
+class Beside:
+    """An index, and the same parts in a list."""
+
+    def __init__(self) -> None:
+        self.index = PartIndex(["k"], "end", merge)
+        self.parts: list[Part] = []
+        self.count = 0
+        self.stored: list[tuple[list[pl.DataFrame], dict[tuple[str, int], list[int]]]] = []
+
+    def take(self, wanted: set[str]) -> pl.DataFrame | None:
+        taken = self.index.take(frame_of([(key, 0, ()) for key in sorted(wanted)]).select("k"))
+        assert taken is None or taken.height
+        assert found([] if taken is None else [taken]) == merged([part for part in self.parts if part[0] in wanted])
+        self.parts = [part for part in self.parts if part[0] not in wanted]
+        return taken
+
+    def step(self, step: str, argument: Any) -> None:
+        match step:
+            case "append":
+                new = [(key, end, (self.count + at,)) for at, (key, end) in enumerate(argument)]
+                self.count += len(new)
+                self.parts += new
+                self.index.append(frame_of(new))
+            case "take":
+                self.take(argument)
+            case "take and put back":
+                before = [part for part in self.parts if part[0] in argument]
+                taken = self.take(argument)
+                if taken is not None:
+                    self.index.append(merge([taken]))
+                self.parts += before
+            case "remove":
+                self.index.remove_ended(argument)
+                self.parts = [part for part in self.parts if part[1] > argument]
+            case "compact":
+                self.index.compact()
+            case "ended":
+                after, until, again = argument[0], argument[1], min(argument[1:])
+                keys_found = self.index.keys_of_ended(after, until, again)
+                expected = {key for key, end, _ in self.parts if end <= until and (end > after or end <= again)}
+                listed = [] if keys_found is None else keys_found.get_column("k").to_list()
+                assert len(listed) == len(set(listed)) and set(listed) == expected
+        self.check()
+
+    def check(self) -> None:
+        living = self.index.living
+        assert found([run.frame for run in living]) == merged(self.parts)
+        assert [run.rows for run in living] == [run.frame.height for run in living]
+        assert all(run.rows for run in living), "a run without rows"
+        assert self.index.first_end <= min((end for _, end, _ in self.parts), default=2**63)
+        for frames, expected in self.stored:
+            assert found(frames) == expected, "what a snapshot refers to has changed"
+        self.stored.append(([run.frame for run in living], merged(self.parts)))
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps)
+def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> None:
+    beside = Beside()
+    for step, argument in plan:
+        beside.step(step, argument)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps)
+def test_keys_with_the_same_hash_are_told_apart(plan: list[tuple[str, Any]]) -> None:
+    def hashes(_: object, frame: pl.DataFrame) -> Any:
+        return np.array([ord(key) % 2 for key in frame.get_column("k")], np.uint64)
+
+    with patch.object(PartIndex, "_hashes", hashes):
+        beside = Beside()
+        for step, argument in plan:
+            beside.step(step, argument)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_there_are_few_runs_however_much_is_appended(rows: int) -> None:
+    index = PartIndex(["k"], "end", merge)
+    for number in range(300):
+        index.append(frame_of([(f"{number} {at}", at, (0,)) for at in range(rows)]))
+        index.compact()
+        assert len(index.runs) <= RUNS_MAX
+    assert sum(run.rows for run in index.runs) == 300 * rows
+
+
+def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes() -> None:
+    index = PartIndex(["k"], "end", merge)
+    index.append(frame_of([(f"{at}", at, (at,)) for at in range(9)]))
+    index.remove_ended(2)
+    (living,) = index.living
+    index.append(frame_of([("new", 20, (9,))]))
+    assert index.living[0] is living
+    index.remove_ended(3)
+    assert index.living[0] is not living
+    assert living.rows == 6 and living.frame.height == 6
