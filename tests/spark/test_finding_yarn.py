@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import SparkConf
 
+import midstream
+from midstream import Environment
+from midstream.connectors.file_sink import FileSink
 from midstream.core.errors import ClusterError, ConfigError, UnavailableError
 from midstream.spark.slots import check_driver_host
 from midstream.spark.yarn import check_managers, check_named, resource_managers, waiting_is_told
@@ -73,3 +79,41 @@ def test_a_long_wait_for_a_container_is_told_once_with_the_way_out(
         until("a word", lambda: "no room in the queue" in caplog.text)
     assert "another queue (spark.yarn.queue)" in caplog.text
     assert len(caplog.records) == 1
+
+
+def test_a_path_that_yarn_deletes_with_the_container_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = tmp_path / "container_1795493021330_0003_01_000001"
+    container.mkdir()
+    monkeypatch.chdir(container)
+    Environment("visits", checkpoint_dir="ck")  # a directory that only looks like one
+    monkeypatch.setenv("CONTAINER_ID", container.name)
+    for path in ("ck", str(container / "tmp" / "ck")):
+        with pytest.raises(
+            ConfigError,
+            match=rf"checkpoint_dir: the path '\S*ck' is {container}/\S*ck here, and YARN deletes .* give a URL, or an",
+        ):
+            Environment("visits", checkpoint_dir=path)
+    with pytest.raises(ConfigError, match=r"tls: the path 'keys' is "):
+        Environment("visits", tls="keys")
+    with pytest.raises(ConfigError, match=r"FileSink: the path 'out' is .* YARN deletes"):
+        FileSink("out", format="jsonl")
+    Environment("visits", checkpoint_dir=tmp_path / "ck")
+    monkeypatch.chdir(tmp_path)
+    Environment("visits", checkpoint_dir="ck")
+    FileSink("out", format="jsonl")
+
+
+def test_settings_for_spark_submit_do_not_keep_a_program_from_being_its_own_driver(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.submit.deployMode cluster\n")
+    program = "from midstream.spark.session import get_session; print(get_session('local[1]').range(3).count())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(Path(midstream.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr

@@ -77,6 +77,7 @@ class Place:
         settings = {
             "spark.yarn.jars": f"local:{SPARK}/jars/*",
             "spark.yarn.stagingDir": directory / "staging",
+            "spark.submit.deployMode": "cluster",  # for spark-submit: midstream run is its own driver
             "spark.authenticate": "true",
             "spark.network.crypto.enabled": "true",
             "spark.driver.memory": "512m",

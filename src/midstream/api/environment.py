@@ -513,7 +513,7 @@ def _directory(path: str | os.PathLike[str] | None) -> str | None:
     text = os.fspath(path)
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"checkpoint_dir: {path!r} is not a directory or a storage URL")
-    return absolute(text)
+    return _absolute(text, "checkpoint_dir")
 
 
 def _tls(tls: str | os.PathLike[str]) -> str:
@@ -521,7 +521,14 @@ def _tls(tls: str | os.PathLike[str]) -> str:
     text = os.fspath(tls) if isinstance(tls, (str, os.PathLike)) else tls
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"tls: {tls!r} is not 'auto', 'on', 'off', or a directory with a certificate")
-    return text if text in ("auto", "on", "off") else absolute(text)
+    return text if text in ("auto", "on", "off") else _absolute(text, "tls")
+
+
+def _absolute(path: str, name: str) -> str:
+    try:
+        return absolute(path)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _aligned_timeout_s(timeout: Duration | None) -> float | None:

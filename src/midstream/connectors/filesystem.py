@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.core.errors import ConfigError, StorageError
+from midstream.core.local_paths import absolute_path
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _IGNORED = re.compile(r"(?:^|/)[._]|\.(?:tmp|part)\Z")
@@ -38,7 +39,10 @@ def resolve(
                 f"{where}: cannot use {text!r}: {error}; give a local path, or a URL such as s3://bucket/dir"
             ) from error
         return found, inner.rstrip("/") or "/"
-    return pyarrow.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+    try:
+        return pyarrow.fs.LocalFileSystem(), absolute_path(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def is_local(filesystem: pyarrow.fs.FileSystem) -> bool:

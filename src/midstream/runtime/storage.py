@@ -27,6 +27,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from midstream.core.errors import ConfigError, StorageError
+from midstream.core.local_paths import absolute_path
 from midstream.core.seams import Storage
 from midstream.runtime.conditional import RIGHTS, STORES, ConditionalWrites, check_installed, without_secrets
 
@@ -63,7 +64,7 @@ def absolute(url: str) -> str:
     """The same place for every process of this machine, whatever its working directory. Raises ConfigError for none."""
     if not url.strip():
         raise ConfigError("an empty path; give a directory or a storage URL")
-    return url if "://" in url or url.startswith("file:") else os.path.abspath(os.path.expanduser(url))
+    return url if "://" in url or url.startswith("file:") else absolute_path(url)
 
 
 def check_can_create(url: str) -> None:

@@ -38,6 +38,7 @@ LOOPBACK: Final = "127.0.0.1"
 YARN: Final = "yarn"
 CORES_MAX: Final = "spark.cores.max"
 INSTANCES: Final = "spark.executor.instances"
+DEPLOY_MODE: Final = "spark.submit.deployMode"
 DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 MASTER_TIMEOUT_S: Final = 10.0
 STOPPING_WAIT_S: Final = 10.0
@@ -143,6 +144,9 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = os.environ["SPARK_LOCAL_IP"]
     if not is_submitted:
+        settings[DEPLOY_MODE] = (
+            "client"  # this program is the driver, whatever spark-defaults.conf has for spark-submit
+        )
         # "default": options of the user come after it
         settings["spark.driver.defaultJavaOptions"] = log_option(_log_settings())
     builder = SparkSession.builder.config(map={**settings})
@@ -156,7 +160,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
                 SparkContext._ensure_initialized()
                 users = SparkConf()
                 on_yarn = (master or users.get("spark.master")) == YARN
-                is_client_of_yarn = on_yarn and users.get("spark.submit.deployMode") != "cluster"
+                is_client_of_yarn = on_yarn and users.get(DEPLOY_MODE) != "cluster"
                 if is_client_of_yarn:
                     check_managers(users)
                 if slots is not None:
