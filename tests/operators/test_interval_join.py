@@ -237,20 +237,21 @@ def test_rows_of_one_key_are_not_paired_with_all_its_rows_of_other_times(
     assert sum(looked_at) == pairs
 
 
-LAST = MAX_WATERMARK_US
+FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999."""
 
 
 @pytest.mark.parametrize(
     ("lower", "upper", "left", "right"),
     [
         (-10, 10, [LAST, LAST - 5], [LAST]),
-        (-10, 10, [-LAST], [-LAST, 10 - LAST, 11 - LAST]),
-        (-(2**62), 2**62, [-(2**62), 2**62], [2**62 - 5, -(2**62)]),
-        (0, 2**62, [-LAST, 0], [LAST, 0, -(2**62)]),
+        (-10, 10, [FIRST], [FIRST, 10 + FIRST, 11 + FIRST]),
+        (-(2**63), 2**63, [FIRST, LAST], [LAST - 5, FIRST]),
+        (0, 2**64, [FIRST, 0], [LAST, 0, FIRST]),
     ],
 )
 @pytest.mark.parametrize("is_left_first", [True, False])
-def test_times_that_no_datetime_can_hold_are_joined_like_others(
+def test_the_first_and_the_last_times_are_joined_like_others(
     lower: int, upper: int, left: list[int], right: list[int], is_left_first: bool
 ) -> None:
     ports = [

@@ -35,6 +35,7 @@ from midstream.operators.aggregates import (
     Min,
     Sum,
 )
+from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.operators.windows import LATE, session, sliding, tumbling, window_operator
 
 EPOCH = datetime(1970, 1, 1)
@@ -531,3 +532,80 @@ def test_nulls_and_nan_are_what_the_documentation_says(values: list[float | None
     (row,) = world.out.rows()
     made = {name: row[name] for name in expected}
     assert {name: "nan" if value is not None and isnan(value) else value for name, value in made.items()} == expected
+
+
+# ---- the ends of time ----
+
+WINDOWS = {"tumbling": tumbling("10 s", "3 s"), "sliding": sliding("20 s", "10 s"), "session": session("10 s")}
+
+
+def at(unit: str, *times: int) -> pa.RecordBatch:
+    """Times since 1970 in that unit."""
+    schema = schema_of(pa.int64(), unit)
+    columns = [
+        pa.array(["a"] * len(times), schema.field("k").type),
+        pa.array(times, pa.int64()).view(pa.timestamp(unit)),
+    ]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(range(len(times)), pa.int64())], schema=schema)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+@pytest.mark.parametrize("time", [-(2**63), -(2**63) + 1, 2**63 - 1, 2**63 - 10])
+def test_a_time_that_int64_could_not_add_a_window_to_is_refused_with_its_row(window: str, unit: str, time: int) -> None:
+    world = World(operator_of(WINDOWS[window], schema_of(pa.int64(), unit)))
+    with pytest.raises(JobError, match=rf"^operator 'hourly': event-time column 't' is {time} .*'v': 1.*; times from"):
+        world.process(at(unit, 0, time))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(
+    ("unit", "first", "last"),
+    [
+        ("ms", -62_135_596_800_000, 253_402_300_799_999),
+        ("us", -62_135_596_800_000_000, 253_402_300_799_999_999),
+        ("ns", -(2**63) + 30 * 10**9, 2**63 - 1 - 30 * 10**9),
+    ],
+)
+def test_the_first_and_the_last_time_that_are_taken_are_in_their_windows(
+    window: str, unit: str, first: int, last: int
+) -> None:
+    world = World(operator_of(WINDOWS[window], schema_of(pa.int64(), unit)))
+    world.process(at(unit, last, first))
+    world.advance(MAX_WATERMARK_US)
+    found = [
+        tuple(column.cast(pa.int64()).to_pylist()[row] for column in (batch["window_start"], batch["window_end"]))
+        for _, batch in world.out.batches
+        for row in range(batch.num_rows)
+    ]
+    second = {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    expected = []
+    for native in (first, last):
+        if window == "session":
+            expected.append((native, native + 10 * second))
+        elif window == "tumbling":
+            start = (native - 3 * second) // (10 * second) * 10 * second + 3 * second
+            expected.append((start, start + 10 * second))
+        else:
+            start = native // (10 * second) * 10 * second
+            expected += [(start - 10 * second, start + 10 * second), (start, start + 20 * second)]
+    assert sorted(found) == expected
+
+
+def test_windows_that_no_two_times_are_apart_are_refused_when_they_are_declared() -> None:
+    for window in (tumbling("36525 d"), session("73050 d")):
+        with pytest.raises(
+            ConfigError, match=r"^operator 'hourly': .* d are longer than event times of timestamp\[ns\]"
+        ):
+            operator_of(window, schema_of(pa.int64(), "ns"))
+        operator_of(window, INTS)
+
+
+def test_a_column_cannot_become_the_event_time_with_values_that_are_no_times() -> None:
+    schema = schema_of(pa.int64(), "us")
+    world = World(TimestampsOperator("times", "t", WatermarkStrategy.monotonous(), schema))
+    with pytest.raises(
+        JobError, match=r"'t' is 253402300800000000 microseconds .*'v': 1.* to 9999-12-31T23:59:59.999999"
+    ):
+        world.process(at("us", 0, 253_402_300_800_000_000))
+    assert world.out.batches == []

@@ -2,9 +2,15 @@
 
 Inside the engine times are int64 microseconds. A column of milliseconds or nanoseconds is not
 converted row by row; only its extremes and its window bounds are.
+
+Times are in the years 1 to 9999, which is what watermarks and timers can say of them; what is far outside
+stands for something else, such as a missing value, and int64 would wrap around as soon as a window is added.
 """
 
 from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +18,16 @@ import pyarrow as pa
 
 from midstream.core.batches import first_null
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.errors import SchemaError
-from midstream.operators.rows import null_error, require_columns
+from midstream.core.errors import JobError, SchemaError
+from midstream.operators.rows import null_error, require_columns, row_error
 
 Int64s = npt.NDArray[np.int64]
+
+_EPOCH: Final = datetime(1970, 1, 1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST_US: Final = (datetime.min - _EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime.max - _EPOCH) // _MICROSECOND
+_NAMES: Final = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 class EventTime:
@@ -33,15 +45,32 @@ class EventTime:
         self.kind = kind
         self._where = where
 
-    def native(self, batch: pa.RecordBatch) -> Int64s:
-        """The times of the rows as int64 in the column's own unit. Raises JobError naming a row that has none."""
+    def native(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
+        """The times of the rows as int64 in the column's own unit, to which `room` can be added, and of which it can be
+        subtracted. Raises JobError naming a row that has no time, or none of the years 1 to 9999.
+        """
         column = batch.column(self.column)
         row = first_null(column)
         if row is not None:
             cure = "filter out or fill rows without a time first"
             raise null_error(f"{self._where}: event-time column {self.column!r}", batch, row, cure)
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
+        if len(times):
+            first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room)
+            last = min(self.from_us(_LAST_US), MAX_WATERMARK_US - room)
+            if not (first <= times.min() and times.max() <= last):
+                raise self._outside(batch, times, first, last)
         return times
+
+    def _outside(self, batch: pa.RecordBatch, times: Int64s, first: int, last: int) -> JobError:
+        row = int(np.flatnonzero((times < first) | (times > last))[0])
+        bounds = [(_EPOCH + self.to_us(bound) * _MICROSECOND).isoformat() for bound in (first, last)]
+        return row_error(
+            f"{self._where}: event-time column {self.column!r} is {times[row]} {_NAMES[self.kind.unit]} since 1970",
+            batch,
+            row,
+            f"times from {bounds[0]} to {bounds[1]} can be processed here; filter out or replace the others first",
+        )
 
     def us(self, batch: pa.RecordBatch) -> Int64s:
         """The times of the rows in microseconds."""

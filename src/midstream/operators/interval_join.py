@@ -17,6 +17,8 @@ from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.state.timeline import Timeline
 
 PROGRESS: Final = "progress"
+_FURTHEST_US: Final = 2**62
+"""No two event times are so far apart, and int64 can hold it."""
 
 
 def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, upper_us: int) -> BatchFunctionOperator:
@@ -27,6 +29,7 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
     compared in whole microseconds.
     """
     first, second = ports
+    lower_us, upper_us = max(lower_us, -_FURTHEST_US), min(upper_us, _FURTHEST_US)
     keys, names = list(first.keys), dict(zip(second.keys, first.keys, strict=True))
     renamed = pa.schema([field.with_name(names.get(field.name, field.name)) for field in second.schema])
     twice = [field.name for field in second.schema if field.name not in names and field.name in first.schema.names]

@@ -305,4 +305,8 @@ def check_keys(batch: pa.RecordBatch, keys: Iterable[str], where: str) -> None:
 
 
 def null_error(what: str, batch: pa.RecordBatch, row: int, cure: str) -> JobError:
-    return at_row(JobError(f"{what} is null in the row {row_text(batch, row)}; {cure}"), row)
+    return row_error(f"{what} is null", batch, row, cure)
+
+
+def row_error(what: str, batch: pa.RecordBatch, row: int, cure: str) -> JobError:
+    return at_row(JobError(f"{what} in the row {row_text(batch, row)}; {cure}"), row)

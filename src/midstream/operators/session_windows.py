@@ -17,7 +17,7 @@ import pyarrow as pa
 from midstream.core.batches import to_polars
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
-from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units
+from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units, room_for
 from midstream.operators.window_specs import Session
 from midstream.state.columnar import freeze
 from midstream.state.part_index import PartIndex
@@ -32,6 +32,7 @@ class SessionWindowOperator(WindowOperator):
     def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
         super().__init__(reduction, window, lateness_us)
         self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
+        self._room = room_for(self._gap, window, reduction)
         self._parts = PartIndex(reduction.by, END, self._merge)
 
     def _state_schema(self) -> pa.Schema:

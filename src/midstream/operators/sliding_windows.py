@@ -21,7 +21,7 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.operators import window_base
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
-from midstream.operators.window_base import END, START, Firing, Piece, WindowOperator, clamp, native_units
+from midstream.operators.window_base import END, START, Firing, Piece, WindowOperator, clamp, native_units, room_for
 from midstream.operators.window_specs import Sliding
 from midstream.state.columnar import Ordered, PartLog, freeze
 from midstream.state.parts import Chunk
@@ -38,6 +38,7 @@ class SlidingWindowOperator(WindowOperator):
         self._size = native_units(window.size_us, reduction.time, f"{where} size")
         self._slide = native_units(window.slide_us, reduction.time, f"{where} slide")
         self._offset = native_units(window.offset_us, reduction.time, f"{where} offset") % self._slide
+        self._room = room_for(self._size + self._slide, window, reduction)
         self._pane = gcd(self._size, self._slide)
         self._logs: dict[int, PartLog] = {}
         """Start of a pane: its parts."""

@@ -126,7 +126,6 @@ class TimestampsOperator(Operator):
             self._stir(split)
         self._out.emit(batch)
         come_us = self._time.to_us(int(times.max())) - self._strategy.delay_us - 1
-        come_us = min(come_us, MAX_WATERMARK_US - 1)  # the very last one says that the stream has ended
         before_us = self._come_us[split]
         if come_us > before_us:
             self._come_us[split] = come_us

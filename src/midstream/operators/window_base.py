@@ -65,6 +65,8 @@ class WindowOperator(Operator):
         self._reduction = reduction
         self._spec = window
         self._lateness = native_units(lateness_us, reduction.time, f"{reduction.where}: allowed_lateness")
+        self._room: int
+        """What is added to event times, or subtracted, in their unit."""
         self._firing: Firing | None = None
         self._context: OperatorContext
         self._out: Output
@@ -131,7 +133,7 @@ class WindowOperator(Operator):
         if batch.num_rows == 0:
             return
         check_keys(batch, self._reduction.keys, self._reduction.where)
-        times = self._reduction.time.native(batch)
+        times = self._reduction.time.native(batch, self._room)
         if self._progress.is_even:
             self._absorb(batch, times, self._progress.lowest)
             return
@@ -277,6 +279,15 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
             f"{what}: {time_us} µs is finer than the event time {time.column!r}, which is in milliseconds"
         )
     return time_us // 1000
+
+
+def room_for(span: int, window: Window, reduction: Reduction) -> int:
+    """`span` in the unit of the event-time column. Raises ConfigError when no time could be processed with it."""
+    if span > MAX_WATERMARK_US // 2:
+        raise ConfigError(
+            f"{reduction.where}: {window} are longer than event times of {reduction.time.kind} can be apart"
+        )
+    return span
 
 
 def clamp(time: int) -> int:
