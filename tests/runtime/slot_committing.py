@@ -70,6 +70,8 @@ class AppendingCommitter(Committer):
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for committable in map(json.loads, committables):
             self.note("begin", lane=committable["subtask"], checkpoint=checkpoint_id)
+            if waits(self.sink.place, checkpoint_id):
+                self.note("hold", lane=committable["subtask"], checkpoint=checkpoint_id)
             while waits(self.sink.place, checkpoint_id):
                 if self.context.stopped.wait(0.02):
                     raise OSError("told to stop")

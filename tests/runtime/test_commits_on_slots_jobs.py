@@ -30,12 +30,12 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def held(place: Path) -> list[dict[str, Any]]:
-    """Commits that have begun and not ended."""
+    """Commits that wait, as `hold` says."""
     open_: dict[tuple[int, int, int], dict[str, Any]] = {}
     for line in book_of(place):
-        if line["what"] in ("begin", "end"):
+        if line["what"] in ("hold", "end"):
             key = line["pid"], line["lane"], line["checkpoint"]
-            if line["what"] == "begin":
+            if line["what"] == "hold":
                 open_[key] = line
             else:
                 open_.pop(key, None)

@@ -14,9 +14,12 @@ FAR = pa.table({"k": ["a"], "at": pa.array([1 << 62], pa.timestamp("us"))})
 ROW = {"k": str, "at": datetime}
 
 
+def untimed():
+    return Environment().from_collection([], schema=ROW).uid("rows")
+
+
 def timed():
-    rows = Environment().from_collection([], schema=ROW).uid("rows")
-    return rows.with_watermarks("at", WatermarkStrategy.bounded("5 s"))
+    return untimed().with_watermarks("at", WatermarkStrategy.bounded("5 s"))
 
 
 def counted():
@@ -43,12 +46,12 @@ def test_the_wall_clock_goes_to_the_last_moment_and_no_further():
 
 
 def test_rows_with_such_a_time_are_in_tables_and_are_named_elsewhere():
-    result = testing.run(timed(), FAR)
+    result = testing.run(untimed(), FAR)
     assert result.table(next(iter(result))).num_rows == 1
     with pytest.raises(SchemaError, match=r"column 'at', timestamp.* has a value that Python cannot represent"):
         _ = result.rows
     with pytest.raises(SchemaError, match=r"column 'at'"):
-        testing.check_cuts(timed(), FAR)
+        testing.check_cuts(untimed(), FAR)
     last = [{"k": "a", "at": "9999-12-31 23:59:59.999999"}]
     with pytest.raises(SchemaError, match=r"column 'window_end'"):
         _ = testing.run(counted(), last).rows
@@ -56,9 +59,16 @@ def test_rows_with_such_a_time_are_in_tables_and_are_named_elsewhere():
 
 def test_a_function_that_gets_such_a_time_fails_with_the_columns_name():
     with pytest.raises(JobError, match=r"column 'at', timestamp.* has a value that Python cannot represent"):
-        testing.run(timed().map(lambda row: row), FAR)
+        testing.run(untimed().map(lambda row: row), FAR)
+
+
+def test_such_a_time_is_no_event_time():
+    with pytest.raises(
+        JobError, match=r"event-time column 'at' is 4611686018427387904 microseconds since 1970 in the row"
+    ):
+        testing.run(timed(), FAR)
 
 
 def test_a_job_with_such_times_is_simulated():
-    assert testing.simulate(timed(), {"rows": FAR}, seeds=range(3)).ok
+    assert testing.simulate(untimed(), {"rows": FAR}, seeds=range(3)).ok
     assert testing.simulate(counted(), {"rows": [{"k": "a", "at": "9999-12-31 23:59:59"}]}, seeds=range(3)).ok

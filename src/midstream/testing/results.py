@@ -99,6 +99,7 @@ def find(outputs: Sequence[Output], name: Name) -> Output:
         lambda output: output.uid == name and output.tag is None,
         lambda output: output.name == name and output.tag is None,
         lambda output: output.tag is not None and output.tag == name,
+        lambda output: output.label == name,
     ]
     for is_meant in ways:
         found = [output for output in outputs if is_meant(output)]
