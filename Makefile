@@ -12,7 +12,7 @@ SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 PROCESSES ?= 2
 
-.PHONY: help setup lock setup-python demo kafka-demo test simulate check format bench peers minimums nightly clean
+.PHONY: help setup lock setup-python demo kafka-demo test docs simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -39,6 +39,10 @@ kafka-demo: setup  ## the same flights from Kafka to Kafka, with a broker of its
 
 test: setup .venv/spark.jsa  ## all tests, those on real Spark slots included, in PROCESSES=2 processes
 	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile
+
+docs: setup-python  ## the documentation as a site, with a reference of the API, in out/docs
+	$(BIN)/sphinx-build -q -W -c docs/site -b html . out/docs
+	@echo out/docs/docs/site/index.html
 
 simulate: setup-python  ## fresh seeds in the simulator for SIM_SECONDS=120; the commit decides which (SIM_BASE=N: others)
 	@base=$${SIM_BASE:-$$(printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || date +%y%m%d)")}; \

@@ -10,10 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "midstream"
+DECISIONS = ROOT / "docs" / "decisions"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
+    ROOT / "examples" / "README.md",
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])(?:docs|tests|src|benchmarks|examples|tools)/[\w./-]*\w")
@@ -59,7 +61,7 @@ def test_a_link_to_nothing_is_found(tmp_path):
 
 
 def test_every_decision_has_a_number_of_its_own():
-    numbers = [page.name[:3] for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    numbers = [page.name[:3] for page in sorted(DECISIONS.glob("0*.md"))]
     assert numbers == [f"{number:03}" for number in range(1, len(numbers) + 1)]
 
 
@@ -67,7 +69,7 @@ def test_every_decision_says_whether_it_stands_and_since_when():
     status = re.compile(
         r"# \d{3}: .+\n\n(Accepted|Superseded by \[\d{3}\]\([\w.-]+\)), 20\d\d-\d\d-\d\d\.( Extends| Extended|\n)"
     )
-    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    pages = sorted(DECISIONS.glob("0*.md"))
     assert [page.name for page in pages if not status.match(page.read_text(encoding="utf-8"))] == []
 
 
