@@ -47,12 +47,13 @@ def copying(tmp_path: Path, inputs: Path, *, watch: bool, rows_per_s: float | No
 def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, inputs):
     for part in range(4):
         add_file(inputs, f"{part}.parquet", range(part * 5000, part * 5000 + 5000))
-    job = copying(tmp_path, inputs, watch=False, rows_per_s=10_000).start(slots=ProcessSlots())
+    job = copying(tmp_path, inputs, watch=True, rows_per_s=10_000).start(slots=ProcessSlots())
     out = tmp_path / "out"
     until("something committed", lambda: len(committed(out)) > 0)
     os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
-    status = job.wait(60)
-    assert status.restarts >= 1
+    until("the restart", lambda: job.status().restarts)
+    until("everything committed", lambda: len(committed(out)) >= 20_000)
+    job.stop(drain=True, timeout_s=60)
     assert committed(out) == list(range(20_000))
     assert pending(out) == []
 

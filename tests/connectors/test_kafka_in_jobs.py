@@ -77,11 +77,12 @@ def test_every_row_is_there_once_although_a_slot_is_killed(kafka, tmp_path, runn
     for first in range(0, 12_000, 2000):
         kafka.transaction(topic, records(first, first + 2000), partition=first // 4000, commit=True)
         kafka.transaction(topic, records(first, first + 500), partition=first // 4000, commit=False)
-    running.append(job(kafka, topic, tmp_path, stop="latest", rows_per_s=5000).start(slots=ProcessSlots()))
+    running.append(job(kafka, topic, tmp_path, rows_per_s=5000).start(slots=ProcessSlots()))
     until("something is written", lambda: len(written(tmp_path)))
     kill_a_slot(running[0])
-    status = running[0].wait(90)
-    assert status.state == "finished" and status.restarts >= 1
+    until("the restart", lambda: running[0].status().restarts)
+    until("everything is written", lambda: len(written(tmp_path)) >= 12_000, 90)
+    running[0].stop(drain=True, timeout_s=60)
     check_each_once(tmp_path, 12_000)
 
 
@@ -181,15 +182,21 @@ def test_a_sink_has_every_row_at_least_once_and_in_order_of_its_key(kafka, tmp_p
         kafka.produce(source, records(partition * 4000, (partition + 1) * 4000), partition=partition)
     env = Environment("kafka", parallelism=2, checkpoint_dir=tmp_path, checkpoint_interval="200 ms")
     schema = {"n": int, "who": int}
-    stream = env.read_kafka(kafka.servers, source, schema=schema, stop="latest", rows_per_s=4000).uid("in")
+    stream = env.read_kafka(kafka.servers, source, schema=schema, rows_per_s=4000, interval="300 ms").uid("in")
     counted = stream.key_by("who").process(Counted(), schema={"who": int, "n": int, "rows": int}).uid("counted")
     named = counted.with_columns(key=pl.col("who").cast(pl.String))
     named.write_kafka(kafka.servers, sink, key="key", guarantee="at_least_once").uid("out")
     running.append(env.start(slots=ProcessSlots()))
     until("something is written", lambda: kafka.read(sink))
     kill_a_slot(running[0])
-    assert running[0].wait(90).restarts >= 1
-    rows = [json.loads(message.value()) for message in kafka.read(sink)]
+    until("the restart", lambda: running[0].status().restarts)
+
+    def found() -> list[dict[str, int]]:
+        return [json.loads(message.value()) for message in kafka.read(sink)]
+
+    until("every row is there", lambda: {row["n"] for row in found()} >= set(range(8000)), 90)
+    running[0].stop(drain=True, timeout_s=60)
+    rows = found()
     assert {row["n"] for row in rows} == set(range(8000))
     for who in range(WHO):
         counts = [row["rows"] for row in rows if row["who"] == who]
