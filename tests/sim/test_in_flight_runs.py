@@ -107,14 +107,14 @@ STOPPED = IN_RECOVERY.index("stop") + 6 * len(IN_RECOVERY)
 class _Damaged(Run):
     """Before the job goes on, a byte of every file of rows in flight is changed."""
 
-    def _plan(self, job_id: str, root: str, shape: Shape, start: Start) -> JobPlan:
+    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
         if start.restore is not None:
             for path, content in self.disk.files.items():
                 if path.endswith(".channels"):
                     changed = bytearray(content)
                     changed[len(changed) // 2] ^= 1
                     self.disk.files[path] = bytes(changed)
-        return super()._plan(job_id, root, shape, start)
+        return super()._plan(job_id, root, shape, version, start)
 
 
 def test_damaged_rows_in_flight_are_refused_before_a_task_runs() -> None:

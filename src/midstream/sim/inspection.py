@@ -19,16 +19,18 @@ from midstream.core.batches import concat, empty_batch
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
+from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.window_base import PARTS, PROGRESS
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.chunks import newest
 from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, some, ways
 from midstream.sim.key_types import PLAIN, Form, as_plain, stored_keys
+from midstream.sim.programs import Place, Places
 from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource
 from midstream.sim.shapes import Input, Shape
 from midstream.sim.tables import HELD
 from midstream.sim.timed import DELAY_US, WAITING, WINDOWS
-from midstream.sim.topologies import Expectation, behind_timers, edge_of, form_of, on_time_at, uid_of
+from midstream.sim.topologies import Expectation, behind_timers, form_of, on_time_at, uid_of
 from midstream.sim.windowed import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
 from midstream.state.parts import KEY_GROUP
 
@@ -42,8 +44,7 @@ class Found:
 
     output: Mapping[str, Sequence[str]]
     """By sink: names of what it has staged, committed or to be."""
-    in_flight: Mapping[int, pa.RecordBatch] = field(default_factory=dict)
-    """By edge."""
+    in_flight: Mapping[Place, pa.RecordBatch] = field(default_factory=dict)
     held: Mapping[str, Sequence[pa.RecordBatch]] = field(default_factory=dict)
     """By operator that holds rows back."""
 
@@ -62,7 +63,7 @@ class Inspection:
         self._shape = shape
         self._outside = outside
         self._key_groups = key_groups
-        self._edges = [(index, entry) for index, node in enumerate(shape) for entry in node.inputs]
+        self._places = Places(shape)
         self._ways = ways(shape)
         self._sinks = {
             uid_of(index, position, kind): index
@@ -77,17 +78,18 @@ class Inspection:
 
     # ---- reading a checkpoint
 
-    def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[int, pa.RecordBatch]:
-        """By edge."""
-        found: dict[int, list[pa.RecordBatch]] = {}
+    def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[Place, pa.RecordBatch]:
+        """An edge may be restored as another one with the same ends."""
+        found: dict[Place, list[pa.RecordBatch]] = {}
+        places = self._places.of(metadata) if metadata.channels else []
         for state in metadata.channels:
-            index, entry = self._edges[state.edge]
-            edge = edge_of(self._shape, state.edge, index, entry)
+            place, old = places[state.edge], metadata.edges[state.edge]
+            form = form_of(self._shape, place.entry)
+            edge = Edge(state.edge, old.source, old.target, Partitioning(old.partitioning), form.schema, old.keys)
             batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.schema, "oracle")]
             rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
-            form = form_of(self._shape, entry)
-            found.setdefault(state.edge, []).extend(self._plain(batch, form) for batch in rows if batch.num_rows)
-        return {edge: concat(batches) for edge, batches in sorted(found.items()) if batches}
+            found.setdefault(place, []).extend(self._plain(batch, form) for batch in rows if batch.num_rows)
+        return {place: concat(batches) for place, batches in found.items() if batches}
 
     def _plain(self, rows: pa.RecordBatch, form: Form) -> pa.RecordBatch:
         """Rows of a form as rows of SCHEMA; none, and a complaint, when their keys are not those that they had."""
@@ -97,12 +99,12 @@ class Inspection:
             return _NO_ROWS
         return plain
 
-    def ids_by_port(self, in_flight: Mapping[int, pa.RecordBatch]) -> dict[tuple[int, int], Counter[int]]:
-        """By node and port: an edge may be restored as another one with the same ends."""
-        found: dict[tuple[int, int], Counter[int]] = {}
-        for edge, rows in in_flight.items():
-            index, entry = self._edges[edge]
-            found.setdefault((index, entry.port), Counter()).update(to_list(rows.column("id")))
+    def ids_by_place(self, in_flight: Mapping[Place, pa.RecordBatch]) -> dict[tuple[int, int, int], Counter[int]]:
+        """By node, port and position of the operator that they come to."""
+        found: dict[tuple[int, int, int], Counter[int]] = {}
+        for place, rows in in_flight.items():
+            at = place.node, place.entry.port, place.position
+            found.setdefault(at, Counter()).update(to_list(rows.column("id")))
         return found
 
     def rows_held(self, storage: Storage, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
@@ -155,17 +157,16 @@ class Inspection:
 
     def check_on_the_way(self, where: str, found: Found) -> Iterator[str]:
         """Contents of the rows in flight, and of those that wait in operators."""
-        for edge, rows in found.in_flight.items():
-            index, entry = self._edges[edge]
-            makers = self._made_by(entry)
+        for place, rows in found.in_flight.items():
+            makers = self._made_by(place.entry)
             if not makers:
-                complaint = self.contents.check(rows, self._counted(self._ways[entry.node]))
+                complaint = self.contents.check(rows, self._counted(self._ways[place.entry.node]))
             elif makers[0] == "total":
                 complaint = check_made(rows)
             else:
                 complaint = unpacked(rows, self.contents)[1] if makers[0] in WINDOWS else ""
             if complaint:
-                yield f"{where}: in flight to {self._shape[index].chain[0]}{index} there is {complaint}"
+                yield f"{where}: in flight to {self._shape[place.node].chain[0]}{place.node} there is {complaint}"
         for index, node in enumerate(self._shape):
             for rows in found.held.get(uid_of(index, 0, node.chain[0]), ()):
                 complaint = self.contents.check(rows, self._counted(self._ways[index]))
@@ -179,7 +180,7 @@ class Inspection:
             if way.whole is None:
                 continue
             rows = [seen for name in found.output.get(sink, ()) if isinstance(seen := self._seen[name], np.ndarray)]
-            rows += [codes(batch) for edge, batch in found.in_flight.items() if self._edges[edge][0] in way.nodes]
+            rows += [codes(batch) for place, batch in found.in_flight.items() if place.node in way.nodes]
             for index in way.nodes:
                 rows += map(codes, found.held.get(uid_of(index, 0, self._shape[index].chain[0]), ()))
             complaint = check_numbers(rows, expected.counts[way.whole])
@@ -222,11 +223,10 @@ class Inspection:
                 elif isinstance(seen := self._seen[name], Spans):
                     emitted.append(seen)
         node = self._node_of(uid)
-        for edge, rows in found.in_flight.items():
-            entry = self._edges[edge][1]
-            if entry.node == node and entry.tag is not None:
+        for place, rows in found.in_flight.items():
+            if place.entry.node == node and place.entry.tag is not None:
                 late.append(rows.column("id").to_numpy())
-            elif entry.node == node:
+            elif place.entry.node == node:
                 emitted.append(unpacked(rows, self.contents)[0])
         all_late = np.concatenate(late) if late else _NOTHING
         return Made(expected.windowed[uid][1], Spans.joined(emitted), all_late, marks_us=marks_us)

@@ -21,6 +21,7 @@ from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
 from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
+from midstream.sim.programs import contradictions, ends_in_flight
 from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import Scenario
 from midstream.sim.shapes import Shape
@@ -47,8 +48,8 @@ class Start:
 
 
 LATEST: Final = Start("latest")
-MakePlan = Callable[[str, str, Shape, Start], JobPlan]
-"""Of a job id and the checkpoint directory."""
+MakePlan = Callable[[str, str, Shape, int, Start], JobPlan]
+"""Of a job id, the checkpoint directory, and a version of the program."""
 
 
 class Keeper:
@@ -73,6 +74,10 @@ class Keeper:
         self.savepoints_restored = 0
         self.went_back = 0
         """Starts that have gone on from an older checkpoint than the newest, or over."""
+        self.changed = 0
+        """Starts of a program that is not the one that had made what it has gone on from."""
+        self.contradicted = 0
+        """Starts that were refused because the program could not go on from there."""
         self.is_over = False
         self.is_given_up = False
         self.launch_is_due = False
@@ -96,21 +101,29 @@ class Keeper:
         """Nothing is to be copied into its directory any more."""
         self._completed: dict[str, CheckpointMetadata] = {}
         """By path of the checkpoint."""
+        self._versions: dict[str, int] = {}
+        """Of the program, by job id."""
 
     # ---- starting
 
-    def launch(self, shape: Shape, start: Start) -> None:
+    def launch(self, shape: Shape, start: Start, version: int = 0) -> None:
         self.launches += 1
         self.launch_is_due = self.is_given_up = False
         self._start = start
         self._is_restored = start.copies is None
-        self.driver = self._cluster.submit(self._make_plan(f"job{self.launches}", self.root, shape, start))
+        job_id = f"job{self.launches}"
+        self._versions[job_id] = version
+        self.driver = self._cluster.submit(self._make_plan(job_id, self.root, shape, version, start))
 
     def after_end(self, ended: JobEnded | None) -> Iterator[str]:
         """What has stopped, died or failed by a fault is started again; what has finished is over. Complaints."""
+        is_contradicted = False
         if ended is not None and ended.state == "failed" and not self._may_fail(str(ended.error)):
-            yield f"the job failed: {ended.error}"
-            return
+            is_contradicted = any(self._contradictions(self.driver))
+            self.contradicted += is_contradicted
+            if not is_contradicted:
+                yield f"the job failed: {ended.error}"
+                return
         if ended is not None and ended.state in ("finished", "stopped"):
             if ended.state == "finished":
                 yield from self.begins(self.driver)
@@ -128,10 +141,13 @@ class Keeper:
         self.launch_is_due = True
         if not self._scenario.has_checkpoints:
             start = Start()
+        elif is_contradicted:
+            start = self._start
         else:
             is_refused = ended is not None and ended.state == "failed" and SIM not in str(ended.error)
             start = self._back(is_refused) or (yield from self._usual(ended))
-        launch = partial(self.launch, shape, start)
+        version = self._next_version(start, may_change=not is_contradicted)
+        launch = partial(self.launch, shape, start, version)
         self._world.schedule(KEEPER_US, None, Kind.CLUSTER, launch, "the job is started again")
 
     def _may_fail(self, error: str) -> bool:
@@ -151,6 +167,33 @@ class Keeper:
         if self._origin is not None and not any(CHECKPOINT.fullmatch(path) for path in self.disk.files):
             return self._origin
         return LATEST
+
+    # ---- other programs
+
+    def _next_version(self, start: Start, *, may_change: bool) -> int:
+        """Of the program: another one now and then, else that which has made what the job is to go on from."""
+        random = Random(f"version {self._scenario.seed} {self.launches}")
+        if may_change and random.random() < self._scenario.changes:
+            return random.choice((0, self.launches, self.launches))
+        made_by = start.copies.job_id if start.copies is not None else None
+        if made_by is None and start.restore is not None:
+            name = start.restore.rpartition("chk-")[2]
+            with self._world.looking():
+                listed = [
+                    entry for entry in list_checkpoints(self.disk) if name in ("latest", str(entry.checkpoint_id))
+                ]
+            made_by = listed[-1].metadata.job_id if listed and listed[-1].metadata is not None else None
+        return self._versions.get(made_by or "", 0)
+
+    def _contradictions(self, driver: Driver) -> Iterator[str]:
+        """What speaks against going on with its program from any checkpoint that it may have been told to go on from."""
+        graph = driver.plan.graph
+        if self._start.copies is not None:
+            yield from contradictions(self._start.copies.operators, frozenset(), graph)
+        with self._world.looking():
+            listed = [entry.metadata for entry in list_checkpoints(self.disk) if entry.metadata is not None]
+        for metadata in listed:
+            yield from contradictions(metadata.operators, ends_in_flight(metadata), graph)
 
     def _go_on_from(self, saved: Saved) -> Start:
         """From a savepoint that has perhaps been moved, in the same directory, or in another while that one is gone."""
@@ -178,7 +221,8 @@ class Keeper:
         self._begin_directory(start)
         self._oracle.begin_again(self.disk, saved.cut)
         self.is_over = False
-        self.launch(self._scenario.rescaled or self._scenario.shape, start)
+        version = self._next_version(start, may_change=True)
+        self.launch(self._scenario.rescaled or self._scenario.shape, start, version)
 
     # ---- going back
 
@@ -277,6 +321,11 @@ class Keeper:
             self._oracle.lines.goes_on(plan.job_id, () if cut is None else cut.output)
             return
         yield from self._check_start(restored_from)
+        if cut is not None and self._versions[cut.job_id] != self._versions[plan.job_id]:
+            self.changed += 1
+            in_flight = ends_in_flight(self._completed[restored_from or ""])
+            for contradiction in contradictions(cut.operators, in_flight, plan.graph):
+                yield f"{plan.job_id} goes on from {restored_from} with a program that cannot: {contradiction}"
         self._is_started_over = plan.fresh
         self._over += plan.fresh
         self.went_back += plan.fresh or plan.newer_output is not None

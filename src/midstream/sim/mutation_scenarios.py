@@ -287,6 +287,22 @@ def draining(seed: int) -> Scenario:
     return replace(drawn, row_us=1000, sink_rows=1, sink_pause_s=0.003, text_bytes=2000, faults=(drain, kill))
 
 
+def changing(seed: int) -> Scenario:
+    """The job dies with rows in flight, and goes on with another program each time."""
+    topology = ("same_upstream", "union", "pipeline", "multi_input", "mixed")[seed % 5]
+    drawn = with_backlog(draw(seed, topology=topology, parallelism=2, rescale_to=2, faults=()), Random(seed))
+    kills = tuple(Fault(400 * i + seed * 37 % 400, "kill_driver", seed + i) for i in range(1, 6))
+    return replace(drawn, changes=0.8, aligned_timeout_s=0.0, interval_s=0.002, faults=kills)
+
+
+def changing_at_the_end(seed: int) -> Scenario:
+    """The same where some of it has finished."""
+    drawn = draw(seed, topology=("finishing", "totals", "tally")[seed % 3], parallelism=2, rows=200, faults=())
+    kills = tuple(Fault(300 * i + seed * 37 % 300, "kill_driver", seed + i) for i in range(1, 8))
+    drawn = replace(drawn, changes=0.8, aligned_timeout_s=None, interval_s=0.001, faults=kills)
+    return replace(drawn, splits=2, sink_rows=1, sink_pause_s=0.003)
+
+
 def rescaled(seed: int) -> Scenario:
     return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
 

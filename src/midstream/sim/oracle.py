@@ -46,6 +46,8 @@ CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
 class Cut:
     """What a completed checkpoint stands for."""
 
+    job_id: str
+    """Of the start that has made it."""
     expected: Expectation
     output: tuple[str, ...]
     """Names of all that the sinks have staged up to it."""
@@ -169,15 +171,15 @@ class Oracle:
             },
         )
         self.in_flight += bool(found.in_flight)
-        by_port = self.inspection.ids_by_port(found.in_flight)
-        expected = expectation(self.shape, emitted, found.ids_held(), by_port)
+        by_place = self.inspection.ids_by_place(found.in_flight)
+        expected = expectation(self.shape, emitted, found.ids_held(), by_place)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
         yield from self._event_times.check(where, operators)
         yield from self._check_state(where, operators, expected)
         yield from self._check_output(where, output, expected)
         yield from self.inspection.check_on_the_way(where, found)
-        yield from self._states.check_joins(where, expected, self._named(output), by_port)
+        yield from self._states.check_joins(where, expected, self._named(output), by_place)
         yield from self.inspection.check_numbers(where, found, expected)
         for uid, (kind, _) in expected.windowed.items():
             if uid in operators:
@@ -186,7 +188,7 @@ class Oracle:
                 yield from (f"{where}: {complaint}" for complaint in wrong)
                 yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
-            yield from self._check_total(where, operators[uid], expected, output, by_port)
+            yield from self._check_total(where, operators[uid], expected, output, by_place)
         for uid, operator in operators.items():
             if operator.finished:
                 gone = (key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
@@ -195,6 +197,7 @@ class Oracle:
                 if self._finished_at.setdefault(uid, operator.parallelism) != operator.parallelism:
                     self._finished_at[uid] = 0
         self._last = Cut(
+            metadata.job_id,
             expected,
             tuple(output),
             metadata.operators,
@@ -389,13 +392,13 @@ class Oracle:
         operator: OperatorState,
         expected: Expectation,
         output: Iterable[str],
-        by_port: Mapping[tuple[int, int], Counter[int]],
+        by_place: Mapping[tuple[int, int, int], Counter[int]],
     ) -> Iterator[str]:
         """What a subtask has said when it had finished is all it ever says; together they have counted every row."""
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
         said = Counter(row for part in staged if part.sink == sink for row in part.ids)
-        said += by_port.get((node, 0), Counter())
+        said += by_place.get((node, 0, 0), Counter())
         before_of, before = self._said.get(operator.uid, (operator, said))
         final = before_of.fully_finished
         if final or before_of.parallelism == operator.parallelism:

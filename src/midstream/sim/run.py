@@ -25,6 +25,7 @@ from midstream.sim.keeper import ROOT, Keeper, Start
 from midstream.sim.network import Network
 from midstream.sim.on_disk import OnDisk
 from midstream.sim.oracle import CHECKPOINT, Oracle
+from midstream.sim.programs import changed
 from midstream.sim.reasons import patience_s
 from midstream.sim.recoveries import Recoveries
 from midstream.sim.report import who_waits
@@ -92,6 +93,10 @@ class Outcome:
     savepoints_failed: int = 0
     """Requests for one that were answered by a reason."""
     savepoints_restored: int = 0
+    changed: int = 0
+    """Starts with another program than that which had made the checkpoint."""
+    contradicted: int = 0
+    """Starts that were refused because the program could not go on from there."""
     went_back: int = 0
     """Starts from older checkpoints than the newest, and from the beginning again."""
     faults: Counter[str] = field(default_factory=Counter)
@@ -221,6 +226,7 @@ class Run:
         outcome.launches, outcome.rescaled_restores = self.keeper.launches, self.keeper.rescaled
         outcome.savepoints_restored = self.keeper.savepoints_restored
         outcome.went_back = self.keeper.went_back
+        outcome.changed, outcome.contradicted = self.keeper.changed, self.keeper.contradicted
         outcome.trace = world.trace
         return outcome
 
@@ -238,20 +244,21 @@ class Run:
             self.outcome.is_long = True
         return False
 
-    def _rescaled(self, job_id: str, root: str, shape: Shape, start: Start, parallelism: int) -> JobPlan:
+    def _rescaled(self, job_id: str, root: str, shape: Shape, version: int, start: Start, parallelism: int) -> JobPlan:
         """The same job at another parallelism; some plans do not work, because their pool is too small."""
         self.world.io_point()
         random = Random(f"rescale {self.scenario.seed} {parallelism}")
         shape = with_parallelism(shape, parallelism, random, same=random.random() < 0.5)
-        then = self._plan(job_id, root, shape, start)
+        then = self._plan(job_id, root, shape, version, start)
         if random.random() < 0.1:
             too_small = msgspec.structs.replace(then.config, pool_bytes=2 * then.config.buffer_bytes)
             return replace(then, config=too_small)
         return then
 
-    def _plan(self, job_id: str, root: str, shape: Shape, start: Start) -> JobPlan:
+    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
         s = self.scenario
-        graph = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
+        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
+        graph = changed(original, shape, self.outside, s.seed, version)
         config = JobConfig(
             name=JOB,
             parallelism=graph.slots,
@@ -286,7 +293,7 @@ class Run:
             start.restore,
             newer_output=start.newer_output,
             fresh=start.fresh,
-            rescaled=partial(self._rescaled, job_id, root, shape, start),
+            rescaled=partial(self._rescaled, job_id, root, shape, version, start),
         )
 
     def _look(self) -> bool:

@@ -131,6 +131,8 @@ class Scenario:
     """How long user functions take for a row."""
     tolerable_failures: int = 1000
     """Of checkpoints in a row, until the attempt fails, too."""
+    changes: float = 0.0
+    """How many of its starts have a changed program."""
     on_slots: float = 0.0
     """Of the sinks, how many commit on slots."""
     steps_max: int = 400_000
@@ -251,6 +253,9 @@ BEHIND: Final = 0.27
 BEHIND_NODES_MAX: Final = 9
 """Of their shapes: larger ones take most of the time, and show no more."""
 
+CHANGED: Final = 0.25
+"""Of those that may be started again, how many are started with changed programs."""
+
 COMMIT_ON_SLOTS: Final = 0.25
 """Of all of these, how many have sinks that commit on slots."""
 
@@ -268,6 +273,9 @@ def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
         needed = max(node.parallelism for node in (*scenario.shape, *scenario.rescaled))
         groups = max(crowded.choice((4, 7, 16)), needed)
         scenario = replace(scenario, keys=50, skew=0.0, key_groups=groups)
+    changes = Random(f"changes {seed}")
+    if scenario.has_checkpoints and changes.random() < CHANGED:
+        scenario = replace(scenario, changes=changes.choice((0.3, 0.8)))
     on_slots = Random(f"on slots {seed}")
     if on_slots.random() < COMMIT_ON_SLOTS:
         scenario = with_commits_on_slots(scenario, on_slots)

@@ -73,15 +73,15 @@ class StateOracle:
         where: str,
         expected: Expectation,
         staged: Sequence[Staged],
-        in_flight: Mapping[tuple[int, int], Counter[int]] | None,
+        in_flight: Mapping[tuple[int, int, int], Counter[int]] | None,
     ) -> Iterator[str]:
-        """Complaints about the pairs that have been put out. `in_flight`: by node and port; None: as the time before."""
+        """Complaints about the pairs that have been put out. `in_flight`: by place; None: as the time before."""
         found: dict[str, Counter[tuple[int, int]]] = {uid: Counter() for uid in expected.joined}
         for part in staged:
             if part.sink in expected.join_sinks:
                 found[expected.join_sinks[part.sink]].update((row, partner) for row, _, partner in _rows(part))
         if in_flight is not None:
-            sinks = (uid_of(index, 0, "sink") for index, _ in in_flight)
+            sinks = (uid_of(index, 0, "sink") for index, _, _ in in_flight)
             self._waiting = {expected.join_sinks[uid] for uid in sinks if uid in expected.join_sinks}
         for uid, pairs in found.items():
             is_exact = uid in self._never_late and uid not in self._waiting
@@ -117,7 +117,13 @@ class StateOracle:
                 found |= contents
             if index in operator.running:
                 yield from self._check_broadcast(f"{operator.uid}/{index}", subtask, given)
-        yield from self._compare(operator.uid, given.contents(), found, self._dropped.get(operator.uid, set()))
+        contents = given.contents()
+        yield from self._compare(operator.uid, contents, found, self._dropped.get(operator.uid, set()))
+        for index in operator.running:
+            for part, table in self._by_part(operator.subtasks[index], (states.MORE,)).items():
+                for key, _, count in entries(part, table):
+                    if count != len(contents["list:ids", key]):
+                        yield f"{operator.uid}/{index}: {part} of {key!r} is {count}, and there were {contents['list:ids', key]}"
         if given.is_ordered:
             for (part, key), content in found.items():
                 row = out_of_order(content)

@@ -81,6 +81,20 @@ class Typed(_Function, CoProcessFunction):
     process2 = process1
 
 
+class TypedMore(Typed):
+    """The same in a later version of the program, which counts the rows of each key that it has seen, too."""
+
+    more: ValueState[int | None] = ValueState(pa.int64())
+
+    def process1(self, row: Row, ctx: ProcessContext) -> Row:
+        row = super().process1(row, ctx)
+        before = self.more.value
+        self.more.value = len(self.ids) if before is None else before + 1
+        return row
+
+    process2 = process1
+
+
 def _extended(seen: list[int], more: list[int]) -> list[int]:
     seen.extend(more)
     return seen
@@ -176,7 +190,7 @@ def operator(kind: str, uid: str, outside: Outside, form: Form) -> ProcessOperat
     if kind == "rules":
         ports = [Port("process", ("key",), None, SCHEMA), Port("process_broadcast", (), None, SCHEMA, broadcast=True)]
         return ProcessOperator(uid, Rules(outside), ports, SCHEMA, {})
-    function = Typed(outside) if kind == "typed" else Pickled(outside)
+    function = {"typed": Typed, "typed more": TypedMore, "pickled": Pickled}[kind](outside)
     ports = two_ports((form.keys, form.keys), (None, None), (form.schema, form.schema))
     return ProcessOperator(uid, function, ports, form.schema, {})
 
@@ -276,6 +290,7 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "map:marks": pa.list_(pa.int64()),
     "broadcast:marks": pa.large_string(),
     "value:count": pa.int64(),
+    "value:more": pa.int64(),
 }
 """Of the values of parts that are not pickled."""
 _KEY_TYPES: Final[Mapping[str, pa.DataType]] = {"map:marks": pa.large_string(), "broadcast:marks": pa.int64()}
@@ -285,6 +300,8 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "pickled": ("value:ids", "list:marks", "reducing:seen", "map:groups"),
     "rules": ("value:count",),
 }
+MORE: Final = "value:more"
+"""A part that only later versions of the program have."""
 BROADCAST_PARTS: Final = ("broadcast:marks", "broadcast:lists")
 
 

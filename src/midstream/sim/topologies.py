@@ -251,12 +251,12 @@ def expectation(
     shape: Shape,
     rows: Mapping[str, Mapping[int, int]],
     held: Mapping[str, Counter[int]] = MappingProxyType({}),
-    in_flight: Mapping[tuple[int, int], Counter[int]] = MappingProxyType({}),
+    in_flight: Mapping[tuple[int, int, int], Counter[int]] = MappingProxyType({}),
 ) -> Expectation:
     """`rows`: by source uid, id to key of the rows that it has emitted.
 
-    `held`: ids that wait in operators that hold rows back. `in_flight`: ids that are on their way to a node's port (an edge
-    may be restored as another one with the same ends).
+    `held`: ids that wait in operators that hold rows back. `in_flight`: ids that are on their way to a node's port, or in
+    a node to the operator at a position (an edge may be restored as another one with the same ends).
     """
     key_of = {row: key for part in rows.values() for row, key in part.items()}
     counts: dict[str, dict[int, tuple[int, int]]] = {}
@@ -282,9 +282,10 @@ def expectation(
         for entry in node.inputs:
             comes = outputs[entry.node].get(entry.tag, Counter())
             by_port[entry.port] = by_port[entry.port] + comes if by_port[entry.port] else comes
+        is_made = any(entry.node in behind for entry in node.inputs)
         for port, came in by_port.items():
-            on_the_way = in_flight.get((index, port))
-            if on_the_way and not any(entry.node in behind for entry in node.inputs):
+            on_the_way = in_flight.get((index, port, 0))
+            if on_the_way and not is_made:
                 if not on_the_way <= came:
                     overdrawn.append(f"input {port} of {node.chain[0]}{index}")
                 by_port[port] = came - on_the_way
@@ -294,6 +295,11 @@ def expectation(
         form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
+            on_the_way = in_flight.get((index, 0, position)) if position else None
+            if on_the_way and not is_made:
+                if not on_the_way <= stream:
+                    overdrawn.append(uid)
+                stream = stream - on_the_way
             match kind:
                 case "source":
                     stream = Counter(dict.fromkeys(rows[uid], 1))

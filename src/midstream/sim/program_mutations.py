@@ -1,0 +1,67 @@
+"""Known bugs of going on with a changed program, to be put back on purpose: see `sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midstream.checkpoint import assign, assign_channels
+from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim.mutation import Mutation, Replacements, nothing
+
+
+def edges_by_number() -> Replacements:
+    return [
+        (assign_channels, "_ends_now", lambda graph: [edge.id for edge in graph.edges]),
+        (assign_channels, "_ends_then", lambda metadata: [edge.id for edge in metadata.edges]),
+    ]
+
+
+def edges_by_their_readers() -> Replacements:
+    """Rows in flight from one producer may come in by the edge of another."""
+    now, then = assign_channels._ends_now, assign_channels._ends_then
+    return [
+        (assign_channels, "_ends_now", lambda graph: [("", *ends[1:]) for ends in now(graph)]),
+        (assign_channels, "_ends_then", lambda metadata: [("", *ends[1:]) for ends in then(metadata)]),
+    ]
+
+
+def rows_of_gone_edges_are_dropped() -> Replacements:
+    original = assign_channels.assign_channels
+    return [(assign, "assign_channels", lambda metadata, graph, allowed: original(metadata, graph, True))]
+
+
+def one_had_finished_for_all() -> Replacements:
+    """A task whose operators had finished, but for one that is new, counts as finished."""
+
+    def has_finished(old: Any, vertex: Any) -> bool:
+        return any(assign._share(old.get(spec.uid)) == "fully" for spec in vertex.specs)
+
+    return [(assign, "_has_finished", has_finished)]
+
+
+def finished_is_fed() -> Replacements:
+    return [(assign, "_check_consumer", nothing)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "edges_by_number": Mutation(
+        "rows in flight come to the edge that has the number now", edges_by_number, scenarios.changing
+    ),
+    "edges_by_their_readers": Mutation(
+        "rows in flight come to an edge with the same consumer", edges_by_their_readers, scenarios.changing
+    ),
+    "rows_of_gone_edges_are_dropped": Mutation(
+        "rows in flight on an edge that is gone are dropped without a word",
+        rows_of_gone_edges_are_dropped,
+        scenarios.changing,
+    ),
+    "one_had_finished_for_all": Mutation(
+        "a new operator beside one that had finished counts as finished",
+        one_had_finished_for_all,
+        scenarios.changing_at_the_end,
+    ),
+    "finished_is_fed": Mutation(
+        "what had finished may be fed by what had not", finished_is_fed, scenarios.changing_at_the_end
+    ),
+}

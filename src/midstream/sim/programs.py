@@ -1,0 +1,261 @@
+"""Programs that have changed: other tasks and edges around the same operators, and what speaks against going on.
+
+What comes out stays the same, so all that is compared is compared as before, by uid. Tasks are in another
+order, cut in two or joined to one, and operators without state come and go, in a task or in one of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final, TypeAlias
+
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.sim import states
+from midstream.sim.contents import MAKING
+from midstream.sim.rows import SCHEMA, Outside, Pass
+from midstream.sim.shapes import FORWARD, KEYED, Input, Shape
+from midstream.sim.topologies import form_of, uid_of
+
+NEW: Final = "new"
+"""How the uids of operators begin that the original program does not have."""
+_PLAIN: Final = frozenset(("pass", "sink"))
+"""Kinds that may begin a task of their own: event time by splits, and keys, are no concern of theirs."""
+
+Spec: TypeAlias = SourceSpec | OperatorSpec
+Ends: TypeAlias = tuple[str, str, int, str | None, int]
+"""uids of the last operator before an edge and of the first one behind it, input port, side output; which of those alike."""
+
+
+class _Task:
+    def __init__(self, parallelism: int, specs: Sequence[Spec]) -> None:
+        self.parallelism = parallelism
+        self.specs = list(specs)
+
+
+@dataclass(eq=False, slots=True)
+class _Way:
+    source: _Task
+    target: _Task
+    edge: Edge
+    adapts: bool = False
+
+
+class _Program:
+    """One that is being changed."""
+
+    def __init__(self, graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> None:
+        self._random = Random(f"program {seed} {version}")
+        self._shape = shape
+        self._outside = outside
+        self._version = version
+        self._made = 0
+        self.tasks = [_Task(vertex.parallelism, vertex.specs) for vertex in graph.vertices]
+        entries = [entry for node in shape for entry in node.inputs]
+        self.ways = [
+            _Way(self.tasks[edge.source], self.tasks[edge.target], edge, entry.adapts)
+            for edge, entry in zip(graph.edges, entries, strict=True)
+        ]
+        self.kinds = {uid_of(i, at, kind): kind for i, node in enumerate(shape) for at, kind in enumerate(node.chain)}
+
+    def _often(self) -> bool:
+        return self._random.random() < 0.3
+
+    def _seldom(self) -> bool:
+        return self._random.random() < 0.1
+
+    def _new(self) -> OperatorSpec:
+        self._made += 1
+        uid = f"{NEW}{self._version}-{self._made}"
+        return OperatorSpec(uid, uid, Pass(self._outside))
+
+    def change(self) -> None:
+        for task, node in zip(self.tasks, self._shape, strict=True):
+            uid = task.specs[0].uid
+            if self.kinds[uid] == "typed" and self._random.random() < 0.5:
+                form = form_of(self._shape, node.inputs[0])
+                task.specs[0] = OperatorSpec(uid, uid, states.operator("typed more", uid, self._outside, form))
+        for task in list(self.tasks):
+            task.specs[1:] = [spec for spec in task.specs[1:] if self.kinds[spec.uid] != "pass" or not self._often()]
+            self._insert(task)
+            self._cut(task)
+        for way in list(self.ways):
+            if self._seldom():
+                self._put_between(way)
+        for way in list(self.ways):
+            if self._often():
+                self._join(way)
+
+    def _insert(self, task: _Task) -> None:
+        for at in range(len(task.specs), 0, -1):
+            before = task.specs[at - 1].uid
+            if self.kinds[before] != "sink" and self.kinds[before] not in MAKING and self._seldom():
+                task.specs.insert(at, self._new())
+
+    def _cut(self, task: _Task) -> None:
+        for at in range(1, len(task.specs)):
+            if all(self.kinds.get(spec.uid, "pass") in _PLAIN for spec in task.specs[at:]) and self._often():
+                rest = _Task(task.parallelism, task.specs[at:])
+                del task.specs[at:]
+                self.tasks.append(rest)
+                for way in self.ways:
+                    if way.source is task:
+                        way.source = rest
+                self.ways.append(_Way(task, rest, Edge(0, 0, 0, FORWARD, SCHEMA)))
+                return
+
+    def _put_between(self, way: _Way) -> None:
+        """A task of its own, as many subtasks as the producer has."""
+        task = _Task(way.source.parallelism, [self._new()])
+        self.tasks.append(task)
+        self.ways.append(_Way(way.source, task, replace(way.edge, partitioning=FORWARD, keys=(), port=0)))
+        way.source, way.edge = task, replace(way.edge, tag=None)
+
+    def _join(self, way: _Way) -> None:
+        """Two tasks, where nothing else comes to the second or goes out of the first."""
+        alone = sum(w.source is way.source for w in self.ways) == 1 == sum(w.target is way.target for w in self.ways)
+        edge = way.edge
+        if not alone or way.adapts or edge.partitioning is not FORWARD or edge.port or edge.tag is not None:
+            return
+        way.source.specs += way.target.specs
+        self.ways.remove(way)
+        self.tasks.remove(way.target)
+        for other in self.ways:
+            if other.source is way.target:
+                other.source = way.source
+
+    def graph(self, max_parallelism: int) -> JobGraph:
+        """Its tasks in an order in which each is behind those that it reads."""
+        ordered: list[_Task] = []
+        while len(ordered) < len(self.tasks):
+            ready = [
+                task
+                for task in self.tasks
+                if task not in ordered and all(w.source in ordered for w in self.ways if w.target is task)
+            ]
+            ordered.append(self._random.choice(ready))
+        number = {id(task): at for at, task in enumerate(ordered)}
+        vertices = []
+        for at, task in enumerate(ordered):
+            source = task.specs[0] if isinstance(task.specs[0], SourceSpec) else None
+            operators = tuple(spec for spec in task.specs if isinstance(spec, OperatorSpec))
+            vertices.append(Vertex(at, task.parallelism, source, operators))
+        lots = {task: self._random.random() for task in number.values()}
+        ways = sorted(
+            self.ways, key=lambda way: lots[number[id(way.source)]]
+        )  # stable: those with the same ends stay so
+        edges = (
+            replace(way.edge, id=at, source=number[id(way.source)], target=number[id(way.target)])
+            for at, way in enumerate(ways)
+        )
+        return JobGraph(tuple(vertices), tuple(edges), max_parallelism)
+
+
+def changed(graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> JobGraph:
+    """A version of the program of `shape`; 0 is the original. It is the same at every parallelism."""
+    if version == 0:
+        return graph
+    program = _Program(graph, shape, outside, seed, version)
+    program.change()
+    return program.graph(graph.max_parallelism)
+
+
+# ---- where rows in flight are ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Before the operator at `position` of a node's chain; `entry` says what rows these are."""
+
+    node: int
+    position: int
+    entry: Input
+
+
+class Places:
+    """Which place of the original program an edge of a changed one leads to."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._at = {uid_of(i, at, kind): (i, at) for i, node in enumerate(shape) for at, kind in enumerate(node.chain)}
+
+    def of(self, metadata: CheckpointMetadata) -> list[Place]:
+        """By edge."""
+        uids = [vertex.uids for vertex in metadata.vertices]
+        found: list[Place] = []
+        for edge in metadata.edges:
+            first = last = edge
+            while all(uid.startswith(NEW) for uid in uids[first.source]):
+                first = next(e for e in metadata.edges if e.target == first.source)
+            while all(uid.startswith(NEW) for uid in uids[last.target]):
+                last = next(e for e in metadata.edges if e.source == last.target)
+            source, _ = next(self._at[uid] for uid in reversed(uids[first.source]) if uid in self._at)
+            node, position = next(self._at[uid] for uid in uids[last.target] if uid in self._at)
+            if source == node:
+                found.append(Place(node, position, Input(node, FORWARD)))
+                continue
+            ends = source, last.port, first.tag
+            entries = (entry for entry in self._shape[node].inputs if (entry.node, entry.port, entry.tag) == ends)
+            found.append(Place(node, position, next(entries)))
+        return found
+
+
+# ---- what speaks against it ------------------------------------------------
+
+
+def contradictions(operators: Sequence[OperatorState], in_flight: Set[Ends], graph: JobGraph) -> Iterator[str]:
+    """Why `graph` cannot go on from a checkpoint with these operators, and rows in flight on edges between these."""
+    for ends in in_flight - set(_ends(graph)):
+        yield f"rows in flight from {ends[0]} to {ends[1]}"
+    old = {operator.uid: operator for operator in operators}
+    for spec in (spec for vertex in graph.vertices for spec in vertex.operators if spec.uid in old):
+        subtasks = (old[spec.uid].subtasks[index] for index in old[spec.uid].running)
+        held = {part.name for subtask in subtasks for part in subtask.parts}
+        if states.MORE in held and states.MORE not in spec.operator.state_settings():
+            yield f"{spec.uid} has state {states.MORE}"
+    finished = set[int]()
+    for vertex in graph.vertices:
+        shares = {spec.uid: _share(old, spec.uid) for spec in vertex.specs}
+        if set(shares.values()) == {"fully"}:
+            finished.add(vertex.id)
+        elif "fully" in shares.values():
+            yield f"of {', '.join(shares)} only some had finished"
+    for edge in graph.edges:
+        fed = graph.vertices[edge.target].specs[0].uid
+        if edge.source not in finished and edge.target in finished:
+            yield f"{fed} had finished, and is fed by what had not"
+        elif edge.source not in finished and edge.partitioning is KEYED and _share(old, fed) == "partly":
+            yield f"{fed} had finished in part, and keys may come to it"
+
+
+def _share(operators: Mapping[str, OperatorState], uid: str) -> str:
+    """How much of an operator had finished."""
+    operator = operators.get(uid)
+    if operator is None or not operator.finished:
+        return "not"
+    return "fully" if operator.fully_finished else "partly"
+
+
+def _ends(graph: JobGraph) -> list[Ends]:
+    specs = [vertex.specs for vertex in graph.vertices]
+    return _numbered((specs[e.source][-1].uid, specs[e.target][0].uid, e.port, e.tag) for e in graph.edges)
+
+
+def ends_in_flight(metadata: CheckpointMetadata) -> frozenset[Ends]:
+    """Of the edges with rows in flight."""
+    ids = {state.edge for state in metadata.channels}
+    uids = [vertex.uids for vertex in metadata.vertices]
+    ends = _numbered((uids[e.source][-1], uids[e.target][0], e.port, e.tag) for e in metadata.edges)
+    return frozenset(found for found, edge in zip(ends, metadata.edges, strict=True) if edge.id in ids)
+
+
+def _numbered(ends: Iterable[tuple[str, str, int, str | None]]) -> list[Ends]:
+    seen: Counter[tuple[str, str, int, str | None]] = Counter()
+    found = []
+    for end in ends:
+        found.append((*end, seen[end]))
+        seen[end] += 1
+    return found

@@ -1,0 +1,63 @@
+"""Runs whose job goes on with another program than the one that made the checkpoint, and those that must be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from midstream.coordinator import Coordinator
+from midstream.graph.build import check_job_graph
+from midstream.graph.job_graph import JobGraph
+from midstream.sim.keeper import ROOT, Start
+from midstream.sim.mutation_scenarios import changing, changing_at_the_end
+from midstream.sim.programs import NEW
+from midstream.sim.run import Run, run
+from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.sim.shapes import SHAPES
+
+
+def with_more_state(seed: int) -> Scenario:
+    """One that declares a state more, or no longer."""
+    drawn = draw(seed, topology=("typed", "by_zone")[seed % 2], parallelism=2, rows=200, faults=())
+    kills = tuple(Fault(300 * i + seed * 37 % 300, "kill_driver", seed + i) for i in range(1, 8))
+    drawn = replace(drawn, changes=0.8, aligned_timeout_s=None, interval_s=0.001, faults=kills)
+    return replace(drawn, splits=2, sink_rows=1, sink_pause_s=0.003)
+
+
+@pytest.mark.parametrize("scenario_of", [changing, changing_at_the_end, with_more_state])
+def test_a_changed_program_goes_on_exactly_or_is_refused_for_a_reason(scenario_of: Callable[[int], Scenario]) -> None:
+    starts = refused = 0
+    for seed in range(6):
+        outcome = run(scenario_of(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        starts += outcome.changed
+        refused += outcome.contradicted
+    assert starts > 4 and refused > 0, (starts, refused)
+
+
+def tasks_and_edges(graph: JobGraph) -> tuple[list[list[str]], list[tuple[int, int]]]:
+    return [[spec.uid for spec in v.specs] for v in graph.vertices], [(e.source, e.target) for e in graph.edges]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_version_is_a_valid_program_the_same_at_every_parallelism_with_all_that_has_state(name: str) -> None:
+    drawn = draw(0, topology=name, parallelism=2, rescale_to=3)
+    prepared = Run(drawn, False, Coordinator)
+    shapes = drawn.shape, drawn.rescaled or drawn.shape
+
+    def graphs(version: int) -> list[JobGraph]:
+        return [prepared._plan("job", ROOT, shape, version, Start()).graph for shape in shapes]
+
+    original = {spec.uid for vertex in graphs(0)[0].vertices for spec in vertex.specs}
+    versions = 0
+    for version in range(1, 15):
+        first, second = graphs(version)
+        check_job_graph(first)
+        check_job_graph(second)
+        assert tasks_and_edges(first) == tasks_and_edges(second)
+        uids = {spec.uid for vertex in first.vertices for spec in vertex.specs if not spec.uid.startswith(NEW)}
+        assert uids <= original and all(uid.startswith("pass") for uid in original - uids)
+        versions += tasks_and_edges(first) != tasks_and_edges(graphs(0)[0])
+    assert versions > 5
