@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.checkpoint.barriers import (
     AbortCheckpoint,
+    Alignment,
     BarrierAnnounced,
     BarrierEvent,
     BarrierHandler,
@@ -18,6 +19,7 @@ from midstream.checkpoint.barriers import (
     Block,
     CancelReceived,
     CaptureComplete,
+    CaptureFailed,
     ChannelEnded,
     EndAnnounced,
     Resume,
@@ -406,7 +408,7 @@ class Task:
 def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
     data: st.DataObject, kinds: list[bool]
 ) -> None:
-    """Any channels, of either kind, any arrivals before any reads, any timeouts, cancellations and ends."""
+    """Any channels, of either kind, any arrivals before any reads, any timeouts, cancellations, failures and ends."""
     count = data.draw(st.integers(1, 4), "checkpoints")
     timeouts = [data.draw(st.sampled_from([None, 0, 0, 50])) for _ in range(count)]
     cancelled = data.draw(st.sets(st.integers(1, count)), "cancelled")
@@ -435,12 +437,14 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
         coming.append(queue)
     begun = {item.checkpoint_id for queue in coming for item in queue if isinstance(item, CheckpointBarrier)}
     task = Task(kinds)
+    may_fail, failed = data.draw(st.booleans(), "captured rows may be impossible to write"), set[int]()
     to_cancel = deque(sorted(cancelled))
     timers = deque(n for n in range(1, count + 1) if timeouts[n - 1])
     while any(coming) or any(task.queues) or to_cancel:
         choices = ["arrive"] * any(coming) + ["read"] * 2 * bool(task.readable())
         choices += ["timer"] * (bool(timers) and task.handler.pending_id == timers[0])
         choices += ["cancel"] * bool(to_cancel)
+        choices += ["fail"] * (may_fail and task.handler.state is Alignment.CAPTURING)
         assert choices, "every channel that has something is blocked"
         match data.draw(st.sampled_from(choices)):
             case "arrive":
@@ -452,6 +456,10 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
                 task.handle(TimedOut(timers.popleft()))
             case "cancel":
                 task.handle(CancelReceived(to_cancel.popleft()))
+            case "fail":
+                failed.add(task.handler.pending_id or 0)
+                task.capture.clear()
+                task.handle(CaptureFailed(task.handler.pending_id or 0))
         while timers and (task.handler.pending_id or 0) > timers[0]:
             timers.popleft()
     assert not task.blocked and not task.capture and task.handler.pending is None
@@ -465,8 +473,9 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
             assert not task.snapshots[checkpoint][channel] & set(held), "in the snapshot, and captured"
             assert task.snapshots[checkpoint][channel] | set(held) == rows
             assert held == sorted(held), "captured out of order"
+    assert not set(task.complete) & failed
     newest = max(begun, default=0)
-    if newest > max(cancelled, default=0):
+    if newest > max(cancelled, default=0) and newest not in failed:
         assert newest in task.complete, "nothing but a cancellation or a newer one loses a checkpoint"
 
 

@@ -356,6 +356,26 @@ def test_a_write_that_fails_is_reported_and_the_rest_of_the_capture_is_given_up(
     world.close()
 
 
+def test_barriers_of_a_capture_that_could_not_be_written_are_read_and_change_nothing() -> None:
+    """Until the coordinator has given the checkpoint up: its word may take a while."""
+    world = World(producers=3)
+    world.storage.refuse = lambda path: True
+    world.put(0, 1, world.barrier())
+    world.ring()
+    world.run_io()
+    assert "the disk is full" in str(world.snapshots.stored[1].error)
+    world.put(1, 2, world.barrier(), 3)
+    assert world.read() == [1, 2, 3]
+    world.checkpoints.handle(CancelReceived(1))
+    world.storage.refuse = lambda path: False
+    world.put(2, 4, world.barrier(), 5)
+    assert world.read() == [4, 5] and not world.failures and world.pool.in_use == 0
+    for channel in range(3):
+        world.put(channel, world.barrier(2))
+    assert world.taken == [1, 2] and world.snapshots.stored[2] == StoredInFlight()
+    world.close()
+
+
 def test_a_barrier_that_waits_in_the_output_overtakes_when_its_time_has_come() -> None:
     world = World(producers=1)
     world.output.emit(batch([(0, 7)]))

@@ -26,6 +26,7 @@ a newer one aborts it.
                   is open that cannot be
                   captured, and is not clear
     CAPTURING(n)  the last barrier announced     IDLE          CaptureComplete(n)
+    CAPTURING(n)  capture failed n               IDLE          -
     any pending   barrier m > n                  as from IDLE  AbortCheckpoint(n), Resume, ...
     any pending   cancel m >= n                  IDLE          AbortCheckpoint(n), Resume, AbortCheckpoint(m)
     any           barrier or cancel too old      same          -
@@ -104,8 +105,22 @@ class TimedOut:
     checkpoint_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureFailed:
+    """What was captured for the checkpoint could not be written: its barriers are not overtaken any more."""
+
+    checkpoint_id: int
+
+
 BarrierEvent: TypeAlias = (
-    BarrierAnnounced | BarrierReceived | CancelReceived | EndAnnounced | ChannelEnded | TriggerReceived | TimedOut
+    BarrierAnnounced
+    | BarrierReceived
+    | CancelReceived
+    | EndAnnounced
+    | ChannelEnded
+    | TriggerReceived
+    | TimedOut
+    | CaptureFailed
 )
 
 # ---- instructions ----------------------------------------------------------
@@ -240,6 +255,11 @@ class BarrierHandler:
                 if self._pending is not None and self._pending.barrier.checkpoint_id == checkpoint_id:
                     self._pending.may_overtake = True
                 return self._go_on()
+            case CaptureFailed(checkpoint_id):
+                if self._pending is not None and self._pending.barrier.checkpoint_id == checkpoint_id:
+                    assert self._pending.capturing, checkpoint_id
+                    self._pending = None
+                return []
             case _:
                 assert_never(event)
 

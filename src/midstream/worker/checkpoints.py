@@ -30,6 +30,7 @@ from midstream.checkpoint.barriers import (
     BarrierHandler,
     Block,
     CaptureComplete,
+    CaptureFailed,
     EndAnnounced,
     Resume,
     TakeSnapshot,
@@ -387,6 +388,7 @@ class TaskCheckpoints:
                 self._snapshots.in_flight_stored(checkpoint_id, state.stored)
             elif state.stored.error is not None:
                 self.drop(checkpoint_id)
+                self.handle(CaptureFailed(checkpoint_id))
             else:
                 self._store_if_complete(checkpoint_id)
 
