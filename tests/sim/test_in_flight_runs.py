@@ -11,10 +11,9 @@ import pytest
 
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobPlan
-from midstream.sim.faults import IN_RECOVERY
 from midstream.sim.keeper import Start
 from midstream.sim.run import Run, run
-from midstream.sim.scenario import BACKLOGGED, Fault, Scenario, draw
+from midstream.sim.scenario import BACKLOGGED, IN_RECOVERY, Fault, Scenario, draw
 from midstream.sim.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
 from midstream.sim.topologies import with_parallelism
 from midstream.worker.checkpoints import TaskCheckpoints

@@ -58,9 +58,27 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
 def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:
     bugs: list[str] = []
     reasons = Reasons([], 5.0, lambda _: False, bugs.append)
-    reasons.heard(m.TaskFinished(0, m.TaskId(0, 0)))
+    reasons.heard(m.TaskFinished(0, m.TaskId(0, 0)), None)
     reasons.checkpoint_failed(1, UNION, 60.0)
     assert not bugs
+
+
+@pytest.mark.parametrize(
+    ("reason", "pending_id", "is_bug"),
+    [
+        pytest.param("checkpoint 3 was cancelled upstream", 3, True, id="nobody-has-given-it-up"),
+        pytest.param("checkpoint 3 was cancelled upstream", 4, False, id="another-one-is-taken-now"),
+        pytest.param("checkpoint 3 was cancelled upstream", None, False, id="none-is-taken-now"),
+        pytest.param("task v1/0 has finished", 3, False, id="it-had-finished"),
+    ],
+)
+def test_a_checkpoint_that_the_driver_waits_for_is_given_up_by_no_task(
+    reason: str, pending_id: int | None, is_bug: bool
+) -> None:
+    bugs: list[str] = []
+    reasons = Reasons([], 5.0, lambda _: False, bugs.append)
+    reasons.heard(m.CheckpointDecline(0, 3, m.TaskId(1, 0), reason, False, ()), pending_id)
+    assert bugs == ([f"v1/0 gives up checkpoint 3, which is wanted: {reason}"] if is_bug else [])
 
 
 def test_the_runs_that_are_broken_below_are_clean() -> None:

@@ -94,6 +94,7 @@ class World:
             path=lambda checkpoint_id: (1, 0, checkpoint_id, 1, 0),
             gates=[self.gate],
             partitions=[self.output],
+            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
             snapshots=cast(TaskSnapshots, self.snapshots),
             take=lambda barrier, alignment_ms: self.taken.append(barrier.checkpoint_id),
             rests=lambda: {} if self.current is None else {0: self.current},

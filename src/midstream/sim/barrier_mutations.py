@@ -10,9 +10,10 @@ from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.graph.job_graph import JobGraph
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
-from midstream.worker import slot, snapshots
+from midstream.worker import slot, snapshots, task
 from midstream.worker.checkpoints import TaskCheckpoints
 
 
@@ -221,6 +222,25 @@ def given_up_and_blocked() -> Replacements:
     return [(barriers.BarrierHandler, "_give_up", give_up)]
 
 
+def failed_capture_goes_on() -> Replacements:
+    """What was captured could not be written, and the barriers that are still to come count as overtaken."""
+    original = barriers.BarrierHandler.handle
+
+    def handle(self: Any, event: Any) -> Any:
+        return [] if isinstance(event, barriers.CaptureFailed) else original(self, event)
+
+    return [(barriers.BarrierHandler, "handle", handle)]
+
+
+def overtakes_in_cycles() -> Replacements:
+    """Barriers overtake wherever rows can be moved, also where a task comes to wait for itself."""
+
+    def overtakable(graph: JobGraph) -> frozenset[int]:
+        return frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
+
+    return [(task, "overtakable", overtakable)]
+
+
 def obsolete_barrier_taken() -> Replacements:
     """A barrier of a checkpoint that has been settled here begins it again."""
     original = barriers.BarrierHandler._begin
@@ -352,10 +372,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         scenarios.backpressured,
     ),
     "older_cancel_is_for_us": Mutation(
-        "an older cancellation ends an alignment", older_cancel_is_for_us, scenarios.thawing
+        "an older cancellation ends an alignment", older_cancel_is_for_us, scenarios.stalled
     ),
     "given_up_and_blocked": Mutation(
         "channels stay blocked when a checkpoint is given up", given_up_and_blocked, scenarios.failing_alone
+    ),
+    "failed_capture_goes_on": Mutation(
+        "barriers of a capture that could not be written count as overtaken", failed_capture_goes_on, scenarios.stalled
+    ),
+    "overtakes_in_cycles": Mutation(
+        "barriers overtake where a task comes to wait for itself", overtakes_in_cycles, scenarios.held
     ),
     "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(
@@ -378,6 +404,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         scenarios.barriers_first,
     ),
     "acknowledged_out_of_order": Mutation(
-        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.thawing
+        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.stalled
     ),
 }

@@ -440,7 +440,8 @@ class Driver:
     def received(self, connection: Connection, message: m.FromSlot) -> None:
         if connection.is_open:
             connection.heard_us = self.cluster.world.now_us
-            self.reasons.heard(message)
+            pending = self.coordinator.checkpoints.pending
+            self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
             self.promises.heard(connection.number, message)
             self.shell.slot_said(connection.number, message)
 

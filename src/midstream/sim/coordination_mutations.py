@@ -170,7 +170,7 @@ def finished_is_opened() -> Replacements:
         original_build(self, msgspec.structs.replace(deploy, finished=()), *rest)
 
     def finish(self: Any) -> None:
-        if (self._seams.job_id, self._attempt, self.ref) not in had_finished:
+        if (self._seams.job_id, self._seams.attempt, self.ref) not in had_finished:
             original_finish(self)
             return
         self._chain.finish()

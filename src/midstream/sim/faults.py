@@ -12,10 +12,22 @@ from typing import Final, Protocol
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.sim.cluster import Cluster, Driver, Slot
 from midstream.sim.disk import Disk
-from midstream.sim.network import SIM
+from midstream.sim.network import SIM, stall
 from midstream.sim.recoveries import Recoveries, gates_of, is_recovering
 from midstream.sim.rows import Outside, SimSource
-from midstream.sim.scenario import BACKLOGGED, COMMITTING, IN_FLIGHT, LEAVING, RECOVERING, REQUESTS, Fault
+from midstream.sim.scenario import (
+    AT_IT,
+    BACKLOGGED,
+    COMMITTING,
+    IN_FLIGHT,
+    IN_RECOVERY,
+    KILL_ANOTHER,
+    LEAVING,
+    RECOVERING,
+    REQUESTS,
+    STALLS,
+    Fault,
+)
 from midstream.sim.slot_ledger import Calls
 from midstream.sim.trace import Kind
 from midstream.sim.world import World
@@ -67,38 +79,8 @@ class Stage(Protocol):
 PARALLELISMS: Final = (1, 2, 3, 4, 2, 3, 1, 2, 5, 3, 4, 6, 1, 2, 7, 3, 8)
 """To which a job is rescaled while it runs: mostly to low ones, which are quick to run."""
 
-IN_RECOVERY: Final = (
-    "kill_slot",
-    "stop",
-    "cut_link",
-    "user_error",
-    "stop",
-    "kill_driver",
-    "kill_slot_twice",
-    "rescale",
-    "disk_gone",
-)
-"""What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
 WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "rescale")
 """By what a job comes to recover rows in flight for certain."""
-KILL_ANOTHER: Final = "kill_another"
-AT_IT: Final = (
-    "kill_slot",
-    KILL_ANOTHER,
-    "cut_control",
-    "kill_slot",
-    KILL_ANOTHER,
-    "rescale",
-    "user_error",
-    "stop",
-    "kill_driver",
-    "drain",
-    "cancel",
-    "stop_driver",
-    "rescale_struck",
-    "stop_savepoint",
-)
-"""What may befall a job in the midst of a commit on a slot: first that slot, or another one. Those before `stop` one without checkpoints, too."""
 RECOVERY_US: Final = 40_000
 """How long recovery goes on undisturbed at most."""
 LOOK_US: Final = 500
@@ -189,6 +171,12 @@ def _cut_control(stage: Stage, victim: int) -> bool:
         return False
     stage.driver.connection_lost(connections[victim % len(connections)], f"{SIM} control connection reset")
     return True
+
+
+def _stall(stage: Stage, victim: int) -> bool:
+    connections = stage.driver.connections.values()
+    to_slots, to_driver = [each.to_slot for each in connections], [each.to_driver for each in connections]
+    return stall([*to_slots, *to_driver, *stage.cluster.network.ends()], victim)
 
 
 def _kill_driver(stage: Stage, victim: int) -> bool:
@@ -442,7 +430,7 @@ def _savepoint_fails(stage: Stage, victim: int) -> bool:
 
 def _savepoint_struck(stage: Stage, victim: int) -> bool:
     """Something else befalls the job, or is asked of it, while a savepoint is claimed, made or copied."""
-    _then(stage, victim, tuple(name for name in STRIKES if not name.endswith("_struck")))
+    _then(stage, victim, BESIDES)
     return (_savepoint, _stop_savepoint, _savepoint_fails)[victim // 5 % 3](stage, victim // 11)
 
 
@@ -453,7 +441,7 @@ def _rescale(stage: Stage, victim: int) -> bool:
 
 def _rescale_struck(stage: Stage, victim: int) -> bool:
     """Something else befalls the job, or is asked of it, soon after it has been asked to rescale."""
-    _then(stage, victim, tuple(name for name in STRIKES if not name.endswith("_struck")))
+    _then(stage, victim, BESIDES)
     return _rescale(stage, victim // 11)
 
 
@@ -558,6 +546,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "long_call": _long_call,
     "cut_link": _cut_link,
     "cut_control": _cut_control,
+    STALLS: _stall,
     "kill_driver": _kill_driver,
     "stop_driver": _stop_driver,
     "publish_fails": _publish_fails,
@@ -594,3 +583,5 @@ STRIKES: Final[Mapping[str, Strike]] = {
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
+BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name != STALLS)
+"""What may befall a job beside a request."""

@@ -9,14 +9,16 @@ from random import Random
 from typing import Any
 
 from midstream.sim.chunk_sizes import small
-from midstream.sim.faults import IN_RECOVERY, PARALLELISMS
+from midstream.sim.faults import PARALLELISMS
 from midstream.sim.scenario import (
     BACKLOGGED,
     HANGS,
+    IN_RECOVERY,
     LEAVING,
     LONG_CALL,
     RECOVERING,
     SAVEPOINTS,
+    STALLS,
     Fault,
     Scenario,
     draw,
@@ -209,19 +211,6 @@ def cancelled_late(seed: int) -> Scenario:
     return replace(drawn, timeout_s=60.0, rounds=1, batch_rows=3)
 
 
-def thawing(seed: int) -> Scenario:
-    """Slots are frozen while checkpoints fail: when one goes on, what it is told comes in any order."""
-    drawn = draw(seed, topology=("same_upstream", "pipeline")[seed % 2], parallelism=2, faults=(), rows=400)
-    random = Random(f"thawing {seed}")
-    kinds = ("stop_slot", "write_fails")
-    faults = tuple(Fault(100 + 60 * i + i % 2, kinds[i % 2], random.randrange(1 << 20)) for i in range(10))
-    tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=2000, clock_tick_us=0)
-    drawn = replace(
-        drawn, tempo=tempo, aligned_timeout_s=(None, 0.0)[seed // 2 % 2], interval_s=0.0005, min_pause_s=0.0
-    )
-    return replace(drawn, timeout_s=60.0, rounds=1, batch_rows=3, row_us=1000, sink_rows=0, faults=faults)
-
-
 def lying(seed: int) -> Scenario:
     """The storage writes metadata and says that it has not; state is inline, so that little else is written."""
     drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=200)
@@ -361,6 +350,26 @@ def saving(seed: int) -> Scenario:
         timeout_s=60.0,
         faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
     )
+
+
+def held(seed: int) -> Scenario:
+    """Rows go two ways to a slow task, one of which aligns, and behind a task that aligns itself."""
+    drawn = draw(seed, topology="held", parallelism=2 + seed % 2, faults=(), rows=200)
+    slow = replace(drawn, row_us=1000, sink_rows=0, batch_rows=3, text_bytes=2000, pool_buffers=0, buffer_bytes=4096)
+    return replace(slow, aligned_timeout_s=0.0, interval_s=0.005, min_pause_s=0.0, timeout_s=60.0)
+
+
+def stalled(seed: int) -> Scenario:
+    """A slot hears nothing for a while, and a checkpoint fails: word of that comes when the next one is on its way."""
+    drawn = draw(seed, topology=("same_upstream", "pipeline")[seed % 2], parallelism=2, faults=(), rows=400)
+    random = Random(f"stalled {seed}")
+    faults = []
+    for i in range(6):
+        to_slot = 2 * (6 * random.randrange(1 << 14) + random.randrange(2)) + 1  # two slots have six ways
+        faults += [Fault(100 + 150 * i, STALLS, to_slot), Fault(101 + 150 * i, "write_fails", random.randrange(15))]
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=20, io_us=2000, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, aligned_timeout_s=(None, 0.0)[seed // 2 % 2], interval_s=0.0005, timeout_s=60.0)
+    return replace(drawn, min_pause_s=0.0, rounds=1, batch_rows=3, row_us=1000, sink_rows=0, faults=tuple(faults))
 
 
 def timed_out(seed: int) -> Scenario:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ from midstream.sim.world import Process, World
 SIM: Final = "[sim]"
 """In every reason that the simulator gives: what fails because of it is no bug."""
 HANDSHAKE_S: Final = 30.0
+STALL_US: Final = 2_000_000
+"""How long a connection says nothing at most. Heartbeats are waited for longer."""
 TOGETHER: Final = 0.7
 """How probably a message arrives together with the one before it, if both were sent in one step."""
 _LENGTH: Final = struct.Struct("<I")
@@ -93,6 +95,10 @@ class Network:
         for end in (link, other):
             world.schedule(world.delay(world.tempo.data_us), end.process, Kind.LINK, end.up, f"connected {end.name}")
 
+    def ends(self) -> list[SimLink]:
+        """Of all connections that are up; each sends in one direction."""
+        return [end for link in self.connected.values() for end in (link, link.peer) if end is not None]
+
     def forget(self, link: SimLink) -> None:
         if self.waiting.get(link.key) is link:
             del self.waiting[link.key]
@@ -104,6 +110,15 @@ class Network:
         for end in (link, link.peer):
             if end is not None:
                 end.lose_later(reason)
+
+
+def stall(ways: Sequence[Pipe | SimLink], victim: int) -> bool:
+    """Nothing arrives for a while in one direction of one connection: packets are lost, and sent again late."""
+    if not ways:
+        return False
+    delay_us = 1_000 + victim * 7919 % (STALL_US if victim % 2 else STALL_US // 10)
+    ways[victim // 2 % len(ways)].hold(delay_us)
+    return True
 
 
 class SimTransport:
@@ -184,6 +199,10 @@ class SimLink:
 
     def close(self) -> None:
         self.drop(f"{SIM} the other side has closed the connection")
+
+    def hold(self, delay_us: int) -> None:
+        """Whatever is sent from now on arrives at the peer no sooner than in `delay_us`."""
+        self._last_at_us = max(self._last_at_us, self._world.now_us + delay_us)
 
     # ---- life
 

@@ -102,7 +102,7 @@ class _Program:
                 del task.specs[at:]
                 self.tasks.append(rest)
                 for way in self.ways:
-                    if way.source is task:
+                    if way.source is task and way.edge.tag is None:  # side outputs are of the operators before these
                         way.source = rest
                 self.ways.append(_Way(task, rest, Edge(0, 0, 0, FORWARD, SCHEMA)))
                 return

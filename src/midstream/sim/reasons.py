@@ -20,6 +20,7 @@ LASTS_US: Final = 6_000_000
 OUT_OF_TIME: Final = "not complete within "
 THERE: Final = " exists already"
 UNION: Final = "and only some of its subtasks have finished"
+FINISHED: Final = " has finished"
 SMALL_POOL: Final = "pool_size: the tasks of one slot need at least"
 """Of a plan that cannot run: see `Run._rescaled`."""
 
@@ -51,7 +52,8 @@ class Reasons:
     def deployed(self, deploy: m.Deploy) -> None:
         self._some_finished |= bool(deploy.finished)
 
-    def heard(self, message: m.FromSlot) -> None:
+    def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
+        """`pending_id`: of the checkpoint that the driver waits for when this arrives."""
         match message:
             case m.TaskFinished():
                 self._some_finished = True
@@ -65,6 +67,10 @@ class Reasons:
                 self._bug(f"a commit fails without a reason: {message.summary}\n{message.details}")
             case m.CheckpointDecline(counts=True) if SIM not in message.reason:
                 self._bug(f"a declined checkpoint counts as a failure: {message.reason}")
+            case m.CheckpointDecline(counts=False, checkpoint_id=declined) if declined == pending_id:
+                # That a checkpoint was given up is something that tasks hear after the coordinator has decided it.
+                if FINISHED not in message.reason:
+                    self._bug(f"{message.task} gives up checkpoint {declined}, which is wanted: {message.reason}")
             case _:  # of the others none says that something failed
                 pass
 

@@ -59,6 +59,38 @@ FAULTS: Final = (
 HANGS: Final = "publish_hangs"
 LONG_CALL: Final = "long_call"
 """Both are drawn by `with_hangs` only."""
+STALLS: Final = "stall"
+"""Drawn by `with_stalls` only."""
+IN_RECOVERY: Final = (
+    "kill_slot",
+    "stop",
+    "cut_link",
+    "user_error",
+    "stop",
+    "kill_driver",
+    "kill_slot_twice",
+    "rescale",
+    "disk_gone",
+)
+"""What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
+KILL_ANOTHER: Final = "kill_another"
+AT_IT: Final = (
+    "kill_slot",
+    KILL_ANOTHER,
+    "cut_control",
+    "kill_slot",
+    KILL_ANOTHER,
+    "rescale",
+    "user_error",
+    "stop",
+    "kill_driver",
+    "drain",
+    "cancel",
+    "stop_driver",
+    "rescale_struck",
+    "stop_savepoint",
+)
+"""What may befall a job in the midst of a commit on a slot: first that slot, or another one. Those before `stop` one without checkpoints, too."""
 CLUSTER_GONE: Final = "cluster_gone"
 """Drawn by `with_cluster_gone` only."""
 LEAVING: Final = "slot_leaves"
@@ -189,6 +221,7 @@ def draw(
         drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
         kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
         drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
+        drawn = with_stalls(drawn, Random(f"stalls {seed}"), count)
         drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), count)
         drawn = with_leaving(drawn, Random(f"leaving {seed}"), count)
         drawn = with_rare(drawn, Random(f"rare {seed}"), RARE, count) if has_checkpoints else drawn
@@ -358,6 +391,13 @@ def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...]
     if random.random() > 0.1:
         return faults
     return _with(faults, random, kinds, (100, 300, 300 + rows * 4), (1, 1, 2))
+
+
+def with_stalls(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
+    """In a tenth of all runs some connection delivers nothing for a while, once or several times."""
+    if random.random() > 0.1:
+        return faults
+    return _with(faults, random, (STALLS,), (100, 300, 300 + rows * 4), (1, 2, 4, 8))
 
 
 def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:

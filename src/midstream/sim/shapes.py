@@ -100,6 +100,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("sink", Input(2, FORWARD)),
     ),
+    "held": (  # what node 1 sends by key waits at node 3 for what it broadcasts
+        source_node("pass"),
+        node_of("pass", Input(0, FORWARD)),
+        node_of("pass", Input(1, KEYED)),
+        node_of("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
+        node_of("sink", Input(3, REBALANCE)),
+    ),
     "mixed": (
         source_node("side"),
         source_node(rows_share=0.4),

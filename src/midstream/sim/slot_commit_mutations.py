@@ -12,9 +12,8 @@ from midstream.coordinator.committing import Committing
 from midstream.coordinator.lanes import Lanes
 from midstream.coordinator.machine import Coordinator
 from midstream.protocol import messages as m
-from midstream.sim.faults import AT_IT, KILL_ANOTHER
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.scenario import COMMITTING, Fault, Scenario, draw
+from midstream.sim.scenario import AT_IT, COMMITTING, KILL_ANOTHER, Fault, Scenario, draw
 from midstream.worker import commits
 from midstream.worker.commits import SlotCommits
 

@@ -267,7 +267,7 @@ def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> Job
 class _NoReasons(Reasons):
     """A user's function may fail: what comes of it is up to the job's end."""
 
-    def heard(self, message: m.FromSlot) -> None:
+    def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
         return
 
     def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:

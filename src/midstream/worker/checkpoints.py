@@ -18,7 +18,7 @@ not left (or has left in part) by its producer, recovered data by the gate that 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -114,7 +114,7 @@ class _InFlightState:
 
 
 class TaskCheckpoints:
-    """`take(barrier)` snapshots the operators; `rests()`: the batches at work, by gate; `mail`: a step between slices."""
+    """`overtakable`: edges, by id; `take(barrier)` snapshots the operators; `rests()`: the batches at work, by gate; `mail`: a step between slices."""
 
     def __init__(
         self,
@@ -122,6 +122,7 @@ class TaskCheckpoints:
         path: Callable[[int], tuple[int, int, int, int, int]],
         gates: Sequence[InputGate],
         partitions: Sequence[ResultPartition],
+        overtakable: Set[int],
         snapshots: TaskSnapshots,
         take: Callable[[CheckpointBarrier, float], None],
         rests: Callable[[], dict[int, Rest]],
@@ -136,6 +137,7 @@ class TaskCheckpoints:
         self._path = path
         self._gates = gates
         self._partitions = partitions
+        self._overtakable = overtakable
         self._snapshots = snapshots
         self._take = take
         self._rests = rests
@@ -148,13 +150,13 @@ class TaskCheckpoints:
         self._inline_bytes_max = inline_bytes_max
         self._first_channel = first_channels(gates)
         channels = self._first_channel[-1]
-        overtakable = [
+        capturable = [
             first + index
             for gate, first in zip(gates, self._first_channel, strict=False)
-            if gate.edge.partitioning.redistributable
+            if gate.edge.id in overtakable
             for index in range(len(gate.channels))
         ]
-        self._handler = BarrierHandler(channels, overtakable)
+        self._handler = BarrierHandler(channels, capturable)
         self.awaited_gates: tuple[int, ...] = ()
         """Those whose rows cannot be in flight in a checkpoint that only waits for their barriers."""
         self._in_flight: dict[int, _InFlightState] = {}
@@ -244,7 +246,7 @@ class TaskCheckpoints:
         state = self._in_flight.get(barrier.checkpoint_id)
         if state is not None:
             for partition in self._partitions:
-                if partition.edge.partitioning.redistributable:
+                if partition.edge.id in self._overtakable:
                     state.outputs += partition.overtake_waiting(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
@@ -295,7 +297,7 @@ class TaskCheckpoints:
         self._see(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
-            if taken.overtaking and partition.edge.partitioning.redistributable:
+            if taken.overtaking and partition.edge.id in self._overtakable:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
@@ -334,7 +336,7 @@ class TaskCheckpoints:
         if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
-            partition.edge.partitioning.redistributable and partition.is_waiting(checkpoint_id)
+            partition.edge.id in self._overtakable and partition.is_waiting(checkpoint_id)
             for partition in self._partitions
         ):
             return

@@ -47,6 +47,7 @@ from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.origins import channel_origins
+from midstream.graph.overtaking import overtakable
 from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
@@ -141,7 +142,6 @@ class Task:
         self.gates = gates
         self.partitions = partitions
         self._config = config
-        self._attempt = seams.attempt
         self._seams = seams
         self.mails: deque[Callable[[], None]] = deque()  # steps that come first and take next to no time
         self._mails_in_a_row = 0
@@ -161,6 +161,7 @@ class Task:
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
             gates=gates,
             partitions=partitions,
+            overtakable=overtakable(graph),
             snapshots=self._snapshots,
             take=self._snapshot,
             rests=self._input.rests,
@@ -212,7 +213,7 @@ class Task:
                 executor=self._seams.executor,
                 emit=self._chain.links[0].emit,
                 emit_bad=lambda rows: self._edges.emit(rows, BAD_RECORDS),
-                request_split=lambda: self._seams.send(m.RequestSplit(self._attempt, self.ref)),
+                request_split=lambda: self._seams.send(m.RequestSplit(self._seams.attempt, self.ref)),
                 wake=self.wake,
                 fail=self.fail,
             )
@@ -235,7 +236,7 @@ class Task:
                 call_at=self._call_at,
                 fail=self.fail,
                 job_id=self._seams.job_id,
-                attempt=self._attempt,
+                attempt=self._seams.attempt,
                 stored_bytes=self._snapshots.stored_bytes,
                 splits=splits,
             )
@@ -254,7 +255,7 @@ class Task:
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskState.CREATED)
-        self._seams.send(m.TaskRunning(self._attempt, self.ref))
+        self._seams.send(m.TaskRunning(self._seams.attempt, self.ref))
         if self._chain.watermark_us > MIN_WATERMARK_US:
             self._edges.watermark(self._chain.watermark_us)  # its consumers have heard of it, but do not remember
         for gate in self.gates:
@@ -287,7 +288,7 @@ class Task:
         self._let_go()
         self._seams.send(
             task_failed(
-                self._attempt,
+                self._seams.attempt,
                 self.ref,
                 self.vertex.name,
                 error,
@@ -511,7 +512,7 @@ class Task:
             snapshots = [operator.snapshot(0) for operator in self._chain.operators]
             self._collect(snapshots, self._finish_without_checkpoint)
         else:
-            self._seams.send(m.TaskEndOfData(self._attempt, self.ref))
+            self._seams.send(m.TaskEndOfData(self._seams.attempt, self.ref))
 
     def _finish_without_checkpoint(self, results: list[SnapshotResult]) -> None:
         committables = tuple(
@@ -533,7 +534,7 @@ class Task:
         self._let_go()
         for gate in self.gates:
             gate.discard()
-        self._seams.send(m.TaskFinished(self._attempt, self.ref, committables))
+        self._seams.send(m.TaskFinished(self._seams.attempt, self.ref, committables))
 
     # ---- checkpoints -----------------------------------------------------------
 
@@ -567,7 +568,7 @@ class Task:
                 self._uids[index], watermark_in_us=offered_us[index], watermark_out_us=offered_us[index + 1]
             )
             snapshots.append((head, operator.snapshot(checkpoint_id)))
-        file = state_file(self._seams.epoch, self._attempt, checkpoint_id, *self.ref)
+        file = state_file(self._seams.epoch, self._seams.attempt, checkpoint_id, *self.ref)
         self._snapshots.take(
             checkpoint_id, snapshots, storage, file, alignment_ms=alignment_ms, began_s=began_s, finished=finished
         )
