@@ -129,7 +129,8 @@ class Keeper:
                 yield from self.begins(self.driver)
                 self.is_over = True
                 return
-            if not self.driver.is_cancelled:
+            has_begun = self._oracle.lines.has_begun(self.driver.plan.job_id)
+            if not self.driver.is_cancelled and (has_begun or not self._start.fresh):  # else there is none of its own
                 yield from self._oracle.check_stopped()
         if self.launches >= LAUNCHES_MAX:
             yield f"the job was started {LAUNCHES_MAX} times"

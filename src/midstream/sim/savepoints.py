@@ -42,6 +42,8 @@ EXCUSES: Final = (
 """Of what a reason says one at least, or it is no reason."""
 BEFORE_ALL: Final = "the job was stopped before any task ran"
 """By another stop; a reason as long as there was no checkpoint to make one of."""
+REFUSED: Final = "no savepoint was made: the checkpoint directory: "
+"""The job does not start, with this program or at all."""
 AWAY_US: Final = 20_000
 """For how long the disk of a place is full or gone."""
 
@@ -180,7 +182,9 @@ class Savepoints:
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
             is_early = BEFORE_ALL in reply.error and not driver.triggered
-            if not (is_replaced or is_denied or is_early) and not any(excuse in reply.error for excuse in EXCUSES):
+            is_refused = REFUSED in reply.error and driver.state == "created"  # the keeper asks why
+            is_excused = is_replaced or is_denied or is_early or is_refused
+            if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
             if number is not None and not is_replaced:
