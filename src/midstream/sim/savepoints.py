@@ -182,7 +182,7 @@ class Savepoints:
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
             is_early = BEFORE_ALL in reply.error and not driver.triggered
-            is_refused = REFUSED in reply.error and driver.state == "created"  # the keeper asks why
+            is_refused = REFUSED in reply.error and not driver.triggered  # the keeper asks why
             is_excused = is_replaced or is_denied or is_early or is_refused
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
