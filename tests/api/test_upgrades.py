@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs import Held
 from midstream import (
     CollectSink,
     ConfigError,
@@ -25,6 +26,7 @@ from midstream import (
     WatermarkStrategy,
     tumbling,
 )
+from midstream.connectors.generator import GeneratorSource
 from midstream.coordinator import savepoints
 from midstream.core.errors import MidstreamError
 from midstream.runtime.job import Job
@@ -160,12 +162,14 @@ def test_state_that_a_program_would_read_wrongly_is_refused_before_anything_runs
 
 
 def hours(directory: Path, size: str) -> tuple[Environment, CollectSink]:
+    """Six hours of rows, one for each second; of each three, one and a half come first, and the others when `rest` is there."""
     env = Environment("windows", parallelism=2, checkpoint_dir=directory, checkpoint_interval=None)
     sink = CollectSink()
+    seconds = GeneratorSource(
+        lambda i: {"k": i % 3, "at": (i * 1_000_000).astype("datetime64[us]")}, 21_600, rows_per_s=10_000
+    )
     (
-        env.generate(
-            lambda i: {"k": i % 3, "at": (i * 1_000_000).astype("datetime64[us]")}, count=21_600, rows_per_s=10_000
-        )
+        env.source(Held(seconds, directory / "rest", first=5_400))
         .uid("rows")
         .with_watermarks("at", WatermarkStrategy.monotonous())
         .key_by("k")
@@ -187,6 +191,7 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
     env, _ = hours(tmp_path, "2 h")
     with pytest.raises(ConfigError, match="the window was tumbling windows of 1 h, now it is tumbling windows of 2 h"):
         env.execute(slots=ProcessSlots(), restore_from="latest")
+    (tmp_path / "rest").touch()
     env, later = hours(tmp_path, "1 h")
     job = env.start(slots=ProcessSlots(), restore_from="latest")
     running.append(job)
