@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import cloudpickle
 import numpy as np
 import polars as pl
 
+from jobs import check_gapless
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.connectors.file_sink import FileSink
@@ -22,15 +24,36 @@ PADDING = "x" * 100
 BUFFER_BYTES = 4096
 WIDE = "w" * 8 * BUFFER_BYTES
 KEYS = 101
+SPLITS = 4
 
 
-def slow(row_us: float, until_there: Path) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    def work(frame: pl.DataFrame) -> pl.DataFrame:
-        if not until_there.exists():
-            time.sleep(len(frame) * row_us / 1e6)
+class Slow:
+    """Takes `row_us` for a row until `hurry` is there.
+
+    What is deployed while there is a file `hold` lets no row through for as long as the file says the same.
+    """
+
+    def __init__(self, row_us: float, hurry: Path, hold: Path) -> None:
+        self._row_us = row_us
+        self._hurry = hurry
+        self._hold = hold
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._held_by = self._said()
+
+    def _said(self) -> str | None:
+        try:
+            return self._hold.read_text()
+        except FileNotFoundError:
+            return None
+
+    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        while self._held_by is not None and self._said() == self._held_by:
+            time.sleep(0.005)
+        if not self._hurry.exists():
+            time.sleep(len(frame) * self._row_us / 1e6)
         return frame
-
-    return work
 
 
 def texts(numbers: Any, wide_every: int | None) -> Any:
@@ -54,13 +77,14 @@ class Numbered(KeyedProcessFunction):
 class Backpressured:
     """source → keyed: running count per key → rebalance → slow operator and sink, unaligned checkpoints.
 
-    `out`: Parquet files there, instead of memory. `wide_every`: each row of so many fills eight buffers.
+    `rows`: None for no end. `out`: Parquet files there, instead of memory. `wide_every`: each row of so many fills
+    eight buffers.
     """
 
     def __init__(
         self,
         directory: Path,
-        rows: int,
+        rows: int | None,
         *,
         row_us: float = 50.0,
         out: Path | None = None,
@@ -74,6 +98,7 @@ class Backpressured:
         self.wide_every = wide_every
         self._out = out
         self._hurry = directory.with_name(f"{directory.name}-hurry")
+        self._hold = directory.with_name(f"{directory.name}-hold")
         self.sink = CollectSink() if out is None else FileSink(out)
         self.env = Environment(
             "backpressured",
@@ -88,13 +113,15 @@ class Backpressured:
             },
         )
         (
-            self.env.generate(lambda i: {"n": i, "key": i % KEYS, "text": texts(i, wide_every)}, count=rows, splits=4)
+            self.env.generate(
+                lambda i: {"n": i, "key": i % KEYS, "text": texts(i, wide_every)}, count=rows, splits=SPLITS
+            )
             .uid("numbers")
             .key_by("key")
             .process(Numbered(), schema={"n": int, "key": int, "nth": int, "text": str})
             .uid("keyed")
             .rebalance()
-            .map_batches(slow(row_us, self._hurry))
+            .map_batches(Slow(row_us, self._hurry, self._hold))
             .uid("slow")
             .sink(self.sink)
             .uid("sink")
@@ -107,6 +134,22 @@ class Backpressured:
         """From now on no row takes long."""
         self._hurry.touch()
 
+    def drain(self, job: Job) -> None:
+        """A job whose source has no end finishes what it has read, and no row takes long any more."""
+        with ThreadPoolExecutor(1) as thread:
+            drained = thread.submit(job.stop, drain=True, timeout_s=60)
+            self.hurry()
+            drained.result()
+
+    def hold(self) -> None:
+        """The slow operators of the attempts that come let no row through until `go_on` is called; those that there are go on."""
+        made = self._hold.with_name(f"{self._hold.name}.new")
+        made.write_text(secrets.token_hex(4))
+        made.replace(self._hold)
+
+    def go_on(self) -> None:
+        self._hold.unlink()
+
     def frame(self) -> pl.DataFrame:
         """Rows that have been committed."""
         if isinstance(self.sink, CollectSink):
@@ -115,10 +158,13 @@ class Backpressured:
         return pl.concat(map(pl.read_parquet, files)) if files else pl.DataFrame()
 
 
-def check_exact(rows: int, *parts: pl.DataFrame, wide_every: int | None = None) -> None:
-    """All parts together: every number once, as it was, and in each key every count once."""
+def check_exact(rows: int | None, *parts: pl.DataFrame, wide_every: int | None = None) -> None:
+    """All parts together: every number once, as it was, and in each key every count once. `rows`: as of the job."""
     frame = pl.concat(part for part in parts if len(part))
-    assert sorted(frame["n"].to_list()) == list(range(rows))
+    if rows is None:
+        check_gapless(frame["n"].to_list(), SPLITS)
+    else:
+        assert sorted(frame["n"].to_list()) == list(range(rows))
     assert (frame["key"] == frame["n"] % KEYS).all()
     assert (frame["text"] == texts(frame["n"].to_numpy(), wide_every)).all()
     for (key,), of_key in frame.group_by("key"):

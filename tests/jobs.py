@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from midstream.core.config import JobConfig
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.sinks import SinkOperator
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 
@@ -71,6 +73,51 @@ class Witness(Operator):
         self._file.close()
 
 
+class Held(Source):
+    """A bounded source whose job cannot end too early: a split gives its `first` rows, the others once `until_there` is.
+
+    Of a source whose offsets count rows.
+    """
+
+    def __init__(self, source: Source, until_there: Path, *, first: int) -> None:
+        self.schema = source.schema
+        self.rows_per_s = source.rows_per_s
+        self._source = source
+        self._until_there = until_there
+        self._first = first
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        return self._source.discover(position, context)
+
+    def readers_max(self, parallelism: int) -> int:
+        return self._source.readers_max(parallelism)
+
+    def open_split(self, split: Split) -> SplitReader:
+        return _HeldReader(self._source.open_split(split), self._until_there, self._first, split.offset, self.schema)
+
+
+class _HeldReader(SplitReader):
+    def __init__(self, reader: SplitReader, until_there: Path, first: int, offset: int, schema: pa.Schema) -> None:
+        self._reader = reader
+        self._until_there = until_there
+        self._first = first
+        self._offset = offset
+        self._none = pa.RecordBatch.from_pylist([], schema=schema)
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        if not self._until_there.exists():
+            rows_max = min(rows_max, self._first - self._offset)
+        if rows_max <= 0:
+            return self._none, self._offset
+        found = self._reader.read(rows_max)
+        if found is not None:
+            self._offset = found[1]
+        return found
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 class NumbersJob:
     """`count` rows (None: endless) from source to sink over a keyed exchange."""
 
@@ -119,3 +166,12 @@ class NumbersJob:
 
     def numbers(self) -> list[int]:
         return [int(n) for n in np.sort(self.sink.table().column("n").to_numpy())]
+
+
+def check_gapless(numbers: Iterable[int], streams: int = 16) -> None:
+    """They are what a generator without an end has given: of each of its streams all from its start on, each once."""
+    found = np.sort(np.fromiter(numbers, np.int64))
+    assert len(found)
+    for stream in range(streams):
+        own = found[found % streams == stream]
+        np.testing.assert_array_equal(own, stream + streams * np.arange(len(own)), f"of stream {stream}")

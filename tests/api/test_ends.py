@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from jobs import Held
 from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction, ListState, Sink, TableState, no_restart
+from midstream.connectors.generator import GeneratorSource
 from midstream.operators.sink import SinkWriter
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
@@ -52,17 +53,6 @@ class Sums(KeyedBatchFunction):
         self._line("close")
 
 
-def waiting(hurry: Path) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """Slow, until the file is there."""
-
-    def work(frame: pl.DataFrame) -> pl.DataFrame:
-        if not hurry.exists():
-            time.sleep(0.02)
-        return frame
-
-    return work
-
-
 def finished_subtasks(state: Path, uid: str) -> int:
     return next(op.finished_subtasks for op in read_report(str(state)).operators if op.uid == uid)
 
@@ -73,11 +63,12 @@ def kill_a_slot(job: Job, restarts: int) -> None:
 
 
 def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Path, running: list[Job]) -> None:
-    state, hurry, log = tmp_path / "state", tmp_path / "hurry", tmp_path / "log"
+    state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
     env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
     short = env.generate(lambda i: {"k": i % KEYS, "n": i}, count=100).uid("short")
     sums = short.key_by("k").process_batches(Sums(log), {"sum": int}).uid("sums")
-    long = env.generate(lambda i: {"sum": 0 * i - 1}, count=3_000).uid("long").map_batches(waiting(hurry))
+    negative = GeneratorSource(lambda i: {"sum": 0 * i - 1}, 3_000)
+    long = env.source(Held(negative, rest, first=1_000)).uid("long")
     out = sums.union(long).collect()
     job = env.start(slots=ProcessSlots())
     running.append(job)
@@ -88,7 +79,7 @@ def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Pat
     assert lines.count("end") == 2
     kill_a_slot(job, 1)
     kill_a_slot(job, 2)
-    hurry.touch()
+    rest.touch()
     assert job.wait(60).state == "finished"
     found = [row["sum"] for row in out.rows() if row["sum"] >= 0]
     assert len(found) == 2 and sum(found) == sum(range(100))
@@ -103,16 +94,17 @@ def test_a_subtask_that_had_finished_runs_nothing_after_a_failure_while_others_s
     tmp_path: Path, running: list[Job]
 ) -> None:
     """One split for two subtasks: one of them ends at once, and nothing but forward edges lies behind it."""
-    state, hurry, log = tmp_path / "state", tmp_path / "hurry", tmp_path / "log"
+    state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
     env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
-    rows = env.generate(lambda i: {"n": i}, count=2_000, splits=1).uid("rows").map_batches(waiting(hurry))
+    numbers = GeneratorSource(lambda i: {"n": i}, 2_000, splits=1)
+    rows = env.source(Held(numbers, rest, first=1_000)).uid("rows")
     rows.sink(Opened(log)).uid("logged")
     out = rows.collect()
     job = env.start(slots=ProcessSlots())
     running.append(job)
     until("one in a checkpoint", lambda: job.status().checkpoints_completed and finished_subtasks(state, "logged") == 1)
     kill_a_slot(job, 1)
-    hurry.touch()
+    rest.touch()
     assert job.wait(60).state == "finished"
     assert sorted(row["n"] for row in out.rows()) == list(range(2_000))
     assert sorted(log.read_text().splitlines().count(f"writer {i}") for i in range(2)) == [1, 2]

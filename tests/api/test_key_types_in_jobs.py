@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from jobs import Held
 from key_samples import FOLD_S, key_samples
 from midstream import (
     Count,
@@ -26,6 +27,7 @@ from midstream import (
     tumbling,
 )
 from midstream.api.keyed import KeyedStream
+from midstream.connectors.collection import from_arrow
 from midstream.core.arrow_types import to_list
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -102,7 +104,7 @@ def test_counts_are_those_of_an_uninterrupted_run(family: str, name: str, tmp_pa
             "one": pa.array(np.ones(count, np.int64)),
         }
     )
-    fault = tmp_path / "fault"
+    fault, rest = tmp_path / "fault", tmp_path / "rest"
 
     def failing(row: dict[str, Any]) -> bool:
         if fault.exists():
@@ -114,7 +116,8 @@ def test_counts_are_those_of_an_uninterrupted_run(family: str, name: str, tmp_pa
         env = Environment(
             "counts", parallelism=parallelism, checkpoint_dir=str(tmp_path / "state"), checkpoint_interval="100 ms"
         )
-        stream = env.from_collection(rows, rows_per_s=2_000).filter(failing)
+        numbers = from_arrow(rows, rows_per_s=2_000)
+        stream = env.source(Held(numbers, rest, first=count // 2)).filter(failing)
         keyed = stream.with_watermarks("t", WatermarkStrategy.monotonous()).key_by("k")
         kind = keyed.schema.field("k").type
         sink = FAMILIES[family](keyed, kind).collect()
@@ -127,6 +130,7 @@ def test_counts_are_those_of_an_uninterrupted_run(family: str, name: str, tmp_pa
     done = job.status().checkpoints_completed
     until("another checkpoint", lambda: job.status().checkpoints_completed > done, 60)
     fault.touch()
+    rest.touch()
     status = job.wait(60)
     assert status.state == "finished" and status.restarts == 1
     times = 2 if family == "sliding" else 1

@@ -15,10 +15,13 @@ from waiting import until
 
 JOB = """
     from dataclasses import dataclass
+    from pathlib import Path
 
     import numpy as np
     from midstream import Environment, KeyedProcessFunction, MapState, ValueState, no_restart
+    from midstream.connectors.generator import GeneratorSource
 
+    import jobs
     from model import page_of
 
     @dataclass
@@ -49,7 +52,8 @@ JOB = """
             return row
 
     env = Environment("visits", checkpoint_dir=%(directory)r, checkpoint_interval="100 ms", restart=no_restart()%(more)s)
-    rows = env.generate(lambda i: {"k": i %% 5, "n": i}, count=20_000, rows_per_s=%(rate)s).uid("rows")
+    numbers = GeneratorSource(lambda i: {"k": i %% 5, "n": i}, 20_000, rows_per_s=%(rate)s)
+    rows = env.source(jobs.Held(numbers, Path(%(rest)r), first=10_000)).uid("rows")
     counted = rows.key_by("k").process(%(function)s, schema={"k": int, "%(column)s": int}).uid("counts")
     counted.write_jsonl(%(out)r).uid("out")
 """
@@ -68,6 +72,8 @@ def job_file(
     for name, code in MODULES.items():
         if not (directory / name).exists():
             (directory / name).write_text(code)
+    if rate is None:  # one that is not to be stopped: it reads everything
+        (directory / "rest").touch()
     file = directory / "job.py"
     text = textwrap.dedent(JOB) % {
         "directory": str(directory / "ck"),
@@ -76,6 +82,7 @@ def job_file(
         "column": "nth" if function == "Visits()" else "n",
         "held": held,
         "rate": rate,
+        "rest": str(directory / "rest"),
         "more": more,
     }
     file.write_text(text)

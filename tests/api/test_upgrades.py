@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs import Held
 from midstream import (
     CollectSink,
     ConfigError,
@@ -20,11 +21,14 @@ from midstream import (
     Environment,
     JobError,
     KeyedProcessFunction,
+    Source,
     StorageError,
     ValueState,
     WatermarkStrategy,
     tumbling,
 )
+from midstream.connectors.files import FileSource
+from midstream.connectors.generator import GeneratorSource
 from midstream.coordinator import savepoints
 from midstream.core.errors import MidstreamError
 from midstream.runtime.job import Job
@@ -36,8 +40,14 @@ from waiting import until
 
 KEYS = 7
 SLOWLY = 4_000
-"""Rows per second of a job that is to be stopped: it has 10 s left to be so."""
+"""Rows per second of a job that is to be stopped."""
 ROWS = 40_000
+
+
+def numbers(columns: Callable[[Any], dict[str, Any]], rows_per_s: float | None, rest: Path) -> Source:
+    """All rows. At a rate, so that the job can be stopped, it has half of them until `rest` is there."""
+    source = GeneratorSource(columns, ROWS, rows_per_s=rows_per_s)
+    return source if rows_per_s is None else Held(source, rest, first=ROWS // 4)
 
 
 class Counts(KeyedProcessFunction):
@@ -74,7 +84,8 @@ class Program:
         self.env = Environment(
             "numbers", parallelism=parallelism, checkpoint_dir=directory, checkpoint_interval=None, **settings
         )
-        rows = self.env.generate(lambda i: {"k": i % KEYS, "n": i}, count=ROWS, rows_per_s=rows_per_s).uid("rows")
+        source = numbers(lambda i: {"k": i % KEYS, "n": i}, rows_per_s, directory.parent / "rest")
+        rows = self.env.source(source).uid("rows")
         counted = rows.key_by("k").process(function or Counts(), {"k": int, "nth": int}).uid(uid)
         self.sink = CollectSink()
         counted.rebalance().sink(self.sink).uid("out")
@@ -160,12 +171,14 @@ def test_state_that_a_program_would_read_wrongly_is_refused_before_anything_runs
 
 
 def hours(directory: Path, size: str) -> tuple[Environment, CollectSink]:
+    """Six hours of rows, one for each second; of each three, one and a half come first, and the others when `rest` is there."""
     env = Environment("windows", parallelism=2, checkpoint_dir=directory, checkpoint_interval=None)
     sink = CollectSink()
+    seconds = GeneratorSource(
+        lambda i: {"k": i % 3, "at": (i * 1_000_000).astype("datetime64[us]")}, 21_600, rows_per_s=10_000
+    )
     (
-        env.generate(
-            lambda i: {"k": i % 3, "at": (i * 1_000_000).astype("datetime64[us]")}, count=21_600, rows_per_s=10_000
-        )
+        env.source(Held(seconds, directory / "rest", first=5_400))
         .uid("rows")
         .with_watermarks("at", WatermarkStrategy.monotonous())
         .key_by("k")
@@ -187,6 +200,7 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
     env, _ = hours(tmp_path, "2 h")
     with pytest.raises(ConfigError, match="the window was tumbling windows of 1 h, now it is tumbling windows of 2 h"):
         env.execute(slots=ProcessSlots(), restore_from="latest")
+    (tmp_path / "rest").touch()
     env, later = hours(tmp_path, "1 h")
     job = env.start(slots=ProcessSlots(), restore_from="latest")
     running.append(job)
@@ -198,7 +212,8 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
 
 def by_column(directory: Path, column: str, second: str | None) -> Environment:
     env = Environment("keyed", parallelism=2, checkpoint_dir=directory, checkpoint_interval=None)
-    rows = env.generate(lambda i: {"k": i % KEYS, "other": i % 3}, count=ROWS, rows_per_s=SLOWLY).uid("rows")
+    source = numbers(lambda i: {"k": i % KEYS, "other": i % 3}, SLOWLY, directory.parent / "rest")
+    rows = env.source(source).uid("rows")
     keyed = rows.key_by(column)
     if second is None:
         counted = keyed.process(Counts(), {"k": int, "nth": int})
@@ -258,7 +273,8 @@ def with_lookup(
         env.from_collection([{"k": 1}]).uid("more").key_by("k").process(Counts(), {"k": int, "nth": int}).uid(
             "more-counts"
         ).sink(CollectSink()).uid("more-out")
-    big = env.generate(lambda i: {"k": i % KEYS, "n": i}, count=ROWS, rows_per_s=rows_per_s).uid("big")
+    source = numbers(lambda i: {"k": i % KEYS, "n": i}, rows_per_s, directory.parent / "rest")
+    big = env.source(source).uid("big")
     big.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts").sink(sink).uid("out")
     return env, (sink, lookups)
 
@@ -300,7 +316,8 @@ def test_a_new_source_in_front_of_a_finished_operator_is_refused_naming_both(
 def lopsided(directory: Path, files: Path, parallelism: int) -> tuple[Environment, CollectSink]:
     env = Environment("lopsided", parallelism=parallelism, checkpoint_dir=directory, checkpoint_interval="100 ms")
     sink = CollectSink()
-    rows = env.read_files(files, format="parquet", rows_per_s=4_000).uid("rows")
+    source = FileSource(files, format="parquet", rows_per_s=4_000)
+    rows = env.source(Held(source, directory.parent / "rest", first=4_500)).uid("rows")
     rows.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts").sink(sink).uid("out")
     return env, sink
 
@@ -320,6 +337,7 @@ def test_a_source_of_which_one_subtask_had_finished_goes_on_with_the_rest(
     job.stop(savepoint=tmp_path / "saved", timeout_s=60)
     report = read_report(str(tmp_path / "saved"))
     assert [operator.finished_subtasks for operator in report.operators if operator.uid == "rows"] == [1]
+    (tmp_path / "rest").touch()
     env, after = lopsided(tmp_path / "next", tmp_path / "in", parallelism)
     env.execute(slots=ProcessSlots(), restore_from=str(tmp_path / "saved"))
     found = sorted((row["k"], row["nth"]) for row in [*before.rows(), *after.rows()])
@@ -346,6 +364,7 @@ def test_a_place_that_cannot_be_had_leaves_the_job_running(running: list[Job], t
     with pytest.raises(ConfigError, match="an empty path"):
         job.savepoint("")
     assert job.status().state == "running"
+    (tmp_path / "rest").touch()
     assert job.wait(60).restarts == 0
     assert program.rows == ALL_ROWS
 
@@ -365,6 +384,7 @@ def test_a_savepoint_that_fails_half_way_leaves_the_job_running_and_its_sources_
     assert list((tmp_path / "saved").iterdir()) == []
     monkeypatch.undo()
     assert Path(job.savepoint(timeout_s=60)) == tmp_path / "state" / "savepoints" / "1"
+    (tmp_path / "rest").touch()
     assert job.wait(60).restarts == 0
     assert program.rows == ALL_ROWS
 

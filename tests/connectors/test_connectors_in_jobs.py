@@ -10,9 +10,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from jobs import Held
 from midstream import ConfigError, Environment, JobError, StorageError
 from midstream.connectors import watched
 from midstream.connectors.files import FileSource
+from midstream.connectors.generator import GeneratorSource
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 
@@ -88,15 +90,16 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
 def test_after_a_plain_stop_the_output_may_go_to_another_directory(tmp_path):
     def writing_to(name: str) -> Environment:
         env = Environment("moved", checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval=None)
-        env.generate(lambda i: {"n": i}, count=20_000, rows_per_s=10_000).uid("in").write_parquet(tmp_path / name).uid(
-            "out"
-        )
+        numbers = GeneratorSource(lambda i: {"n": i}, 20_000, rows_per_s=10_000)
+        rows = env.source(Held(numbers, tmp_path / "rest", first=10_000)).uid("in")
+        rows.write_parquet(tmp_path / name).uid("out")
         return env
 
     job = writing_to("v1").start(slots=ProcessSlots())
     until("rows", lambda: job.status().vertices[0].operators[0].rows_out)
     job.stop(timeout_s=60)  # its checkpoint, the only one, holds all that is in v1
     first = committed(tmp_path / "v1")
+    (tmp_path / "rest").touch()
     assert writing_to("v2").execute(slots=ProcessSlots(), restore_from="latest").restarts == 0
     assert committed(tmp_path / "v1") == first
     assert sorted(first + committed(tmp_path / "v2")) == list(range(20_000))

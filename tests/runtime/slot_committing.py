@@ -126,9 +126,9 @@ def book_of(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in book.read_text().splitlines()] if book.exists() else []
 
 
-def job(place: Path, checkpoints: Path, *, count: int | None, rows_per_s: float = 10_000) -> Environment:
+def job(place: Path, checkpoints: Path, *, rows_per_s: float = 10_000) -> Environment:
     place.mkdir(exist_ok=True)
     env = Environment("appending", parallelism=2, checkpoint_dir=checkpoints, checkpoint_interval="200 ms")
-    stream = env.generate(lambda i: {"n": i}, count=count, rows_per_s=rows_per_s).uid("numbers").rebalance()
+    stream = env.generate(lambda i: {"n": i}, rows_per_s=rows_per_s).uid("numbers").rebalance()
     stream.sink(Appending(place)).uid("out").name("out")
     return env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from waiting import alive, until
 def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
     running: list[Job], tmp_path: Path
 ) -> None:
-    work = Backpressured(tmp_path / "state", 60_000, row_us=400.0)
+    work = Backpressured(tmp_path / "state", None, row_us=400.0)
     job = work.start(2, ProcessSlots())
     running.append(job)
     until_more_rows(job, "slow")
@@ -37,15 +38,15 @@ def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
     assert status.slots == 1 and status.slot_pids[0] in first
     until("the surplus slots to end", lambda: not any(map(alive, first[1:])))
     assert job.rescale(1, 60) is None
-    work.hurry()
-    status = job.wait(60)
+    work.drain(job)
+    status = job.status()
     assert status.state == "finished" and status.restarts == 0
-    assert rows_out(job, status.vertices[0].operators[0].uid) >= work.rows, "totals go on through rescales"
+    assert rows_out(job, status.vertices[0].operators[0].uid) >= len(work.frame()), "totals go on through rescales"
     check_exact(work.rows, work.frame())
 
 
 def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tmp_path: Path) -> None:
-    work = Backpressured(tmp_path / "state", 60_000, row_us=400.0, max_parallelism=8)
+    work = Backpressured(tmp_path / "state", None, row_us=400.0, max_parallelism=8)
     job = work.start(2, ProcessSlots(slots_max=3))
     running.append(job)
     until_more_rows(job, "slow")
@@ -58,9 +59,9 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
         with pytest.raises(JobError, match=f"the job goes on at 2: .*{reason}"):
             job.rescale(parallelism, 60)
     after = job.status()
-    work.hurry()
     assert after.state == "running" and after.attempt == before.attempt and after.slot_pids == before.slot_pids
-    assert job.wait(60).restarts == 0
+    work.drain(job)
+    assert job.status().restarts == 0
     check_exact(work.rows, work.frame())
     with pytest.raises(JobError, match="the job has ended: it finished"):
         job.rescale(3)
@@ -70,18 +71,18 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
 def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     before: int, after: int, running: list[Job], tmp_path: Path
 ) -> None:
-    first = Backpressured(tmp_path, 60_000, row_us=400.0)
+    first = Backpressured(tmp_path, None, row_us=400.0)
     job = first.start(before, ProcessSlots())
     running.append(job)
     until_more_rows(job, "slow")
     path = job.stop(timeout_s=60)
     assert path is not None and rows_in_flight(path) > 100
     seen = first.frame()
-    assert len(seen) < first.rows
-    second = Backpressured(tmp_path, 60_000, row_us=0.0)
+    second = Backpressured(tmp_path, None, row_us=0.0, checkpoint_interval="200 ms")
     job = second.start(after, ProcessSlots(), restore_from=path)
     running.append(job)
-    job.wait(60)
+    until_more_rows(job, "slow")
+    second.drain(job)
     check_exact(first.rows, seen, second.frame())
 
 
@@ -90,22 +91,27 @@ def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
 ) -> None:
     """What was in flight gets less from one failure to the next: checkpoints come during recovery, and no new rows."""
     restart = fixed_restarts(20, "10 ms")
-    work = Backpressured(tmp_path / "state", 40_000, row_us=400.0, retained_checkpoints=1000, restart=restart)
+    work = Backpressured(tmp_path / "state", None, row_us=400.0, retained_checkpoints=1000, restart=restart)
     job = work.start(2, ProcessSlots())
     running.append(job)
     until_more_rows(job, "slow")
     restored: list[int] = []
     path = job.checkpoint(60)
     for kills in range(1, 5):
+        work.hold()  # nothing has been recovered before the next checkpoint is under way
         os.kill(job.status().slot_pids[kills % 2], signal.SIGKILL)
         until("the restart", lambda kills=kills: job.status().restarts == kills and job.status().state == "running")  # type: ignore[misc]  # mypy infers no lambda with defaults
         assert job.status().restored_from == path
         restored.append(rows_in_flight(path))
-        path = job.checkpoint(60)
+        with ThreadPoolExecutor(1) as thread:
+            made = thread.submit(job.checkpoint, 60)
+            until("it is under way", lambda: job.status().checkpoints[0].state == "in_progress")
+            work.go_on()
+            path = made.result()
         while rows_in_flight(path) >= restored[-1]:
             path = job.checkpoint(60)
-    work.hurry()
     assert restored[-1] > 0, "it was to fail before it had recovered"
     assert restored == sorted(set(restored), reverse=True)
-    assert job.wait(60).restarts == 4
+    work.drain(job)
+    assert job.status().restarts == 4
     check_exact(work.rows, work.frame())

@@ -111,19 +111,24 @@ def test_data_sources_at_both_ends_lose_and_double_nothing(tmp_path):
         stream.rebalance().write_datasource(Counting, options={"dir": str(out)}).uid("out")
         return env
 
-    (source / "size").write_text("10000")
+    def rows_at_source(count: int) -> None:
+        (source / "size.new").write_text(str(count))
+        (source / "size.new").replace(source / "size")
+
+    rows_at_source(8000)
     job = counting(6000).start(slots=ProcessSlots())
     until("something committed", lambda: len(committed(out)) > 0)
     os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
     until("the job restarted", lambda: job.status().restarts >= 1)
     before = len(committed(out))
+    rows_at_source(10_000)
     until("more committed", lambda: len(committed(out)) > before)
     until("the source is told of a range that is read to its end", (source / "forgotten").exists)
     job.stop(timeout_s=60)
     seen = committed(out)
     assert seen == sorted(set(seen))
     assert int((source / "forgotten").read_text()) <= len(seen)
-    (source / "size").write_text("12000")
+    rows_at_source(12_000)
     job = counting(None).start(slots=ProcessSlots(), restore_from="latest")
     until("everything committed", lambda: len(committed(out)) >= 12000)
     job.stop(drain=True, timeout_s=60)
