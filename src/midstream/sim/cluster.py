@@ -23,7 +23,9 @@ from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.rescaling import Stage
 from midstream.coordinator.slots import PYTHON
 from midstream.core.errors import ClusterError
+from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
+from midstream.exchange.queue import InFlight
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
@@ -542,7 +544,20 @@ class Slot:
 
     def _send(self, message: m.FromSlot) -> None:
         assert self.connection is not None
+        if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
+            self._check_finished(message.task)
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
+
+    def _check_finished(self, ref: TaskId) -> None:
+        """No checkpoint asks a finished task for what it has emitted, nor waits for an answer that it owes."""
+        task = self.machine.tasks.get(ref) if self.machine is not None else None  # None: it had finished before
+        for partition in task.partitions if task is not None else ():
+            for sub in partition.subpartitions:
+                waiting = [*sub.sending, *(item for item in sub.queue if isinstance(item, InFlight))]
+                if waiting and not sub.is_local:
+                    self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
+        if task is not None and task._snapshots._taken:
+            self._world.bug(f"{ref} ends, and owes an answer for checkpoints {sorted(task._snapshots._taken)}")
 
     def _beat(self) -> None:
         assert self.machine is not None

@@ -155,6 +155,21 @@ def far_behind(seed: int) -> Scenario:
     )
 
 
+def sent_at_the_end(seed: int) -> Scenario:
+    """Slow sinks: when a task has ended, and a checkpoint with that is complete, rows of it still wait for credit."""
+    drawn = draw(seed, topology="pipeline", parallelism=2, faults=(), rows=60)
+    drawn = replace(drawn, shape=with_parallelism(SHAPES["pipeline"], 2, Random(seed), same=True), rounds=1, splits=2)
+    drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=1, row_us=0, sink_rows=1)
+    return replace(drawn, aligned_timeout_s=0.0, sink_pause_s=0.1, interval_s=0.01, timeout_s=60.0)
+
+
+def writing_at_the_end(seed: int) -> Scenario:
+    """The same; and the last of it is sent while the task is writing what it has to store for the next checkpoint."""
+    drawn = sent_at_the_end(seed)
+    tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=20, io_us=2000, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, sink_pause_s=0.02)
+
+
 def of(*kinds: str, topology: str = "keyed", **changes: Any) -> Callable[[int], Scenario]:
     """Of a seed: many faults of these kinds."""
 
@@ -219,13 +234,13 @@ def lying(seed: int) -> Scenario:
 
 
 def unheard(seed: int) -> Scenario:
-    """Slots die while some sources are slow and others are not, so that event time waits for the slow ones."""
-    drawn = draw(
-        seed, topology=("timers", "tables", "splits")[seed % 3], parallelism=3, faults=("kill_slot",), rows=200
-    )
-    kills = tuple(Fault(200 + 150 * i + seed * 37 % 150, "kill_slot", seed * 31 + i) for i in range(5))
-    drawn = replace(drawn, shape=close_behind(without_idle(drawn.shape)), faults=kills, aligned_timeout_s=None)
-    return replace(drawn, interval_s=0.0005, min_pause_s=0.0, batch_rows=3, row_us=1000, splits=7, rounds=1)
+    """Slots die while reads take their time: a source says nothing yet, and another one is ahead of where it was."""
+    drawn = draw(seed, topology=("timers", "tables", "session")[seed % 3], parallelism=1 + seed % 2, rows=200)
+    struck = tuple(Fault(300 + 300 * i + seed * 37 % 200, "kill_slot", seed * 31 + i) for i in range(8))
+    tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=20, io_us=2000, clock_tick_us=0)
+    drawn = replace(drawn, shape=close_behind(without_idle(drawn.shape)), faults=struck, tempo=tempo, blocking=True)
+    drawn = replace(drawn, aligned_timeout_s=None, interval_s=0.0005, min_pause_s=0.0, sink_rows=0)
+    return replace(drawn, batch_rows=1, row_us=0, splits=2, rounds=1)
 
 
 def segmented(seed: int) -> Scenario:

@@ -74,6 +74,16 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "none of the engine's has anything left then: what they still hold goes out with the last watermark, and the timers "
         "that they would cancel are cancelled in the same step",
     ),
+    "end_of_data_before_the_last_rows": Equivalent(
+        "the end of data is said when the input has ended, before the last watermark has fired to its end",
+        "a task that reads other tasks gets the last watermark before the end of data, and fires it to its end before it "
+        "reads on; a source's task has none that fires in slices, as operators that do are keyed, and begin a task",
+    ),
+    "rows_before_their_watermark": Equivalent(
+        "an operator gets rows while a watermark that came before them is still firing",
+        "operators that fire in slices are keyed, so they are the first of their task, and a task fires to the end before "
+        "it reads on; those behind them fire in one step, and have nothing pending when rows come",
+    ),
     "aborted_final_stands": Equivalent(
         "the checkpoint that a task has ended with stays the one to wait for although it was aborted",
         "a task is done when a checkpoint of that number or a higher one completes; the aborted one never does, and "

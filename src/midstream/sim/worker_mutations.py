@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfData, EndOfPartition
+from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfPartition
 from midstream.exchange.partition import Subpartition
 from midstream.exchange.queue import InFlight
 from midstream.graph.origins import Origin
@@ -115,27 +115,6 @@ def barrier_before_the_last_batch() -> Replacements:
 
 
 # ---- the end
-
-
-def end_of_data_before_the_last_rows() -> Replacements:
-    """The end of data is said when the input has ended, before the last watermark has fired to its end."""
-    work, finish = task.Task._work, task.Task._finish
-
-    def say_and_work(self: Any) -> bool:
-        if self._input.has_ended and self._chain.is_firing and not hasattr(self, "has_said"):
-            self.has_said = True
-            self._edges.broadcast(EndOfData(self._input.drains))
-        return work(self)
-
-    def finish_silently(self: Any) -> None:
-        if not hasattr(self, "has_said"):
-            finish(self)
-            return
-        broadcast, self._edges.broadcast = self._edges.broadcast, lambda event: None
-        finish(self)
-        self._edges.broadcast = broadcast
-
-    return [(task.Task, "_work", say_and_work), (task.Task, "_finish", finish_silently)]
 
 
 def final_by_any_checkpoint() -> Replacements:
@@ -246,11 +225,6 @@ def fired_watermark_stays() -> Replacements:
     return [(chain.Chain, "pump", pump)]
 
 
-def rows_before_their_watermark() -> Replacements:
-    """An operator gets rows while a watermark that came before them is still firing."""
-    return [(chain.Chain, "_finish_pending", lambda self, index: None)]
-
-
 def watermark_not_said_again() -> Replacements:
     """Consumers do not hear again of the event time that they had heard of before a restore."""
     original = task.Task.start
@@ -300,19 +274,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "barrier_before_the_last_batch": Mutation(
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
     ),
-    "end_of_data_before_the_last_rows": Mutation(
-        "the end of data comes before the last rows",
-        end_of_data_before_the_last_rows,
-        scenarios.in_pieces(plain("timers")),
-    ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
     ),
     "ends_before_all_is_sent": Mutation(
-        "a task ends before all it has emitted is sent", ends_before_all_is_sent, scenarios.far_behind
+        "a task ends before all it has emitted is sent", ends_before_all_is_sent, scenarios.sent_at_the_end
     ),
     "ends_before_it_has_answered": Mutation(
-        "a task ends while it owes an answer", ends_before_it_has_answered, scenarios.undisturbed
+        "a task ends while it owes an answer", ends_before_it_has_answered, scenarios.writing_at_the_end
     ),
     "silent_channel_is_forgotten": Mutation(
         "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.timely
@@ -341,9 +310,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "fired_watermark_stays": Mutation(
         "a watermark that fires in slices is not passed on", fired_watermark_stays, scenarios.firing
-    ),
-    "rows_before_their_watermark": Mutation(
-        "rows overtake a watermark that is firing", rows_before_their_watermark, scenarios.firing
     ),
     "watermark_not_said_again": Mutation(
         "event time is not said again after a restore", watermark_not_said_again, scenarios.unheard

@@ -402,3 +402,8 @@ class TaskCheckpoints:
         pending = self._handler.pending_id
         for checkpoint_id, state in self._in_flight.items():
             assert not state.capturing or checkpoint_id == pending, (checkpoint_id, pending)
+            found = [item for _, items in (*state.inputs, *state.outputs) for item in items]
+            for item in (*found, *state.held, *(state.writing or ())):
+                assert item.buffers > 0, (
+                    f"rows are held for checkpoint {checkpoint_id}, and no pool is charged for them"
+                )
