@@ -80,6 +80,7 @@ class Slot:
             executor=self.io,
             ids=CountingIds(),
             storage=storage,
+            overtakable=frozenset(),
             inline_bytes_max=inline_bytes_max,
             send=self.sent.append,
             schedule=self.schedule,

@@ -13,7 +13,7 @@ from midstream.exchange.queue import ElementQueue, InFlight, let_go
 from midstream.graph.job_graph import JobGraph
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
-from midstream.worker import slot, snapshots, task
+from midstream.worker import slot, snapshots
 from midstream.worker.checkpoints import TaskCheckpoints
 
 
@@ -238,7 +238,7 @@ def overtakes_in_cycles() -> Replacements:
     def overtakable(graph: JobGraph) -> frozenset[int]:
         return frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
 
-    return [(task, "overtakable", overtakable)]
+    return [(slot, "overtakable", overtakable)]
 
 
 def obsolete_barrier_taken() -> Replacements:

@@ -36,6 +36,7 @@ from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.exchange.queue import QueueTime
 from midstream.graph.job_graph import JobGraph
+from midstream.graph.overtaking import overtakable
 from midstream.protocol import messages as m
 from midstream.protocol.live_rows import RowsShown, ShowRows
 from midstream.state.parts import StatePart
@@ -327,6 +328,7 @@ class SlotMachine:
         """
         pool = self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
         queue_time = None if config.queue_time_s is None else QueueTime(config.queue_time_s, self._clock.own_core_s)
+        any_graph = next(iter(graphs.values()))
         seams = TaskSeams(
             job_id=deploy.job_id,
             attempt=deploy.attempt,
@@ -335,8 +337,9 @@ class SlotMachine:
             executor=self._executor,
             ids=self._ids,
             storage=storage,
+            overtakable=overtakable(any_graph),
             inline_bytes_max=inline_bytes_max(
-                config.inline_bytes, sum(vertex.parallelism for vertex in next(iter(graphs.values())).vertices)
+                config.inline_bytes, sum(vertex.parallelism for vertex in any_graph.vertices)
             ),
             send=self._send,
             schedule=self._schedule,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,7 +47,6 @@ from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.origins import channel_origins
-from midstream.graph.overtaking import overtakable
 from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.protocol import messages as m
@@ -92,6 +91,7 @@ class TaskSeams:
     executor: Executor
     ids: Ids
     storage: Storage | None
+    overtakable: Set[int]  # edges, on which barriers may overtake rows
     inline_bytes_max: int
     """What is stored inline in a checkpoint's metadata, at most, of its state and of what is in flight."""
     send: Callable[[m.FromSlot], None]
@@ -161,7 +161,7 @@ class Task:
             path=lambda checkpoint_id: (seams.epoch, seams.attempt, checkpoint_id, *ref),
             gates=gates,
             partitions=partitions,
-            overtakable=overtakable(graph),
+            overtakable=seams.overtakable,
             snapshots=self._snapshots,
             take=self._snapshot,
             rests=self._input.rests,
