@@ -25,6 +25,8 @@ BUFFER_BYTES = 4096
 WIDE = "w" * 8 * BUFFER_BYTES
 KEYS = 101
 SPLITS = 4
+HELD_S = 120.0
+"""No row is held back for longer: a test that has failed does not leave its slots waiting."""
 
 
 class Slow:
@@ -49,10 +51,13 @@ class Slow:
             return None
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        until_s = time.monotonic() + HELD_S
         while self._held_by is not None and self._said() == self._held_by:
+            if time.monotonic() >= until_s:
+                raise AssertionError(f"{self._hold} is still there after {HELD_S} s: go_on() has not been called")
             time.sleep(0.005)
         if not self._hurry.exists():
-            time.sleep(len(frame) * self._row_us / 1e6)
+            time.sleep(len(frame) * self._row_us / 1e6)  # not a wait: this is the work that makes rows pile up
         return frame
 
 

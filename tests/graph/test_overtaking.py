@@ -62,7 +62,7 @@ CROSSED = graph_of(
 )
 """What 1 sends is held back at 5 for the sake of 2, and what 2 sends is held back at 6 for the sake of 1."""
 ALONE = graph_of(1, (0, 1, FORWARD), (1, 2, KEYED), (0, 2, KEYED), (1, 3, KEYED), (2, 4, KEYED), (3, 4, BROADCAST))
-"""Task 3 has nobody but 1 to hear of the checkpoint from."""
+"""Task 3 gets barriers from task 1 only."""
 
 
 class Subtask:
@@ -215,7 +215,7 @@ def test_only_what_leads_back_to_a_task_is_read_in_order() -> None:
         graph_of(2, (0, 2, KEYED), (1, 2, BROADCAST), (2, 4, KEYED), (3, 5, BROADCAST), (4, 5, KEYED)),
         graph_of(2, (0, 1, KEYED), (0, 2, KEYED), (1, 3, KEYED), (2, 3, KEYED), (1, 4, BROADCAST), (3, 4, KEYED)),
     ],
-    ids=["a chain", "two chains", "rules", "rules twice", "nobody has to align before"],
+    ids=["a chain", "two chains", "rules", "rules twice", "no task upstream aligns"],
 )
 def test_where_no_task_can_wait_for_itself_barriers_overtake(graph: JobGraph) -> None:
     assert overtakable(graph) == redistributable(graph)

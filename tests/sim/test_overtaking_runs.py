@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.graph.job_graph import JobGraph
+from midstream.protocol import messages as m
 from midstream.sim.mutation_scenarios import held
 from midstream.sim.run import run
 from midstream.sim.scenario import IN_FLIGHT, Fault
@@ -27,7 +28,7 @@ def test_what_was_overtaken_by_an_older_version_is_read_once(monkeypatch: pytest
         everywhere = frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
         return overtakable(graph) if has_rule else everywhere
 
-    def built(self: SlotMachine, deploy: Any, *arguments: Any) -> None:
+    def built(self: SlotMachine, deploy: m.Deploy, *arguments: Any) -> None:
         nonlocal has_rule, recovered
         has_rule = (deploy.attempt + int(deploy.job_id.removeprefix("job"))) % 2 == 0
         build(self, deploy, *arguments)

@@ -38,9 +38,8 @@ def _in_cycles(edges: Sequence[Edge], overtaken: Set[int], upstream: Sequence[Se
     """The edges over which a task would wait for itself, if barriers overtook on all of `overtaken`."""
     aligning = {edge.target for edge in edges if edge.id not in overtaken}
     inputs = {task: [edge.partitioning for edge in edges if edge.target == task] for task in aligning}
-    holding = {
-        task for task, read in inputs.items() if read != [Partitioning.FORWARD]
-    }  # who has a single channel does not
+    # A task with a single channel never holds one back for the sake of another.
+    holding = {task for task in aligning if inputs[task] != [Partitioning.FORWARD]}
     passed = {
         (held, by): {
             edge.id

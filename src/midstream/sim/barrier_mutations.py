@@ -226,7 +226,7 @@ def failed_capture_goes_on() -> Replacements:
     """What was captured could not be written, and the barriers that are still to come count as overtaken."""
     original = barriers.BarrierHandler.handle
 
-    def handle(self: Any, event: Any) -> Any:
+    def handle(self: barriers.BarrierHandler, event: barriers.BarrierEvent) -> list[barriers.BarrierInstruction]:
         return [] if isinstance(event, barriers.CaptureFailed) else original(self, event)
 
     return [(barriers.BarrierHandler, "handle", handle)]

@@ -75,9 +75,9 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "that they would cancel are cancelled in the same step",
     ),
     "end_of_data_before_the_last_rows": Equivalent(
-        "the end of data is said when the input has ended, before the last watermark has fired to its end",
-        "a task that reads other tasks gets the last watermark before the end of data, and fires it to its end before it "
-        "reads on; a source's task has none that fires in slices, as operators that do are keyed, and begin a task",
+        "a task sends the end of data as soon as its input has ended, before its last watermark has fired to the end",
+        "a task that reads from other tasks gets the last watermark before the end of data, and fires all of it before it "
+        "reads on; a task with a source has no operator that fires in slices, since those are keyed and begin a task",
     ),
     "rows_before_their_watermark": Equivalent(
         "an operator gets rows while a watermark that came before them is still firing",
