@@ -70,9 +70,11 @@ class AppendingCommitter(Committer):
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for committable in map(json.loads, committables):
             self.note("begin", lane=committable["subtask"], checkpoint=checkpoint_id)
-            if waits(self.sink.place, checkpoint_id):
-                self.note("hold", lane=committable["subtask"], checkpoint=checkpoint_id)
+            is_noted = False
             while waits(self.sink.place, checkpoint_id):
+                if not is_noted:  # only here: the file may come between two looks at it
+                    self.note("hold", lane=committable["subtask"], checkpoint=checkpoint_id)
+                    is_noted = True
                 if self.context.stopped.wait(0.02):
                     raise OSError("told to stop")
             assert self.context.storage is not None
