@@ -1,0 +1,74 @@
+"""Tables of state machines: data on which the machines run, and from which the docs and the coverage report read.
+
+A machine asks its table for every event. A pair of state and event that has no row, or a state that
+does not follow from it, is a bug, and raises at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from midstream.core.errors import InvariantError
+
+S = TypeVar("S", bound=Enum)
+E = TypeVar("E", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[S, E]):
+    """What may follow when `event` comes in `state`."""
+
+    state: S
+    event: E
+    """A member of an enum, or a class of events."""
+    then: tuple[S, ...]
+    what: str = ""
+    """What is done, for readers."""
+
+
+class Table(Generic[S, E]):
+    """The rows of one machine, by state and event. Raises ValueError if two rows are of one pair."""
+
+    def __init__(self, machine: str, rows: Iterable[Row[S, E]]) -> None:
+        self.machine: Final = machine
+        self.rows: Final = tuple(rows)
+        self._by_pair = {(row.state, row.event): row for row in self.rows}
+        if len(self._by_pair) < len(self.rows):
+            raise ValueError(f"{machine}: two rows of one state and event")
+
+    def row(self, state: S, event: E) -> Row[S, E]:
+        """Raises InvariantError if the event cannot come in this state."""
+        found = self._by_pair.get((state, event))
+        if found is None:
+            raise InvariantError(f"{self.machine}: {name_of(event)} while {state.name}")
+        return found
+
+    def next(self, state: S, event: E) -> S:
+        """The one state that follows."""
+        (then,) = self.row(state, event).then
+        return then
+
+    def check(self, state: S, event: E, then: S) -> S:
+        """`then`, if it may follow; raises InvariantError if not."""
+        if then not in self.row(state, event).then:
+            raise InvariantError(f"{self.machine}: {name_of(event)} while {state.name} leads to {then.name}")
+        return then
+
+    def allows(self, state: S, event: E) -> bool:
+        return (state, event) in self._by_pair
+
+
+def name_of(event: object) -> str:
+    return event.name if isinstance(event, Enum) else getattr(event, "__name__", str(event))
+
+
+def diagram(table: Table[S, E]) -> str:
+    """The table as rows of Markdown: state, event, next states, what is done."""
+    lines = ["| state | event | next | what is done |", "|---|---|---|---|"]
+    for row in table.rows:
+        then = ", ".join("same" if state is row.state else state.name for state in row.then)
+        lines.append(f"| {row.state.name} | {name_of(row.event)} | {then} | {row.what} |")
+    return "\n".join(lines)
