@@ -11,8 +11,8 @@ from midstream.coordinator import Coordinator
 from midstream.graph.build import check_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.sim.keeper import ROOT, Start
-from midstream.sim.mutation_scenarios import changing, changing_at_the_end
 from midstream.sim.programs import NEW
+from midstream.sim.regions import changing, changing_at_the_end
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.sim.shapes import SHAPES

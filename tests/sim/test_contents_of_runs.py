@@ -25,7 +25,7 @@ from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.watermarks import TimestampsOperator
 from midstream.operators.window_base import END, START, WindowOperator
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.contents import check_numbers
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.run import run
@@ -300,9 +300,9 @@ BUGS = {
     "part of the state of sessions": Bug(
         without_the_last_part(SessionWindowOperator), partial(windowed, "session"), "checkpoint .* lost"
     ),
-    "windows fire twice": Bug(fired_twice(), scenarios.ending("sliding"), "key group .* is at .*, and had come to"),
+    "windows fire twice": Bug(fired_twice(), regions.ending("sliding"), "key group .* is at .*, and had come to"),
     "late rows of a drained job": Bug(no_late_output(), drained, "are late and should not be, .* are not"),
-    "state of who still runs": Bug(running_ones_forget(), scenarios.ending("keyed"), "checkpoint .* state of count1"),
+    "state of who still runs": Bug(running_ones_forget(), regions.ending("keyed"), "checkpoint .* state of count1"),
     "a silent channel beside idle ones": Bug(
         not_waited_for(), partly_idle, "event time of a task is .*, and should be"
     ),
@@ -356,4 +356,4 @@ def test_rows_are_not_late_because_only_an_idle_input_is_left() -> None:
 def test_rows_of_a_single_split_are_never_late_because_it_was_idle(topology: str) -> None:
     """Some of these seeds have late rows where an idle subtask is not waited for."""
     for seed in range(9, 18):
-        assert not run(scenarios.quiet(topology)(seed)).failures
+        assert not run(regions.quiet(topology)(seed)).failures

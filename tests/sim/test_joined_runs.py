@@ -8,7 +8,7 @@ import pytest
 
 from midstream.core.elements import Batch
 from midstream.exchange.gate import InputGate
-from midstream.sim.mutation_scenarios import joining
+from midstream.sim.regions import joining
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
 

@@ -12,6 +12,7 @@ import pytest
 from midstream.sim import mutations
 from midstream.sim.kills import applied, search
 from midstream.sim.mutations import EQUIVALENT, MUTATIONS
+from midstream.sim.regions import random_scenario
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
 
@@ -57,7 +58,7 @@ def test_every_mutation_was_measured() -> None:
 )
 def test_the_simulator_finds(name: str) -> None:
     mutation = MUTATIONS[name]
-    found = search(mutation, mutation.scenario or draw, SEEDS_MAX, FIRST_SEEDS[name])
+    found = search(mutation, mutation.scenario or random_scenario, SEEDS_MAX, FIRST_SEEDS[name])
     assert found.seed is not None, f"{mutation.what}: survived {SEEDS_MAX} seeds"
     assert not found.own_error, f"what failed is the mutation itself: {found.own_error}"
 
@@ -66,7 +67,7 @@ def test_the_simulator_finds(name: str) -> None:
 def test_a_bug_that_is_not_found_yet_still_fits_the_engine(name: str) -> None:
     """And is still not found by its first seed: if it is, measure it again, and it joins those above."""
     mutation = MUTATIONS[name]
-    found = search(mutation, mutation.scenario or draw, 1)
+    found = search(mutation, mutation.scenario or random_scenario, 1)
     assert not found.own_error, f"what failed is the mutation itself: {found.own_error}"
     assert found.seed is None, f"{mutation.what}: found now ({found.failure}); measure the mutations again"
 

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol import messages as m
-from midstream.sim.mutation_scenarios import held
+from midstream.sim.regions import held
 from midstream.sim.run import run
 from midstream.sim.scenario import IN_FLIGHT, Fault
 from midstream.worker import slot

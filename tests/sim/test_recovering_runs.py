@@ -15,8 +15,8 @@ from midstream.checkpoint.references import Piece
 from midstream.coordinator import Coordinator
 from midstream.protocol.messages import ChannelState
 from midstream.sim.faults import strike
-from midstream.sim.mutation_scenarios import rejoined
 from midstream.sim.recoveries import is_recovering
+from midstream.sim.regions import rejoined
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw, with_backlog
 from midstream.sim.trace import Kind

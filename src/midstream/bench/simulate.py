@@ -13,6 +13,7 @@ import msgspec
 from midstream.core.errors import InvariantError
 from midstream.sim.campaign import workers
 from midstream.sim.garbage import collect
+from midstream.sim.regions import random_scenario
 from midstream.sim.run import run as simulate
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.sim.world import Tempo
@@ -86,7 +87,7 @@ def small(number: int, parallelism: int) -> Scenario:
 
 
 def random(number: int) -> Scenario:
-    return draw(FIRST_SEED + number)
+    return random_scenario(FIRST_SEED + number)
 
 
 def run(slots: object) -> SimulateResult:

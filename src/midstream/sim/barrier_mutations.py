@@ -11,7 +11,7 @@ from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
 from midstream.graph.job_graph import JobGraph
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker import slot, snapshots
 from midstream.worker.checkpoints import TaskCheckpoints
@@ -338,62 +338,62 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "forget what was prepared for a checkpoint that failed", forget_earlier_committables
     ),
     "captured_channel_forgotten": Mutation(
-        "overtaken rows of one channel are not stored", captured_channel_forgotten, scenarios.backpressured
+        "overtaken rows of one channel are not stored", captured_channel_forgotten, regions.backpressured
     ),
     "captured_row_doubled": Mutation(
-        "overtaken rows of one channel are stored twice", captured_row_doubled, scenarios.backpressured
+        "overtaken rows of one channel are stored twice", captured_row_doubled, regions.backpressured
     ),
     "announcement_lost": Mutation(
-        "a barrier that arrives while rows are captured is not heard of", announcement_lost, scenarios.backpressured
+        "a barrier that arrives while rows are captured is not heard of", announcement_lost, regions.backpressured
     ),
-    "overtakes_again": Mutation("a barrier overtakes where it has left already", overtakes_again, scenarios.timed_out),
+    "overtakes_again": Mutation("a barrier overtakes where it has left already", overtakes_again, regions.timed_out),
     "overtakes_without_rows": Mutation(
-        "rows that a barrier overtakes late are not stored", overtakes_without_rows, scenarios.timed_out
+        "rows that a barrier overtakes late are not stored", overtakes_without_rows, regions.timed_out
     ),
     "overtakes_what_is_shared": Mutation(
-        "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, scenarios.backpressured
+        "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, regions.backpressured
     ),
     "clear_while_recovering": Mutation(
-        "recovered rows are not waited for where none may be in flight", clear_while_recovering, scenarios.adapting
+        "recovered rows are not waited for where none may be in flight", clear_while_recovering, regions.adapting
     ),
     "clear_while_working": Mutation(
         "the batch at work is not waited for where none may be in flight",
         clear_while_working,
-        scenarios.shared,
+        regions.shared,
     ),
-    "capture_goes_on": Mutation("rows are held for a checkpoint that was given up", capture_goes_on, scenarios.on_time),
+    "capture_goes_on": Mutation("rows are held for a checkpoint that was given up", capture_goes_on, regions.on_time),
     "captured_up_to_the_next_barrier": Mutation(
-        "rows behind a barrier are stored with it", captured_up_to_the_next_barrier, scenarios.backpressured
+        "rows behind a barrier are stored with it", captured_up_to_the_next_barrier, regions.backpressured
     ),
     "end_completes_alignment": Mutation("the end of one channel completes an alignment", end_completes_alignment),
     "end_does_not_complete_capture": Mutation(
         "the end of a channel completes a capture when it is read",
         end_does_not_complete_capture,
-        scenarios.backpressured,
+        regions.backpressured,
     ),
     "older_cancel_is_for_us": Mutation(
-        "an older cancellation ends an alignment", older_cancel_is_for_us, scenarios.stalled
+        "an older cancellation ends an alignment", older_cancel_is_for_us, regions.stalled
     ),
     "given_up_and_blocked": Mutation(
-        "channels stay blocked when a checkpoint is given up", given_up_and_blocked, scenarios.failing_alone
+        "channels stay blocked when a checkpoint is given up", given_up_and_blocked, regions.failing_alone
     ),
     "failed_capture_goes_on": Mutation(
-        "barriers of a capture that could not be written count as overtaken", failed_capture_goes_on, scenarios.stalled
+        "barriers of a capture that could not be written count as overtaken", failed_capture_goes_on, regions.stalled
     ),
     "overtakes_in_cycles": Mutation(
-        "barriers overtake where a task comes to wait for itself", overtakes_in_cycles, scenarios.held
+        "barriers overtake where a task comes to wait for itself", overtakes_in_cycles, regions.held
     ),
     "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(
         "the second input is not held back during an alignment", second_port_not_blocked
     ),
     "end_of_port_is_forgotten": Mutation(
-        "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, scenarios.far_behind
+        "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, regions.far_behind
     ),
     "failed_write_forgets_committables": Mutation(
         "what was prepared for a checkpoint that could not be written is forgotten",
         failed_write_forgets_committables,
-        scenarios.unwritable,
+        regions.unwritable,
     ),
     "chunks_of_an_aborted_checkpoint": Mutation(
         "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
@@ -401,9 +401,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "barrier_says_nothing_of_completed_ones": Mutation(
         "a snapshot refers to what an older checkpoint has, though a newer one has completed",
         barrier_says_nothing_of_completed_ones,
-        scenarios.barriers_first,
+        regions.barriers_first,
     ),
     "acknowledged_out_of_order": Mutation(
-        "checkpoints are acknowledged out of order", acknowledged_out_of_order, scenarios.stalled
+        "checkpoints are acknowledged out of order", acknowledged_out_of_order, regions.stalled
     ),
 }

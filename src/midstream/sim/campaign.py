@@ -19,6 +19,7 @@ from multiprocessing.pool import AsyncResult, Pool
 from midstream.runtime.threads import limit_threads
 from midstream.sim.coverage import Pair, recording
 from midstream.sim.garbage import collect, collect_rarely, collecting_rarely
+from midstream.sim.regions import random_scenario
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import Scenario, draw
 
@@ -38,6 +39,9 @@ class Options:
     """Whether to count what states and events met."""
 
     def scenario(self, seed: int) -> Scenario:
+        given = (self.parallelism, self.rescale_to, self.faults, self.rows)
+        if self.topology == "random" and all(each is None for each in given):
+            return random_scenario(seed)
         return draw(
             seed,
             topology=self.topology,

@@ -15,7 +15,7 @@ from midstream.coordinator.machine import Coordinator
 from midstream.core.seams import Done
 from midstream.operators.base import Snapshot, SnapshotResult
 from midstream.operators.sinks import SinkOperator
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 from midstream.worker.snapshots import TaskSnapshots
@@ -230,7 +230,7 @@ def _committing(*kinds: str) -> Callable[[int], Scenario]:
 
 def _unknown(seed: int) -> Scenario:
     """Metadata is written when it has been given up and the attempt has ended, and then the driver dies."""
-    drawn = scenarios.hanging(seed)
+    drawn = regions.hanging(seed)
     hang, kill_driver = drawn.faults
     hang = replace(hang, kind=HANGS, victim=1 + 5 * (210_000 + seed * 7919 % 60_000))
     again = replace(hang, step=hang.step + 40, kind="kill_slot")
@@ -292,7 +292,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "ended_before_committed": Mutation("a job ends before its output is committed", ended_before_committed, _struck),
     "finished_is_not_asked": Mutation("the last output of a sink is left out", finished_is_not_asked, _struck),
     "confirmed_with_the_next": Mutation(
-        "output of the checkpoint after the completed one is forgotten", confirmed_with_the_next, scenarios.undisturbed
+        "output of the checkpoint after the completed one is forgotten", confirmed_with_the_next, regions.undisturbed
     ),
     "prepared_late": Mutation("a sink prepares rows from behind the barrier", prepared_late, _struck),
     "abort_follows_the_restart": Mutation(

@@ -12,7 +12,7 @@ from midstream.checkpoint import channel_state
 from midstream.core.batches import concat
 from midstream.core.elements import Batch
 from midstream.exchange import queue
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
 from midstream.worker.inputs import TaskInput
@@ -130,29 +130,29 @@ def rest_off_by_one() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "recovered_columns_wiped": Mutation(
-        "a column of recovered rows is empty", recovered_columns_wiped, scenarios.backpressured
+        "a column of recovered rows is empty", recovered_columns_wiped, regions.backpressured
     ),
     "recovered_text_swapped": Mutation(
-        "a column of two recovered rows is swapped", recovered_text_swapped, scenarios.backpressured
+        "a column of two recovered rows is swapped", recovered_text_swapped, regions.backpressured
     ),
     "recovered_rows_reversed": Mutation(
-        "recovered rows of a batch come in the wrong order", recovered_rows_reversed, scenarios.backpressured
+        "recovered rows of a batch come in the wrong order", recovered_rows_reversed, regions.backpressured
     ),
     "recovered_times_of_the_first": Mutation(
-        "recovered rows have the event time of the first of them", recovered_times_of_the_first, scenarios.on_time
+        "recovered rows have the event time of the first of them", recovered_times_of_the_first, regions.on_time
     ),
     "joined_columns_wiped": Mutation(
-        "a column of joined batches is empty", joined_columns_wiped, scenarios.backpressured
+        "a column of joined batches is empty", joined_columns_wiped, regions.backpressured
     ),
     "joined_text_swapped": Mutation(
-        "a column of two rows of joined batches is swapped", joined_text_swapped, scenarios.backpressured
+        "a column of two rows of joined batches is swapped", joined_text_swapped, regions.backpressured
     ),
     "joined_rows_reversed": Mutation(
-        "batches are joined in the wrong order", joined_rows_reversed, scenarios.backpressured
+        "batches are joined in the wrong order", joined_rows_reversed, regions.backpressured
     ),
     "filtered_columns_shifted": Mutation(
-        "a column of filtered rows is that of others", filtered_columns_shifted, scenarios.backpressured
+        "a column of filtered rows is that of others", filtered_columns_shifted, regions.backpressured
     ),
-    "slices_off_by_one": Mutation("filtered batches begin one row too late", slices_off_by_one, scenarios.rejoined),
-    "rest_off_by_one": Mutation("the rest of a batch begins one row too early", rest_off_by_one, scenarios.sliced),
+    "slices_off_by_one": Mutation("filtered batches begin one row too late", slices_off_by_one, regions.rejoined),
+    "rest_off_by_one": Mutation("the rest of a batch begins one row too early", rest_off_by_one, regions.sliced),
 }

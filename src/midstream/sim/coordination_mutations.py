@@ -21,7 +21,7 @@ from midstream.core.elements import MAX_WATERMARK_US, EndOfData
 from midstream.core.ids import TaskId
 from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.state.parts import Redistribute
 from midstream.worker import slot, source
@@ -380,76 +380,74 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "pending_splits_late": Mutation("pending splits are those at completion", pending_splits_late),
     "no_fence": Mutation("a stale coordinator is not fenced", no_fence),
     "zombie_goes_on": Mutation(
-        "a stale coordinator without files restarts for ever", zombie_goes_on, scenarios.superseded
+        "a stale coordinator without files restarts for ever", zombie_goes_on, regions.superseded
     ),
     "every_decline_counts": Mutation("that a task is not ready counts as a failure", every_decline_counts),
     "watermark_of_the_fastest": Mutation(
-        "event time is restored as of the fastest subtask", watermark_of_the_fastest, scenarios.on_time
+        "event time is restored as of the fastest subtask", watermark_of_the_fastest, regions.on_time
     ),
     "event_time_of_the_fastest_split": Mutation(
-        "event time is that of all splits together", event_time_of_the_fastest_split, scenarios.several_splits
+        "event time is that of all splits together", event_time_of_the_fastest_split, regions.several_splits
     ),
     "pending_splits_are_newer": Mutation(
-        "event time does not wait for splits that nobody has", pending_splits_are_newer, scenarios.several_splits
+        "event time does not wait for splits that nobody has", pending_splits_are_newer, regions.several_splits
     ),
     "parts_among_files": Mutation(
         "event time does not wait for the second part of one file among several",
         parts_among_files,
-        partial(scenarios.several_splits, splits=8),
+        partial(regions.several_splits, splits=8),
     ),
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",
         broadcast_of_the_first,
-        scenarios.ending("broadcast"),
+        regions.ending("broadcast"),
     ),
     "union_with_finished": Mutation(
-        "union state is accepted when some subtasks have finished", union_with_finished, scenarios.ending_rescaled
+        "union state is accepted when some subtasks have finished", union_with_finished, regions.ending_rescaled
     ),
     "finished_runs_again": Mutation(
-        "a finished operator runs again and gets the last watermark again", finished_runs_again, scenarios.summed
+        "a finished operator runs again and gets the last watermark again", finished_runs_again, regions.summed
     ),
-    "finished_is_opened": Mutation("a finished operator is opened again", finished_is_opened, scenarios.summed),
+    "finished_is_opened": Mutation("a finished operator is opened again", finished_is_opened, regions.summed),
     "last_timers_are_dropped": Mutation(
-        "timers that wait for the clock at the end never fire", last_timers_are_dropped, scenarios.alarmed
+        "timers that wait for the clock at the end never fire", last_timers_are_dropped, regions.alarmed
     ),
     "timers_behind_the_end": Mutation(
-        "timers that are due at the end fire behind it", timers_behind_the_end, scenarios.alarmed
+        "timers that are due at the end fire behind it", timers_behind_the_end, regions.alarmed
     ),
-    "timers_forgotten": Mutation(
-        "timers that wait for the clock are not restored", timers_forgotten, scenarios.alarmed
-    ),
+    "timers_forgotten": Mutation("timers that wait for the clock are not restored", timers_forgotten, regions.alarmed),
     "watermark_before_timers": Mutation(
-        "a watermark goes on before all its timers have fired", watermark_before_timers, scenarios.on_time
+        "a watermark goes on before all its timers have fired", watermark_before_timers, regions.on_time
     ),
     "timers_before_rows": Mutation(
-        "timers that are always due keep the rows waiting", timers_before_rows, scenarios.always_due
+        "timers that are always due keep the rows waiting", timers_before_rows, regions.always_due
     ),
     "checkpoint_while_draining": Mutation(
-        "a checkpoint while only some sources have drained", checkpoint_while_draining, scenarios.draining
+        "a checkpoint while only some sources have drained", checkpoint_while_draining, regions.draining
     ),
     "late_metadata_is_failed": Mutation(
-        "metadata that is not written in time is taken for failed", late_metadata_is_failed, scenarios.hanging
+        "metadata that is not written in time is taken for failed", late_metadata_is_failed, regions.hanging
     ),
     "late_metadata_completes": Mutation(
-        "a checkpoint that was given up becomes complete", late_metadata_completes, scenarios.hanging
+        "a checkpoint that was given up becomes complete", late_metadata_completes, regions.hanging
     ),
     "checkpoints_do_not_count": Mutation(
-        "failures are in a row in spite of checkpoints", checkpoints_do_not_count, scenarios.poisoned
+        "failures are in a row in spite of checkpoints", checkpoints_do_not_count, regions.poisoned
     ),
     "rescale_keeps_splits": Mutation(
-        "a rescale goes on with the splits of now", rescale_keeps_splits, scenarios.rescaled
+        "a rescale goes on with the splits of now", rescale_keeps_splits, regions.rescaled
     ),
     "rescale_keeps_layout": Mutation(
-        "checkpoints are described as before the rescale", rescale_keeps_layout, scenarios.rescaled
+        "checkpoints are described as before the rescale", rescale_keeps_layout, regions.rescaled
     ),
     "rescale_is_not_answered": Mutation(
-        "a rescale that comes to nothing is not answered", rescale_is_not_answered, scenarios.rescaled
+        "a rescale that comes to nothing is not answered", rescale_is_not_answered, regions.rescaled
     ),
     "rescale_does_not_go_back": Mutation(
-        "a plan that does not work is not left again", rescale_does_not_go_back, scenarios.rescaled
+        "a plan that does not work is not left again", rescale_does_not_go_back, regions.rescaled
     ),
-    "rescale_keeps_slots": Mutation("slots that are too many stay", rescale_keeps_slots, scenarios.rescaled),
+    "rescale_keeps_slots": Mutation("slots that are too many stay", rescale_keeps_slots, regions.rescaled),
     "rescale_before_stored": Mutation(
-        "a rescale switches before its checkpoint is complete", rescale_before_stored, scenarios.rescaled
+        "a rescale switches before its checkpoint is complete", rescale_before_stored, regions.rescaled
     ),
 }

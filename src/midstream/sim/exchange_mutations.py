@@ -13,7 +13,7 @@ from midstream.exchange.gate import InputGate
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition, Subpartition
 from midstream.exchange.queue import ElementQueue, InFlight, buffers_of, let_go
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker.slot import SlotMachine
 
@@ -360,35 +360,35 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "end_overtakes": Mutation("the end of data overtakes rows", end_overtakes),
     "credit_twice": Mutation("credit is announced twice", credit_twice),
     "partial_kept_over_a_cut": Mutation(
-        "part of a batch is kept over a cut", partial_kept_over_a_cut, scenarios.cut_short
+        "part of a batch is kept over a cut", partial_kept_over_a_cut, regions.cut_short
     ),
     "freed_when_taken": Mutation("buffers are free when a batch is taken", freed_when_taken),
     "freed_with_the_next": Mutation(
-        "buffers are free when the next batch is processed", freed_with_the_next, scenarios.tight
+        "buffers are free when the next batch is processed", freed_with_the_next, regions.tight
     ),
     "local_batch_never_freed": Mutation(
-        "buffers of joined batches are charged for ever", local_batch_never_freed, scenarios.tight
+        "buffers of joined batches are charged for ever", local_batch_never_freed, regions.tight
     ),
     "captured_is_freed_at_once": Mutation(
-        "what a checkpoint holds is not charged", captured_is_freed_at_once, scenarios.backpressured
+        "what a checkpoint holds is not charged", captured_is_freed_at_once, regions.backpressured
     ),
     "broadcast_skips_the_last": Mutation("a broadcast skips the last consumer", broadcast_skips_the_last),
     "watermark_skips_the_last": Mutation("watermarks skip the last consumer", watermark_skips_the_last),
-    "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, scenarios.on_time),
-    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, scenarios.rejoined),
+    "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, regions.on_time),
+    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, regions.rejoined),
     "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
     "joined_is_never_done": Mutation(
         "of channels that are read together one is told when that is done", joined_is_never_done
     ),
     "joined_with_what_is_blocked": Mutation(
-        "a blocked channel is read together with others", joined_with_what_is_blocked, scenarios.joining
+        "a blocked channel is read together with others", joined_with_what_is_blocked, regions.joining
     ),
     "joined_without_the_last": Mutation(
         "of channels that are read together the rows of one are lost", joined_without_the_last
     ),
     "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
     "opened_before_recovered": Mutation(
-        "rows are asked for before what is recovered has been taken", opened_before_recovered, scenarios.backpressured
+        "rows are asked for before what is recovered has been taken", opened_before_recovered, regions.backpressured
     ),
     "split_by_the_wrong_range": Mutation(
         "rows at the border of two ranges go to the wrong subtask", split_by_the_wrong_range

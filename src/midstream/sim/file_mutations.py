@@ -17,7 +17,7 @@ from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.cleaning import Cleaning
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.on_disk_mutations import frozen, left_behind
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
@@ -262,7 +262,7 @@ def _failing(*kinds: str, retained: int = 3) -> Callable[[int], Scenario]:
 
 def _given_up(seed: int) -> Scenario:
     """Metadata hangs until it is given up, a slot dies, and the next attempt has a checkpoint before it is written."""
-    drawn = scenarios.hanging(4 * seed)  # state is in files
+    drawn = regions.hanging(4 * seed)  # state is in files
     hang = next(v for v in range(1_750_000 + seed * 7919 % 300_000, 1 << 22) if v % 2 and v // 2 % 3 == 0)
     faults = tuple(Fault(fault.step, fault.kind, hang if fault.kind == HANGS else 0) for fault in drawn.faults[:1])
     return replace(drawn, faults=faults, rows=200, row_us=2000, batch_rows=3, interval_s=0.01)
@@ -291,7 +291,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "owner_is_not_claimed": Mutation("two coordinators write one checkpoint", owner_is_not_claimed, _quiet),
     "failed_write_is_left": Mutation(
-        "metadata that is there counts as not written", failed_write_is_left, scenarios.lying
+        "metadata that is there counts as not written", failed_write_is_left, regions.lying
     ),
     "newer_than_seen_counts": Mutation("one superseded checkpoint counts", newer_than_seen_counts, frozen),
     "id_after_the_complete_ones": Mutation(
@@ -302,7 +302,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "older checkpoints that are kept lose files", files_of_the_newest_only, _quiet
     ),
     "earlier_flushes_are_left_out": Mutation(
-        "files with rows in flight are not acknowledged", earlier_flushes_are_left_out, scenarios.ending_rescaled
+        "files with rows in flight are not acknowledged", earlier_flushes_are_left_out, regions.ending_rescaled
     ),
     "files_of_dead_attempts_stay": Mutation("files of dead attempts leak", files_of_dead_attempts_stay, _restarted),
     "files_of_earlier_starts_stay": Mutation("files of earlier starts leak", files_of_earlier_starts_stay, _restarted),

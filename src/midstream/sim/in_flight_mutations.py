@@ -14,7 +14,7 @@ from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition, Subpartition
 from midstream.exchange.queue import ElementQueue, InFlight, let_go
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
 from midstream.worker.checkpoints import TaskCheckpoints
@@ -294,61 +294,59 @@ def remaining_behind_the_queue() -> Replacements:
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "old_parallelism": Mutation("keyed state is not filtered", old_parallelism, scenarios.backpressured),
+    "old_parallelism": Mutation("keyed state is not filtered", old_parallelism, regions.backpressured),
     "remaining_behind_the_queue": Mutation(
         "recovered data is stored from where it has been read to", remaining_behind_the_queue
     ),
-    "forget_rest": Mutation("the rest of a sliced batch is not captured", forget_rest, scenarios.backpressured),
+    "forget_rest": Mutation("the rest of a sliced batch is not captured", forget_rest, regions.backpressured),
     "forget_partly_sent": Mutation(
-        "a batch that is partly sent is not captured", forget_partly_sent, scenarios.backpressured
+        "a batch that is partly sent is not captured", forget_partly_sent, regions.backpressured
     ),
     "forget_arrivals": Mutation(
-        "what arrives before its barrier is not captured", forget_arrivals, scenarios.backpressured
+        "what arrives before its barrier is not captured", forget_arrivals, regions.backpressured
     ),
-    "forget_output": Mutation("queued output is not captured", forget_output, scenarios.backpressured),
-    "no_filter": Mutation("rows in flight are not filtered by key group", no_filter, scenarios.backpressured),
+    "forget_output": Mutation("queued output is not captured", forget_output, regions.backpressured),
+    "no_filter": Mutation("rows in flight are not filtered by key group", no_filter, regions.backpressured),
     "forget_recovered": Mutation(
-        "a checkpoint during recovery forgets what is not consumed", forget_recovered, scenarios.backpressured
+        "a checkpoint during recovery forgets what is not consumed", forget_recovered, regions.backpressured
     ),
     "ignore_skip": Mutation(
-        "what was consumed before a checkpoint is recovered again", ignore_skip, scenarios.backpressured
+        "what was consumed before a checkpoint is recovered again", ignore_skip, regions.backpressured
     ),
     "live_before_recovered": Mutation(
-        "live data is read before recovered data", live_before_recovered, scenarios.backpressured
+        "live data is read before recovered data", live_before_recovered, regions.backpressured
     ),
     "output_before_input": Mutation(
-        "what had arrived is read behind what had not", output_before_input, scenarios.backpressured
+        "what had arrived is read behind what had not", output_before_input, regions.backpressured
     ),
-    "old_ranges": Mutation("rows in flight are dealt by the key groups of before", old_ranges, scenarios.backpressured),
+    "old_ranges": Mutation("rows in flight are dealt by the key groups of before", old_ranges, regions.backpressured),
     "as_far_as_the_first": Mutation(
-        "what consumers share is gone for all once it is for one", as_far_as_the_first, scenarios.rejoined
+        "what consumers share is gone for all once it is for one", as_far_as_the_first, regions.rejoined
     ),
-    "joined_over_gaps": Mutation("shared key groups are joined over gaps", joined_over_gaps, scenarios.rejoined),
+    "joined_over_gaps": Mutation("shared key groups are joined over gaps", joined_over_gaps, regions.rejoined),
     "ahead_counts_from_the_start": Mutation(
         "what is gone for some key groups is counted from a segment that is gone",
         ahead_counts_from_the_start,
-        scenarios.rejoined,
+        regions.rejoined,
     ),
     "unannounced_barrier": Mutation(
-        "a barrier that overtakes what waits for credit is not announced", unannounced_barrier, scenarios.far_behind
+        "a barrier that overtakes what waits for credit is not announced", unannounced_barrier, regions.far_behind
     ),
     "position_late": Mutation(
-        "the place in recovered data moves when a batch is done, not when it is taken", position_late, scenarios.sliced
+        "the place in recovered data moves when a batch is done, not when it is taken", position_late, regions.sliced
     ),
     "barrier_later": Mutation(
-        "what is in flight is captured one mail after the operators", barrier_later, scenarios.backpressured
+        "what is in flight is captured one mail after the operators", barrier_later, regions.backpressured
     ),
-    "missing_barrier": Mutation("one channel gets no barrier", missing_barrier, scenarios.backpressured),
+    "missing_barrier": Mutation("one channel gets no barrier", missing_barrier, regions.backpressured),
     "forgotten_channel_files": Mutation(
-        "files of rows in flight are not kept with their checkpoint", forgotten_channel_files, scenarios.backpressured
+        "files of rows in flight are not kept with their checkpoint", forgotten_channel_files, regions.backpressured
     ),
     "recovery_waits_for_pool": Mutation(
-        "recovered rows wait for room in the pool", recovery_waits_for_pool, scenarios.tight_pool
+        "recovered rows wait for room in the pool", recovery_waits_for_pool, regions.tight_pool
     ),
-    "swallow_read_error": Mutation(
-        "an error in recovering rows is swallowed", swallow_read_error, scenarios.recovering
-    ),
+    "swallow_read_error": Mutation("an error in recovering rows is swallowed", swallow_read_error, regions.recovering),
     "output_aside": Mutation(
-        "output is kept beside the queues while the pool is empty", output_aside, scenarios.tight_pool
+        "output is kept beside the queues while the pool is empty", output_aside, regions.tight_pool
     ),
 }

@@ -25,8 +25,9 @@ from midstream.sim.campaign import workers
 from midstream.sim.garbage import collect, collecting_rarely
 from midstream.sim.mutation import Mutation
 from midstream.sim.mutations import MUTATIONS
+from midstream.sim.regions import random_scenario
 from midstream.sim.run import run
-from midstream.sim.scenario import Scenario, draw
+from midstream.sim.scenario import Scenario
 from midstream.worker.task import Task
 
 STEPS_MAX: Final = 60_000
@@ -93,7 +94,7 @@ def search(
     for tried, seed in enumerate(range(start, start + seeds_max), 1):
         if scenario_of is None and not replaced & unmutated(seed).reached:
             continue  # not a step of it would be another one
-        scenario = bounded((scenario_of or draw)(seed))
+        scenario = bounded((scenario_of or random_scenario)(seed))
         with applied(mutation), _noting(mutation) as own_errors:
             failures = run(scenario).why_not_passed
         collect()
@@ -140,7 +141,7 @@ def unmutated(seed: int) -> Unmutated:
                 stack.enter_context(patch.object(*target, _noticed(function, target, reached)))
             else:
                 reached.add(target)
-        passed = not run(bounded(draw(seed))).why_not_passed
+        passed = not run(bounded(random_scenario(seed))).why_not_passed
     collect()
     return Unmutated(passed, frozenset(reached))
 

@@ -11,7 +11,7 @@ from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.slots import Slots
 from midstream.protocol.messages import Start
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 
 
@@ -68,21 +68,19 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "move_sources_do_not_hold": Mutation(
         "sources read on behind the checkpoint from which a job goes on elsewhere",
         sources_do_not_hold,
-        scenarios.leaving,
+        regions.leaving,
     ),
     "move_sources_hold_for_ever": Mutation(
         "sources do not read on when a move or a rescale is given up",
         lambda: [(Attempts, "read_on", nothing)],
-        scenarios.given_up,
+        regions.given_up,
     ),
-    "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, scenarios.leaving),
-    "move_slot_let_go_at_once": Mutation(
-        "a slot that has to leave is let go at once", let_go_at_once, scenarios.leaving
-    ),
+    "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, regions.leaving),
+    "move_slot_let_go_at_once": Mutation("a slot that has to leave is let go at once", let_go_at_once, regions.leaving),
     "move_end_is_no_failure": Mutation(
-        "a slot that has ended before its tasks have moved is no failure", end_is_no_failure, scenarios.leaving
+        "a slot that has ended before its tasks have moved is no failure", end_is_no_failure, regions.leaving
     ),
     "move_slot_is_not_a_peer": Mutation(
-        "tasks are not connected to those on a slot that has to leave", not_a_peer, scenarios.leaving
+        "tasks are not connected to those on a slot that has to leave", not_a_peer, regions.leaving
     ),
 }

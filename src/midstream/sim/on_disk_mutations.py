@@ -19,7 +19,7 @@ from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.mutation_scenarios import hanging
+from midstream.sim.regions import hanging
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 

@@ -21,7 +21,7 @@ from midstream.operators.interval_join import IntervalJoinOperator
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.mutation_scenarios import in_pieces
+from midstream.sim.regions import in_pieces
 from midstream.sim.scenario import draw
 from midstream.sim.state_mutations import dealt_anew
 from midstream.state import columnar, heap, keyed, table

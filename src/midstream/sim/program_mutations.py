@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midstream.checkpoint import assign, assign_channels
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 
 
@@ -46,22 +46,22 @@ def finished_is_fed() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "edges_by_number": Mutation(
-        "rows in flight come to the edge that has the number now", edges_by_number, scenarios.changing
+        "rows in flight come to the edge that has the number now", edges_by_number, regions.changing
     ),
     "edges_by_their_readers": Mutation(
-        "rows in flight come to an edge with the same consumer", edges_by_their_readers, scenarios.changing
+        "rows in flight come to an edge with the same consumer", edges_by_their_readers, regions.changing
     ),
     "rows_of_gone_edges_are_dropped": Mutation(
         "rows in flight on an edge that is gone are dropped without a word",
         rows_of_gone_edges_are_dropped,
-        scenarios.changing,
+        regions.changing,
     ),
     "one_had_finished_for_all": Mutation(
         "a new operator beside one that had finished counts as finished",
         one_had_finished_for_all,
-        scenarios.changing_at_the_end,
+        regions.changing_at_the_end,
     ),
     "finished_is_fed": Mutation(
-        "what had finished may be fed by what had not", finished_is_fed, scenarios.changing_at_the_end
+        "what had finished may be fed by what had not", finished_is_fed, regions.changing_at_the_end
     ),
 }

@@ -15,7 +15,7 @@ from midstream.coordinator import machine, restoring
 from midstream.coordinator.checkpoints import Checkpoints
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Failed
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
 from midstream.worker.checkpoints import TaskCheckpoints
@@ -355,73 +355,73 @@ def state_of_the_restore_before() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "range_one_too_long": Mutation(
-        "rows in flight of one key group more are recovered", range_one_too_long, scenarios.backpressured
+        "rows in flight of one key group more are recovered", range_one_too_long, regions.backpressured
     ),
     "range_one_too_short": Mutation(
-        "rows in flight of the last key group are not recovered", range_one_too_short, scenarios.backpressured
+        "rows in flight of the last key group are not recovered", range_one_too_short, regions.backpressured
     ),
     "range_of_a_range_too_short": Mutation(
-        "rows that are dealt out again lose a key group", range_of_a_range_too_short, scenarios.rejoined
+        "rows that are dealt out again lose a key group", range_of_a_range_too_short, regions.rejoined
     ),
     "shared_border_off_by_one": Mutation(
-        "a key group that consumers share counts with the wrong one", shared_border_off_by_one, scenarios.rejoined
+        "a key group that consumers share counts with the wrong one", shared_border_off_by_one, regions.rejoined
     ),
     "merged_over_gaps": Mutation(
-        "key groups of which as much is gone are merged over gaps", merged_over_gaps, scenarios.rejoined
+        "key groups of which as much is gone are merged over gaps", merged_over_gaps, regions.rejoined
     ),
     "state_range_one_too_long": Mutation(
-        "keyed state of one key group more is restored", state_range_one_too_long, scenarios.backpressured
+        "keyed state of one key group more is restored", state_range_one_too_long, regions.backpressured
     ),
     "chunk_without_its_last_group": Mutation(
         "a chunk of state is not dealt to the owner of its last key group",
         chunk_without_its_last_group,
-        scenarios.dealt_by_groups,
+        regions.dealt_by_groups,
     ),
     "output_of_a_neighbour": Mutation(
-        "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, scenarios.backpressured
+        "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, regions.backpressured
     ),
     "rest_behind_recovered": Mutation(
-        "the batch at work is stored behind what is to be recovered", rest_behind_recovered, scenarios.rejoined
+        "the batch at work is stored behind what is to be recovered", rest_behind_recovered, regions.rejoined
     ),
-    "skip_counted_twice": Mutation("batches that are gone are skipped twice", skip_counted_twice, scenarios.rejoined),
+    "skip_counted_twice": Mutation("batches that are gone are skipped twice", skip_counted_twice, regions.rejoined),
     "skip_of_the_last_segment": Mutation(
-        "batches of segments that are gone are skipped again", skip_of_the_last_segment, scenarios.segmented
+        "batches of segments that are gone are skipped again", skip_of_the_last_segment, regions.segmented
     ),
     "segment_read_twice": Mutation(
-        "a segment that could not be read is read twice", segment_read_twice, scenarios.recovering
+        "a segment that could not be read is read twice", segment_read_twice, regions.recovering
     ),
     "read_ahead_by_file": Mutation(
         "rows that were read ahead are those of another segment of their file",
         read_ahead_by_file,
-        scenarios.backpressured,
+        regions.backpressured,
     ),
     "moved_segments_swapped": Mutation(
-        "segments have the places of their neighbours", moved_segments_swapped, scenarios.backpressured
+        "segments have the places of their neighbours", moved_segments_swapped, regions.backpressured
     ),
     "earlier_flush_forgotten": Mutation(
         "of rows in flight in several files the last is acknowledged",
         earlier_flush_forgotten,
-        scenarios.ending_rescaled,
+        regions.ending_rescaled,
     ),
     "files_of_an_earlier_flush": Mutation(
-        "of several files of rows in flight the last is named", files_of_an_earlier_flush, scenarios.ending_rescaled
+        "of several files of rows in flight the last is named", files_of_an_earlier_flush, regions.ending_rescaled
     ),
     "recovered_at_once": Mutation(
-        "recovered rows are not charged to the pool", recovered_at_once, scenarios.backpressured
+        "recovered rows are not charged to the pool", recovered_at_once, regions.backpressured
     ),
     "removed_consumers_dropped": Mutation(
-        "rows in flight to subtasks that are no more are dropped", removed_consumers_dropped, scenarios.backpressured
+        "rows in flight to subtasks that are no more are dropped", removed_consumers_dropped, regions.backpressured
     ),
     "dealt_to_the_next": Mutation(
-        "rows in flight are dealt to the subtask behind their own", dealt_to_the_next, scenarios.backpressured
+        "rows in flight are dealt to the subtask behind their own", dealt_to_the_next, regions.backpressured
     ),
     "dealt_state_by_state": Mutation(
-        "rows in flight are dealt out in the wrong order", dealt_state_by_state, scenarios.backpressured
+        "rows in flight are dealt out in the wrong order", dealt_state_by_state, regions.backpressured
     ),
     "rescaled_from_the_one_before": Mutation(
-        "a rescale goes on from the checkpoint before its own", rescaled_from_the_one_before, scenarios.rescaled
+        "a rescale goes on from the checkpoint before its own", rescaled_from_the_one_before, regions.rescaled
     ),
     "state_of_the_restore_before": Mutation(
-        "operators get the state of the restore before", state_of_the_restore_before, scenarios.poisoned
+        "operators get the state of the restore before", state_of_the_restore_before, regions.poisoned
     ),
 }

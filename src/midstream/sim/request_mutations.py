@@ -17,7 +17,7 @@ from midstream.coordinator.rescaling import Rescaling, Stage
 from midstream.coordinator.restoring import Restoring
 from midstream.coordinator.savepoints import Savepoints
 from midstream.protocol.messages import DoStop, Reply
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 
@@ -303,7 +303,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending
     ),
     "trigger_at_the_sources_only": Mutation(
-        "no barrier comes behind an ended source", trigger_at_the_sources_only, scenarios.summed
+        "no barrier comes behind an ended source", trigger_at_the_sources_only, regions.summed
     ),
     "outcome_is_not_awaited": Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
     "restored_from_what_was_dealt": Mutation(
@@ -313,9 +313,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "tasks start before others exist", started_before_all_are_deployed, _restarted
     ),
     "end_of_a_slot_is_no_failure": Mutation(
-        "a slot that dies near the end is not missed", end_of_a_slot_is_no_failure, scenarios.summed
+        "a slot that dies near the end is not missed", end_of_a_slot_is_no_failure, regions.summed
     ),
-    "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, scenarios.rescaled),
+    "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, regions.rescaled),
     "second_stop_replaces_the_first": Mutation(
         "who asked first is not answered", second_stop_replaces_the_first, _asked("stop")
     ),
@@ -323,7 +323,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "who waits for a checkpoint is forgotten", retry_is_not_asked_for, _asked("checkpoint")
     ),
     "savepoint_of_an_older_checkpoint": Mutation(
-        "a savepoint is made of a checkpoint of before", savepoint_of_an_older_checkpoint, scenarios.saving
+        "a savepoint is made of a checkpoint of before", savepoint_of_an_older_checkpoint, regions.saving
     ),
     "stopped_with_a_failed_one": Mutation(
         "a job stops with a checkpoint that failed", stopped_with_a_failed_one, _asked("publish_fails", "stop")

@@ -18,7 +18,7 @@ from midstream.coordinator.checkpoints import Checkpoints
 from midstream.coordinator.requests import Requests
 from midstream.coordinator.savepoints import Savepoints, Stage
 from midstream.core.seams import Storage
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker.task import Task
 
@@ -163,34 +163,32 @@ def retry_is_forgotten() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "savepoint_before_committed": Mutation(
-        "a savepoint is made before all it covers is committed", before_committed, scenarios.saving
+        "a savepoint is made before all it covers is committed", before_committed, regions.saving
     ),
-    "savepoint_files_left_out": Mutation("a savepoint has not all of its files", files_left_out, scenarios.saving),
-    "savepoint_not_copied": Mutation("a savepoint refers to the job's own files", not_copied, scenarios.saving),
-    "savepoint_not_retained": Mutation("a checkpoint is deleted while it is copied", not_retained, scenarios.saving),
-    "savepoint_not_aligned": Mutation("barriers overtake rows for a savepoint", not_aligned, scenarios.saving),
-    "savepoint_keeps_committables": Mutation(
-        "a savepoint holds output to commit", keeps_committables, scenarios.saving
-    ),
+    "savepoint_files_left_out": Mutation("a savepoint has not all of its files", files_left_out, regions.saving),
+    "savepoint_not_copied": Mutation("a savepoint refers to the job's own files", not_copied, regions.saving),
+    "savepoint_not_retained": Mutation("a checkpoint is deleted while it is copied", not_retained, regions.saving),
+    "savepoint_not_aligned": Mutation("barriers overtake rows for a savepoint", not_aligned, regions.saving),
+    "savepoint_keeps_committables": Mutation("a savepoint holds output to commit", keeps_committables, regions.saving),
     "savepoint_sources_hold_still": Mutation(
-        "sources do not read on when a savepoint has failed", sources_hold_still, scenarios.saving
+        "sources do not read on when a savepoint has failed", sources_hold_still, regions.saving
     ),
     "savepoint_place_is_kept": Mutation(
-        "the place of a savepoint that failed is not given back", place_is_kept, scenarios.saving
+        "the place of a savepoint that failed is not given back", place_is_kept, regions.saving
     ),
     "savepoint_refused_at_once": Mutation(
-        "a stop is refused before its savepoint is taken back", refused_at_once, scenarios.saving
+        "a stop is refused before its savepoint is taken back", refused_at_once, regions.saving
     ),
     "savepoint_copied_after_the_end": Mutation(
-        "a savepoint is there although it was refused", copied_after_the_end, scenarios.saving
+        "a savepoint is there although it was refused", copied_after_the_end, regions.saving
     ),
     "savepoint_end_does_not_answer": Mutation(
-        "the end of the job answers no savepoint that is being copied", end_does_not_answer, scenarios.saving
+        "the end of the job answers no savepoint that is being copied", end_does_not_answer, regions.saving
     ),
     "savepoint_stopped_before_copied": Mutation(
-        "a job stops before its savepoint is there", stopped_before_copied, scenarios.saving
+        "a job stops before its savepoint is there", stopped_before_copied, regions.saving
     ),
     "savepoint_retry_is_forgotten": Mutation(
-        "a checkpoint to take again makes no savepoint", retry_is_forgotten, scenarios.saving
+        "a checkpoint to take again makes no savepoint", retry_is_forgotten, regions.saving
     ),
 }

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from midstream.checkpoint import assign, state_files
 from midstream.operators.process_operator import ProcessOperator
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.state import keyed, timers
@@ -447,7 +447,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what a failed checkpoint had is not in the next one", unstored_entries_are_forgotten, plain("pickled")
     ),
     "merged_entries_are_forgotten": Mutation(
-        "when chunks are merged, one is left out", merged_entries_are_forgotten, scenarios.in_pieces(plain("pickled"))
+        "when chunks are merged, one is left out", merged_entries_are_forgotten, regions.in_pieces(plain("pickled"))
     ),
     "older_chunks_win": Mutation("an older chunk takes the place of a newer one", older_chunks_win, plain("typed")),
     "restored_keys_are_forgotten": Mutation(
@@ -485,10 +485,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "new subtasks have no broadcast state", no_broadcast_for_new_ones, dealt_anew("broadcast")
     ),
     "partly_finished_is_empty": Mutation(
-        "state of operators that have finished in part is lost", partly_finished_is_empty, scenarios.ending("broadcast")
+        "state of operators that have finished in part is lost", partly_finished_is_empty, regions.ending("broadcast")
     ),
     "finished_by_number": Mutation(
-        "what had finished at another parallelism is not run again", finished_by_number, scenarios.ending_rescaled
+        "what had finished at another parallelism is not run again", finished_by_number, regions.ending_rescaled
     ),
     "map_values_are_shared": Mutation(
         "a value of a map changes in the snapshot", map_values_are_shared, plain("pickled")
@@ -498,7 +498,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "merged_chunk_is_known": Mutation(
         "a chunk is not stored again though it has grown",
         merged_chunk_is_known,
-        scenarios.in_pieces(plain("late_slide")),
+        regions.in_pieces(plain("late_slide")),
     ),
     "table_order_is_lost": Mutation("rows of a table change places", table_order_is_lost, _tables),
     "timer_waits_for_more": Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.state.table import TableState
 
@@ -30,9 +30,9 @@ def last_subtask_only() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "table_of_before": Mutation(
-        "a table is stored as it was at the checkpoint before", snapshot_of_before, scenarios.in_tables
+        "a table is stored as it was at the checkpoint before", snapshot_of_before, regions.in_tables
     ),
     "table_of_the_last": Mutation(
-        "of the tables of several subtasks one is restored", last_subtask_only, scenarios.in_tables
+        "of the tables of several subtasks one is restored", last_subtask_only, regions.in_tables
     ),
 }

@@ -19,7 +19,7 @@ from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.window_base import END, PROGRESS, START, WindowOperator, clamp
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.mutation_scenarios import close_behind, in_pieces
+from midstream.sim.regions import close_behind, in_pieces
 from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw
 from midstream.state.part_index import IndexedRun, PartIndex
 from midstream.state.timeline import Timeline

@@ -12,7 +12,7 @@ from midstream.exchange.partition import Subpartition
 from midstream.exchange.queue import InFlight
 from midstream.graph.origins import Origin
 from midstream.operators import progress
-from midstream.sim import mutation_scenarios as scenarios
+from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task, valve
@@ -275,16 +275,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
     ),
     "final_by_any_checkpoint": Mutation(
-        "a task ends with a checkpoint from before its end", final_by_any_checkpoint, scenarios.ending("keyed")
+        "a task ends with a checkpoint from before its end", final_by_any_checkpoint, regions.ending("keyed")
     ),
     "ends_before_all_is_sent": Mutation(
-        "a task ends before all it has emitted is sent", ends_before_all_is_sent, scenarios.sent_at_the_end
+        "a task ends before all it has emitted is sent", ends_before_all_is_sent, regions.sent_at_the_end
     ),
     "ends_before_it_has_answered": Mutation(
-        "a task ends while it owes an answer", ends_before_it_has_answered, scenarios.writing_at_the_end
+        "a task ends while it owes an answer", ends_before_it_has_answered, regions.writing_at_the_end
     ),
     "silent_channel_is_forgotten": Mutation(
-        "a silent channel is not waited for after a restore", silent_channel_is_forgotten, scenarios.timely
+        "a silent channel is not waited for after a restore", silent_channel_is_forgotten, regions.timely
     ),
     "idle_channel_holds": Mutation("an idle channel is waited for", idle_channel_holds),
     "idle_channel_does_not_come_back": Mutation(
@@ -293,31 +293,31 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "idle_subtask_is_passed": Mutation(
         "an idle subtask is not waited for while another one that reads the same is active",
         idle_subtask_is_passed,
-        scenarios.quiet("quiet"),
+        regions.quiet("quiet"),
     ),
     "idle_way_is_passed": Mutation(
         "an idle operator is not waited for while its source is active beside it",
         idle_way_is_passed,
-        scenarios.quiet("quiet_twice"),
+        regions.quiet("quiet_twice"),
     ),
     "event_time_begins_again": Mutation(
-        "event time begins again after a restore", event_time_begins_again, scenarios.timely
+        "event time begins again after a restore", event_time_begins_again, regions.timely
     ),
     "pending_firing_not_resumed": Mutation(
         "a watermark that was firing is forgotten by a restore",
         pending_firing_not_resumed,
-        scenarios.in_pieces(plain("timers")),
+        regions.in_pieces(plain("timers")),
     ),
     "fired_watermark_stays": Mutation(
-        "a watermark that fires in slices is not passed on", fired_watermark_stays, scenarios.firing
+        "a watermark that fires in slices is not passed on", fired_watermark_stays, regions.firing
     ),
     "watermark_not_said_again": Mutation(
-        "event time is not said again after a restore", watermark_not_said_again, scenarios.unheard
+        "event time is not said again after a restore", watermark_not_said_again, regions.unheard
     ),
     "watermark_of_one_slice_more": Mutation(
-        "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, scenarios.firing
+        "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, regions.firing
     ),
     "progress_of_the_slowest": Mutation(
-        "key groups have come as far as the last after a rescale", progress_of_the_slowest, scenarios.fired_unevenly
+        "key groups have come as far as the last after a rescale", progress_of_the_slowest, regions.fired_unevenly
     ),
 }

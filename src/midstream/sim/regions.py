@@ -1,4 +1,8 @@
-"""Scenarios in which known bugs are looked for: each draws of a seed what brings its bugs out soon."""
+"""Regions of all scenarios in which bugs have been found: each draws of a seed what brings its bugs out soon.
+
+Known bugs that were put back (`sim.mutations`) are looked for in the region of each. The random campaign
+visits all of them, too: what it takes to meet a rare bug by chance is what it took to find the last one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, islice
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from midstream.sim.chunk_sizes import small
 from midstream.sim.faults import PARALLELISMS
 from midstream.sim.scenario import (
     BACKLOGGED,
+    FAULTS,
     HANGS,
     IN_RECOVERY,
     LEAVING,
@@ -483,3 +488,80 @@ def joining(seed: int) -> Scenario:
     tempo = replace(drawn.tempo, mail_us=400, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, aligned_timeout_s=None, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
     return replace(drawn, batch_rows=10, splits=7, rounds=1, row_us=0, sink_rows=0, queue_time_s=None)
+
+
+def of_one_topology(seed: int) -> Scenario:
+    """A shape that has a name, and whatever befalls it."""
+    return draw(seed, topology=Random(f"topology {seed}").choice(tuple(SHAPES)))
+
+
+def of_few_kinds(seed: int) -> Scenario:
+    """The same, with faults of one or two kinds, and mostly checkpoints in quick succession."""
+    random = Random(f"few kinds {seed}")
+    kinds = random.sample(FAULTS, random.choice((1, 2)))
+    drawn = draw(seed, topology=random.choice(tuple(SHAPES)), faults=kinds, rows=random.choice((50, 100, 200)))
+    return replace(drawn, interval_s=random.choice((0.0005, 0.002, drawn.interval_s)))
+
+
+NAMED: Final = (
+    backpressured,
+    superseded,
+    hanging,
+    barriers_first,
+    poisoned,
+    on_time,
+    always_due,
+    far_behind,
+    sent_at_the_end,
+    writing_at_the_end,
+    recovering,
+    rejoined,
+    dealt_by_groups,
+    failing_alone,
+    cancelled_late,
+    lying,
+    unheard,
+    segmented,
+    sliced,
+    tight_pool,
+    ending_rescaled,
+    draining,
+    changing,
+    changing_at_the_end,
+    rescaled,
+    summed,
+    alarmed,
+    in_tables,
+    leaving,
+    given_up,
+    saving,
+    held,
+    stalled,
+    timed_out,
+    shared,
+    firing,
+    fired_unevenly,
+    adapting,
+    unwritable,
+    undisturbed,
+    cut_short,
+    timely,
+    tight,
+    dawdling,
+    joining,
+    quiet("quiet"),
+    quiet("quiet_twice"),
+    ending("keyed"),
+    ending("broadcast"),
+)
+VISITS: Final = 0.3
+"""Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""
+
+
+def random_scenario(seed: int) -> Scenario:
+    """What the random campaign runs: a pure function of the seed."""
+    random = Random(f"region {seed}")
+    if random.random() >= VISITS:
+        return draw(seed)
+    region = random.choice((of_one_topology, of_few_kinds, random.choice(NAMED), random.choice(NAMED)))
+    return region(seed)
