@@ -96,7 +96,16 @@ def patience_s(scenario: Scenario) -> float:
     if s.aligned_timeout_s is not None:  # behind the barrier only what a task has taken is waited for
         rows = min(rows, 4 * s.batch_rows)
     work_us = hops * rows * (s.row_us + tempo.clock_tick_us)
-    pause_us = 1e6 * s.sink_pause_s * (rows / s.sink_rows) if s.sink_rows else 0.0
+    waits_for_sinks = s.sink_rows > 0 and not _overtakes_everywhere(s)
+    pause_us = 1e6 * s.sink_pause_s * (rows / s.sink_rows) if waits_for_sinks else 0.0
     way_us = hops * (8 * tempo.data_us + 8 * tempo.control_us + 30 * tempo.io_us + 100 * tempo.mail_us)
     ticks_us = hops * 200 * tempo.clock_tick_us
     return 3 * (work_us + pause_us + way_us + ticks_us) / 1e6 + (s.aligned_timeout_s or 0.0)
+
+
+def _overtakes_everywhere(scenario: Scenario) -> bool:
+    """Whether barriers overtake on every edge there may be, so that none waits until a sink takes a row."""
+    if scenario.aligned_timeout_s is None or scenario.changes:
+        return False
+    inputs = [each for shape in (scenario.shape, scenario.rescaled or ()) for node in shape for each in node.inputs]
+    return all(each.partitioning.redistributable and not each.adapts for each in inputs)
