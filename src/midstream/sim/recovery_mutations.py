@@ -22,7 +22,7 @@ from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight
 
-AGAIN_S: Final = 0.1
+AGAIN_S: Final = 0.035
 """What could not be read is read again."""
 
 # ---- whose key groups
@@ -388,7 +388,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "batches of segments that are gone are skipped again", skip_of_the_last_segment, regions.segmented
     ),
     "segment_read_twice": Mutation(
-        "a segment that could not be read is read twice", segment_read_twice, regions.recovering
+        "a segment that could not be read is read twice", segment_read_twice, regions.unreadable
     ),
     "read_ahead_by_file": Mutation(
         "rows that were read ahead are those of another segment of their file",

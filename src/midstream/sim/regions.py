@@ -18,6 +18,7 @@ from midstream.sim.scenario import (
     BACKLOGGED,
     FAULTS,
     HANGS,
+    IN_FLIGHT,
     IN_RECOVERY,
     LEAVING,
     LONG_CALL,
@@ -251,6 +252,16 @@ def unheard(seed: int) -> Scenario:
 def segmented(seed: int) -> Scenario:
     """Likewise, of rows so large that what is stored of a channel has several segments."""
     return replace(rejoined(seed), text_bytes=2000, buffer_bytes=4096)
+
+
+def unreadable(seed: int) -> Scenario:
+    """The same; once it has died, the job recovers without a further failure but that of the storage, again and again."""
+    random = Random(f"unreadable {seed}")
+    gone = IN_RECOVERY.index("disk_gone")
+    faults = [Fault(100, BACKLOGGED, 0), Fault(101, IN_FLIGHT, 0)]
+    faults += (Fault(110 + i, RECOVERING, gone + len(IN_RECOVERY) * random.randrange(7 * 5000)) for i in range(8))
+    drawn = replace(segmented(seed), faults=tuple(faults), timeout_s=60.0)
+    return replace(drawn, pool_buffers=0, batch_rows=10, interval_s=0.02)
 
 
 def sliced(seed: int) -> Scenario:
@@ -522,6 +533,7 @@ NAMED: Final = (
     lying,
     unheard,
     segmented,
+    unreadable,
     sliced,
     tight_pool,
     ending_rescaled,
