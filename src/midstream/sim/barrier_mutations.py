@@ -354,7 +354,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, regions.backpressured
     ),
     "clear_while_recovering": Mutation(
-        "recovered rows are not waited for where none may be in flight", clear_while_recovering, regions.adapting
+        "recovered rows are not waited for where none may be in flight", clear_while_recovering, regions.outdated
     ),
     "clear_while_working": Mutation(
         "the batch at work is not waited for where none may be in flight",

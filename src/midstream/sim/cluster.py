@@ -29,6 +29,7 @@ from midstream.exchange.queue import InFlight
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.older_version import is_older
 from midstream.sim.pickling import Pickler
 from midstream.sim.promises import Promises
 from midstream.sim.reasons import Reasons
@@ -163,7 +164,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
-        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
+        patience_s = math.inf if is_older(plan.graph) else cluster.patience_s
+        self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
         self.completed: set[int] = set()
         """Checkpoints of which it has told the attempt that made them."""
         self.uncertain: dict[int, frozenset[str]] = {}

@@ -20,6 +20,7 @@ from midstream.protocol.messages import Deploy
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM
+from midstream.sim.older_version import in_flight_where_none_may_be
 from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
 from midstream.sim.programs import contradictions, ends_in_flight
 from midstream.sim.savepoints import Saved, Savepoints
@@ -289,7 +290,8 @@ class Keeper:
         if is_copy:
             self._is_restored = True
             self.savepoints_restored += 1
-        return self._oracle.check_checkpoint(metadata, self._start.copies if is_copy else None)
+        complaints = self._oracle.check_checkpoint(metadata, self._start.copies if is_copy else None)
+        return complaints if is_copy else complaints + in_flight_where_none_may_be(metadata, self._scenario)
 
     def completed(self, path: str | None) -> CheckpointMetadata | None:
         """The checkpoint that is there, as far as is known."""

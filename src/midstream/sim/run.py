@@ -23,6 +23,7 @@ from midstream.sim.disk import Disk
 from midstream.sim.faults import strike
 from midstream.sim.keeper import ROOT, Keeper, Start
 from midstream.sim.network import Network
+from midstream.sim.older_version import as_started, by_version
 from midstream.sim.on_disk import OnDisk
 from midstream.sim.oracle import CHECKPOINT, Oracle
 from midstream.sim.programs import changed
@@ -111,7 +112,7 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    with chunk_sizes_of(scenario.seed), valves_are_checked(prepared.world):
+    with chunk_sizes_of(scenario.seed), valves_are_checked(prepared.world), by_version():
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):
@@ -259,6 +260,8 @@ class Run:
         s = self.scenario
         original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
         graph = changed(original, shape, self.outside, s.seed, version)
+        if s.has_older:
+            graph = as_started(graph, s, job_id)
         config = JobConfig(
             name=JOB,
             parallelism=graph.slots,

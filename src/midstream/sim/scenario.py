@@ -165,6 +165,8 @@ class Scenario:
     """Of checkpoints in a row, until the attempt fails, too."""
     changes: float = 0.0
     """How many of its starts have a changed program."""
+    has_older: bool = False
+    """Half of its starts are by an older midstream, see `sim.older_version`."""
     on_slots: float = 0.0
     """Of the sinks, how many commit on slots."""
     steps_max: int = 400_000
@@ -289,6 +291,9 @@ BEHIND_NODES_MAX: Final = 9
 CHANGED: Final = 0.25
 """Of those that may be started again, how many are started with changed programs."""
 
+OLDER: Final = 0.1
+"""Of these, how many have starts by an older midstream."""
+
 COMMIT_ON_SLOTS: Final = 0.25
 """Of all of these, how many have sinks that commit on slots."""
 
@@ -309,6 +314,8 @@ def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
     changes = Random(f"changes {seed}")
     if scenario.has_checkpoints and changes.random() < CHANGED:
         scenario = replace(scenario, changes=changes.choice((0.3, 0.8)))
+    if scenario.has_checkpoints and Random(f"older {seed}").random() < OLDER:
+        scenario = replace(scenario, has_older=True)
     on_slots = Random(f"on slots {seed}")
     if on_slots.random() < COMMIT_ON_SLOTS:
         scenario = with_commits_on_slots(scenario, on_slots)
