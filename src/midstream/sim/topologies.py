@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -213,33 +213,33 @@ def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, sprea
 class Expectation:
     """What a set of source rows leads to, by uid."""
 
-    counts: Mapping[str, Mapping[int, tuple[int, int]]]
-    """Of each keyed operator: (rows, sum of their ids) by key."""
-    broadcast: Mapping[str, frozenset[int]]
-    tallies: Mapping[str, Counter[int]]
-    """Row ids that each operator with state without a key has seen."""
-    sinks: Mapping[str, Counter[int]]
-    """Row ids, each as often as the sink must hold it."""
-    windowed: Mapping[str, tuple[str, Counter[int]]]
-    """By window operator: its kind, and the ids of its rows."""
-    window_sinks: Mapping[str, tuple[str, bool]]
-    """Sinks behind a window operator, by uid: the operator, and whether late rows come here."""
-    totals: Mapping[str, Counter[int]]
-    """By operator that sums up what has come: the ids of its rows."""
-    total_sinks: Mapping[str, tuple[str, int]]
-    """The sink behind each of them, and its node."""
-    given: Mapping[str, Given]
-    """What operators with states of users' functions have got."""
-    joined: Mapping[str, Joined]
-    join_sinks: Mapping[str, str]
-    """The join behind which a sink is."""
-    lenient: Mapping[str, tuple[str, Counter[int]]]
-    """By window operator with allowed lateness: its kind of window, and the ids of its rows."""
-    lenient_sinks: Mapping[str, tuple[str, bool]]
-    """Sinks behind one of them, as `window_sinks`."""
     keys: Mapping[int, int]
     """Of all rows, by id."""
-    overdrawn: tuple[str, ...]
+    counts: dict[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    """Of each keyed operator: (rows, sum of their ids) by key."""
+    broadcast: dict[str, frozenset[int]] = field(default_factory=dict)
+    tallies: dict[str, Counter[int]] = field(default_factory=dict)
+    """Row ids that each operator with state without a key has seen."""
+    sinks: dict[str, Counter[int]] = field(default_factory=dict)
+    """Row ids, each as often as the sink must hold it."""
+    windowed: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
+    """By window operator: its kind, and the ids of its rows."""
+    window_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Sinks behind a window operator, by uid: the operator, and whether late rows come here."""
+    totals: dict[str, Counter[int]] = field(default_factory=dict)
+    """By operator that sums up what has come: the ids of its rows."""
+    total_sinks: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The sink behind each of them, and its node."""
+    given: dict[str, Given] = field(default_factory=dict)
+    """What operators with states of users' functions have got."""
+    joined: dict[str, Joined] = field(default_factory=dict)
+    join_sinks: dict[str, str] = field(default_factory=dict)
+    """The join behind which a sink is."""
+    lenient: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
+    """By window operator with allowed lateness: its kind of window, and the ids of its rows."""
+    lenient_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Sinks behind one of them, as `window_sinks`."""
+    overdrawn: list[str] = field(default_factory=list)
     """Operators that hold rows back, and inputs, that hold rows which they cannot have got."""
 
 
@@ -258,122 +258,135 @@ def expectation(
     `held`: ids that wait in operators that hold rows back. `in_flight`: ids that are on their way to a node's port, or in
     a node to the operator at a position (an edge may be restored as another one with the same ends).
     """
-    key_of = {row: key for part in rows.values() for row, key in part.items()}
-    counts: dict[str, dict[int, tuple[int, int]]] = {}
-    broadcast: dict[str, frozenset[int]] = {}
-    tallies: dict[str, Counter[int]] = {}
-    sinks: dict[str, Counter[int]] = {}
-    windowed: dict[str, tuple[str, Counter[int]]] = {}
-    window_sinks: dict[str, tuple[str, bool]] = {}
-    totals: dict[str, Counter[int]] = {}
-    total_sinks: dict[str, tuple[str, int]] = {}
-    given: dict[str, Given] = {}
-    joined: dict[str, Joined] = {}
-    join_sinks: dict[str, str] = {}
-    lenient: dict[str, tuple[str, Counter[int]]] = {}
-    lenient_sinks: dict[str, tuple[str, bool]] = {}
-    ordered = ordered_nodes(shape)
-    overdrawn: list[str] = []
-    outputs: list[dict[str | None, Counter[int]]] = []
-    behind: dict[int, str] = {}
-    """Nodes that emit what is made of rows, and the operators that make it."""
+    walk = _Walk(shape, rows, held, in_flight)
     for index, node in enumerate(shape):
-        by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
-        for entry in node.inputs:
-            comes = outputs[entry.node].get(entry.tag, Counter())
-            by_port[entry.port] = by_port[entry.port] + comes if by_port[entry.port] else comes
-        is_made = any(entry.node in behind for entry in node.inputs)
-        for port, came in by_port.items():
-            on_the_way = in_flight.get((index, port, 0))
-            if on_the_way and not is_made:
-                if not on_the_way <= came:
-                    overdrawn.append(f"input {port} of {node.chain[0]}{index}")
-                by_port[port] = came - on_the_way
-        stream = by_port[0] + by_port[1] if by_port[1] else by_port[0]
-        side: Counter[int] = Counter()
-        brief: Counter[int] = Counter()
-        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
+        walk.through(index, node)
+    return walk.expected
+
+
+class _Walk:
+    """Takes the rows of the sources through the nodes of a shape, in their order."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        rows: Mapping[str, Mapping[int, int]],
+        held: Mapping[str, Counter[int]],
+        in_flight: Mapping[tuple[int, int, int], Counter[int]],
+    ) -> None:
+        self._shape = shape
+        self._rows = rows
+        self._held = held
+        self._in_flight = in_flight
+        self._ordered = ordered_nodes(shape)
+        self.expected = Expectation({row: key for part in rows.values() for row, key in part.items()})
+        self._outputs: list[dict[str | None, Counter[int]]] = []
+        """Of each node so far, by the side output."""
+        self._behind: dict[int, str] = {}
+        """Nodes that emit what is made of rows, and the operators that make it."""
+
+    def through(self, index: int, node: Node) -> None:
+        is_made = any(entry.node in self._behind for entry in node.inputs)
+        by_port = self._received(index, node, is_made)
+        outputs = {None: by_port[0] + by_port[1] if by_port[1] else by_port[0], SIDE: Counter[int](), BRIEF: Counter()}
         for position, kind in enumerate(node.chain):
             uid = uid_of(index, position, kind)
-            on_the_way = in_flight.get((index, 0, position)) if position else None
+            on_the_way = self._in_flight.get((index, 0, position)) if position else None
             if on_the_way and not is_made:
-                if not on_the_way <= stream:
-                    overdrawn.append(uid)
-                stream = stream - on_the_way
-            match kind:
-                case "source":
-                    stream = Counter(dict.fromkeys(rows[uid], 1))
-                case "side":
-                    side = Counter({row: n for row, n in stream.items() if row % 3 == 0})
-                    stream = Counter({row: n for row, n in stream.items() if row % 3})
-                case "count" | "share":
-                    if kind == "share":
-                        stream = by_port[0]
-                        broadcast[uid] = frozenset(by_port[1])
-                    counts[uid] = _counted(stream, key_of)
-                case "tally":
-                    tallies[uid] = stream
-                case "total":
-                    totals[uid] = stream
-                    behind[index] = uid
-                case "typed" | "pickled" | "rules":
-                    if kind == "rules":
-                        stream = by_port[0]
-                    in_order = kind != "rules" and ordered[index]
-                    given[uid] = Given(kind, stream, key_of, form, frozenset(by_port[1]), in_order)
-                case "tags":
-                    side = Counter({row: n for row, n in stream.items() if row % 3 == 0})
-                    brief = Counter({row: n for row, n in stream.items() if row % 3 == 1})
-                    stream = stream - side - brief
-                case "join":
-                    joined[uid] = Joined(by_port[0], by_port[1], key_of, form)
-                    behind[index] = uid
-                case "late_window" | "late_slide" | "late_session":
-                    lenient[uid] = lateness.LENIENT[kind], stream
-                    behind[index] = uid
-                case "timer" | "alarm" | "table" | "clocks":
-                    if kind == "table":
-                        counts[uid] = _counted(stream, key_of)
-                    waiting = held.get(uid, Counter())
-                    if not waiting <= stream:
-                        overdrawn.append(uid)
-                    stream = stream - waiting
-                case "window" | "slide" | "session":
-                    windowed[uid] = kind, stream
-                    behind[index] = uid
-                case "sink":
-                    windows = {(behind[e.node], e.tag == LATE) for e in node.inputs if e.node in behind}
-                    summed = totals.keys() & {maker for maker, _ in windows}
-                    if summed:
-                        total_sinks[summed.pop()] = uid, index
-                    elif windows and min(windows)[0] in joined:
-                        join_sinks[uid] = windows.pop()[0]
-                    elif windows and min(windows)[0] in lenient:
-                        lenient_sinks[uid] = windows.pop()
-                    elif windows:
-                        window_sinks[uid] = windows.pop()
-                    else:
-                        sinks[uid] = stream
-                case _:  # the others hand on the rows that they get
-                    pass
-        outputs.append({None: stream, SIDE: side, BRIEF: brief})
-    return Expectation(
-        counts,
-        broadcast,
-        tallies,
-        sinks,
-        windowed,
-        window_sinks,
-        totals,
-        total_sinks,
-        given,
-        joined,
-        join_sinks,
-        lenient,
-        lenient_sinks,
-        key_of,
-        tuple(overdrawn),
-    )
+                outputs[None] = self._without(on_the_way, outputs[None], uid)
+            self._operator(kind, uid, index, node, by_port, outputs)
+        self._outputs.append(outputs)
+
+    def _received(self, index: int, node: Node, is_made: bool) -> dict[int, Counter[int]]:
+        """What has come to each port, and is not on its way any more."""
+        by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+        for entry in node.inputs:
+            comes = self._outputs[entry.node].get(entry.tag, Counter())
+            by_port[entry.port] = by_port[entry.port] + comes if by_port[entry.port] else comes
+        for port, came in by_port.items():
+            on_the_way = self._in_flight.get((index, port, 0))
+            if on_the_way and not is_made:
+                by_port[port] = self._without(on_the_way, came, f"input {port} of {node.chain[0]}{index}")
+        return by_port
+
+    def _without(self, some: Counter[int], stream: Counter[int], where: str) -> Counter[int]:
+        if not some <= stream:
+            self.expected.overdrawn.append(where)
+        return stream - some
+
+    def _operator(
+        self,
+        kind: str,
+        uid: str,
+        index: int,
+        node: Node,
+        by_port: Mapping[int, Counter[int]],
+        outputs: dict[str | None, Counter[int]],
+    ) -> None:
+        """`outputs`: what reaches it, and afterwards what it has emitted."""
+        expected, stream = self.expected, outputs[None]
+        match kind:
+            case "source":
+                outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
+            case "side":
+                outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
+            case "count":
+                expected.counts[uid] = _counted(stream, expected.keys)
+            case "share":
+                outputs[None] = by_port[0]
+                expected.broadcast[uid] = frozenset(by_port[1])
+                expected.counts[uid] = _counted(by_port[0], expected.keys)
+            case "tally":
+                expected.tallies[uid] = stream
+            case "total":
+                expected.totals[uid] = stream
+                self._behind[index] = uid
+            case "typed" | "pickled" | "rules":
+                if kind == "rules":
+                    outputs[None] = stream = by_port[0]
+                in_order = kind != "rules" and self._ordered[index]
+                form, others = self._form(node), frozenset(by_port[1])
+                expected.given[uid] = Given(kind, stream, expected.keys, form, others, in_order)
+            case "tags":
+                outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
+                outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
+            case "join":
+                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._form(node))
+                self._behind[index] = uid
+            case "late_window" | "late_slide" | "late_session":
+                expected.lenient[uid] = lateness.LENIENT[kind], stream
+                self._behind[index] = uid
+            case "timer" | "alarm" | "table" | "clocks":
+                if kind == "table":
+                    expected.counts[uid] = _counted(stream, expected.keys)
+                outputs[None] = self._without(self._held.get(uid, Counter()), stream, uid)
+            case "window" | "slide" | "session":
+                expected.windowed[uid] = kind, stream
+                self._behind[index] = uid
+            case "sink":
+                self._sink(uid, index, node, stream)
+            case _:  # the others hand on the rows that they get
+                pass
+
+    def _sink(self, uid: str, index: int, node: Node, stream: Counter[int]) -> None:
+        expected = self.expected
+        makers = {(self._behind[e.node], e.tag == LATE) for e in node.inputs if e.node in self._behind}
+        summed = expected.totals.keys() & {maker for maker, _ in makers}
+        if summed:
+            expected.total_sinks[summed.pop()] = uid, index
+        elif makers and min(makers)[0] in expected.joined:
+            expected.join_sinks[uid] = makers.pop()[0]
+        elif makers and min(makers)[0] in expected.lenient:
+            expected.lenient_sinks[uid] = makers.pop()
+        elif makers:
+            expected.window_sinks[uid] = makers.pop()
+        else:
+            expected.sinks[uid] = stream
+
+    def _form(self, node: Node) -> Form:
+        return form_of(self._shape, node.inputs[0]) if node.inputs else PLAIN
 
 
 def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
