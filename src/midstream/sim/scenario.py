@@ -184,49 +184,20 @@ def draw(
     """The scenario of a seed. What is given is not drawn: `faults` may only be of these kinds."""
     random = Random(f"scenario {seed}")
     choice = random.choice
-    limit = parallelism or choice((1, 2, 2, 2, 3, 3, 4))
-    if topology == "random":
-        base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
-        base = with_states(base, Random(f"states {seed}"))
-    else:
-        base = SHAPES[topology]
-    wide = Random(f"wide {seed}")
-    if parallelism is None and wide.random() < 0.05:
-        limit = wide.choice((5, 6, 7, 8))
-    if wide.random() < 0.3:
-        base = varied(base, wide)
-    spread = parallelism is None and limit <= 4 and wide.random() < 0.1
-    shape = with_parallelism(base, limit, random, same=parallelism is not None, spread=spread)
+    base, shape, rescaled, clock_tick_us = _shapes(random, seed, topology, parallelism, rescale_to)
     limit = max(node.parallelism for node in shape)
-    clock_tick_us = choice((0, 0, 0, 100, 2000))
-    rescaled = None
-    if rescale_to is not None:
-        rescaled = with_parallelism(base, rescale_to, random, same=True)
-    elif parallelism is None and random.random() < 0.5:
-        to = choice((1, 2, 3, 4)) if wide.random() < 0.9 else wide.choice((5, 6, 7, 8))
-        rescaled = with_parallelism(base, to, random, same=False)
     buffer_bytes = choice((4096, 4096, 8192, 32768))
     batch_rows = choice(tuple(ROWS))
     count = rows if rows is not None else choice(ROWS[batch_rows])
     mode = Random(f"mode {seed}")
     aligned_timeout_s = mode.choice((None, 0.0, 0.0, 0.001, 0.01))
     has_checkpoints = rescaled is not None or faults is not None or mode.random() < 0.85
-    kinds = tuple(f for f in FAULTS if f not in (*SAVEPOINTS, *RARE)) if faults is None else tuple(faults)
-    if not has_checkpoints:
-        kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
-    drawn = draw_faults(Random(f"faults {seed}"), kinds, count)
+    drawn = _first_faults(seed, faults, has_checkpoints, count)
     if rescaled is not None and (faults is None or rescale_to is not None):
         kind = "stop" if rescale_to is not None else choice(("stop", "stop", "kill_driver", "stop_driver"))
         drawn = tuple(sorted((*drawn, Fault(random.randrange(120, 600), kind, 0)), key=lambda fault: fault.step))
     if faults is None:
-        asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
-        drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, count)
-        kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
-        drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, count)
-        drawn = with_stalls(drawn, Random(f"stalls {seed}"), count)
-        drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), count)
-        drawn = with_leaving(drawn, Random(f"leaving {seed}"), count)
-        drawn = with_rare(drawn, Random(f"rare {seed}"), RARE, count) if has_checkpoints else drawn
+        drawn = _with_more_faults(drawn, seed, has_checkpoints, count)
     scenario = Scenario(
         seed=seed,
         topology=topology,
@@ -273,6 +244,52 @@ def draw(
         scenario = with_backlog(scenario, deep, struck=faults is None or RECOVERING in faults)
         return scenario if rows is None else replace(scenario, rows=rows)
     return scenario
+
+
+def _shapes(
+    random: Random, seed: int, topology: str, parallelism: int | None, rescale_to: int | None
+) -> tuple[Shape, Shape, Shape | None, int]:
+    """The shape at no parallelism yet, at that of the start, and at that of later ones; how long looking at the clock takes."""
+    limit = parallelism or random.choice((1, 2, 2, 2, 3, 3, 4))
+    if topology == "random":
+        base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
+        base = with_states(base, Random(f"states {seed}"))
+    else:
+        base = SHAPES[topology]
+    wide = Random(f"wide {seed}")
+    if parallelism is None and wide.random() < 0.05:
+        limit = wide.choice((5, 6, 7, 8))
+    if wide.random() < 0.3:
+        base = varied(base, wide)
+    spread = parallelism is None and limit <= 4 and wide.random() < 0.1
+    shape = with_parallelism(base, limit, random, same=parallelism is not None, spread=spread)
+    clock_tick_us = random.choice((0, 0, 0, 100, 2000))
+    rescaled = None
+    if rescale_to is not None:
+        rescaled = with_parallelism(base, rescale_to, random, same=True)
+    elif parallelism is None and random.random() < 0.5:
+        to = random.choice((1, 2, 3, 4)) if wide.random() < 0.9 else wide.choice((5, 6, 7, 8))
+        rescaled = with_parallelism(base, to, random, same=False)
+    return base, shape, rescaled, clock_tick_us
+
+
+def _first_faults(seed: int, given: Sequence[str] | None, has_checkpoints: bool, rows: int) -> tuple[Fault, ...]:
+    kinds = tuple(f for f in FAULTS if f not in (*SAVEPOINTS, *RARE)) if given is None else tuple(given)
+    if not has_checkpoints:
+        kinds = tuple(kind for kind in kinds if kind in WITHOUT_CHECKPOINTS)
+    return draw_faults(Random(f"faults {seed}"), kinds, rows)
+
+
+def _with_more_faults(drawn: tuple[Fault, ...], seed: int, has_checkpoints: bool, rows: int) -> tuple[Fault, ...]:
+    """Each kind has a random source of its own, so that a new one leaves the others as they are."""
+    asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
+    drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, rows)
+    kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
+    drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, rows)
+    drawn = with_stalls(drawn, Random(f"stalls {seed}"), rows)
+    drawn = with_cluster_gone(drawn, Random(f"cluster {seed}"), rows)
+    drawn = with_leaving(drawn, Random(f"leaving {seed}"), rows)
+    return with_rare(drawn, Random(f"rare {seed}"), RARE, rows) if has_checkpoints else drawn
 
 
 def _least_s(scenario: Scenario) -> float:
