@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -141,20 +141,7 @@ class Oracle:
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
         operators = {op.uid: op for op in metadata.operators}
-        emitted: dict[str, dict[int, int]] = {}
-        for uid in self._sources:
-            ended = uid in operators and operators[uid].fully_finished
-            # Of a source that had ended before, perhaps by a drain, later checkpoints no longer say where.
-            before = self._ended.get(uid) if ended else None
-            emitted[uid] = self._emitted(uid, metadata) if before is None else before
-            if ended:
-                self._ended[uid] = emitted[uid]
-            else:
-                self._ended.pop(uid, None)
-            if ended and before is None and metadata.job_id not in self._outside.drained:
-                rows = sum(self._sources[uid].rows)
-                if len(emitted[uid]) < rows:
-                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
+        emitted = yield from self._read_by_then(where, operators, metadata)
         if is_copy_of is not None:
             output = dict.fromkeys(is_copy_of.output)
         else:
@@ -189,13 +176,39 @@ class Oracle:
                 yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
             yield from self._check_total(where, operators[uid], expected, output, by_place)
-        for uid, operator in operators.items():
-            if operator.finished:
-                gone = (key_group_range(index, operator.parallelism, self._key_groups) for index in operator.finished)
-                self._done[uid] = self._done.get(uid, frozenset()).union(*gone)
-            if operator.fully_finished:
-                if self._finished_at.setdefault(uid, operator.parallelism) != operator.parallelism:
-                    self._finished_at[uid] = 0
+        self._remember(metadata, expected, output)
+        if is_copy_of is None:
+            self._before[attempt] = self._last
+
+    def _read_by_then(
+        self, where: str, operators: Mapping[str, OperatorState], metadata: CheckpointMetadata
+    ) -> Generator[str, None, dict[str, dict[int, int]]]:
+        """Complaints; returns the rows that each source has put out, by uid, as `expectation` wants them."""
+        emitted: dict[str, dict[int, int]] = {}
+        for uid in self._sources:
+            ended = uid in operators and operators[uid].fully_finished
+            # Of a source that had ended before, perhaps by a drain, later checkpoints no longer say where.
+            before = self._ended.get(uid) if ended else None
+            emitted[uid] = self._emitted(uid, metadata) if before is None else before
+            if ended:
+                self._ended[uid] = emitted[uid]
+            else:
+                self._ended.pop(uid, None)
+            if ended and before is None and metadata.job_id not in self._outside.drained:
+                rows = sum(self._sources[uid].rows)
+                if len(emitted[uid]) < rows:
+                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
+        return emitted
+
+    def _remember(self, metadata: CheckpointMetadata, expected: Expectation, output: Iterable[str]) -> None:
+        """What later checkpoints are compared with."""
+        for op in metadata.operators:
+            if op.finished:
+                gone = (key_group_range(index, op.parallelism, self._key_groups) for index in op.finished)
+                self._done[op.uid] = self._done.get(op.uid, frozenset()).union(*gone)
+            if op.fully_finished:
+                if self._finished_at.setdefault(op.uid, op.parallelism) != op.parallelism:
+                    self._finished_at[op.uid] = 0
         self._last = Cut(
             metadata.job_id,
             expected,
@@ -209,8 +222,6 @@ class Oracle:
             self._event_times.marks,
         )
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
-        if is_copy_of is None:
-            self._before[attempt] = self._last
 
     def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
         """The job begins another start, from what stands for `cut` (None: from the beginning). Complaints."""
