@@ -47,10 +47,6 @@ def _redistributable(graph: JobGraph) -> frozenset[int]:
     return frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
 
 
-def _overtakable(graph: JobGraph) -> frozenset[int]:
-    return _redistributable(graph) if is_older(graph) else overtakable(graph)
-
-
 def in_flight_where_none_may_be(metadata: CheckpointMetadata, scenario: Scenario) -> list[str]:
     """Rows in flight in a checkpoint on an edge on which barriers keep their place: complaints."""
     if not metadata.channels:
@@ -67,7 +63,15 @@ def in_flight_where_none_may_be(metadata: CheckpointMetadata, scenario: Scenario
 
 
 @contextmanager
-def by_version() -> Iterator[None]:
+def by_version(scenario: Scenario) -> Iterator[None]:
     """For as long as a run lasts, slots go by the rule of the version that started their job."""
-    with patch.object(slot, "overtakable", _overtakable):
+    if not scenario.has_older:
+        yield
+        return
+    today = slot.overtakable  # a mutation may have replaced it
+
+    def by_start(graph: JobGraph) -> frozenset[int]:
+        return _redistributable(graph) if is_older(graph) else today(graph)
+
+    with patch.object(slot, "overtakable", by_start):
         yield
