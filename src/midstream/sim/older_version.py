@@ -7,7 +7,7 @@ of this one: its checkpoints may run out of time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Final
@@ -68,7 +68,7 @@ def by_version(scenario: Scenario) -> Iterator[None]:
     if not scenario.has_older:
         yield
         return
-    today = slot.overtakable  # a mutation may have replaced it
+    today: Callable[[JobGraph], frozenset[int]] = vars(slot)["overtakable"]  # a mutation may have replaced it
 
     def by_start(graph: JobGraph) -> frozenset[int]:
         return _redistributable(graph) if is_older(graph) else today(graph)
