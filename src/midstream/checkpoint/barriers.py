@@ -60,7 +60,7 @@ class BarrierReceived:
 
 @dataclass(frozen=True, slots=True)
 class CancelReceived:
-    """A marker from upstream, or the coordinator's word: checkpoint `checkpoint_id` is not to be had."""
+    """A marker from upstream, or the coordinator's word: checkpoint `checkpoint_id` is cancelled."""
 
     checkpoint_id: int
 
@@ -165,18 +165,22 @@ class Alignment(Enum):
     """The state of a handler, as its table names it."""
 
     IDLE = auto()
+    """No checkpoint is pending."""
     ALIGNING = auto()
+    """Channels whose barrier has been received are blocked; the others are read up to theirs."""
     OVERTAKING = auto()
     """ALIGNING, and it may overtake: only channels that cannot be captured are still to be read up to their barriers."""
     CAPTURING = auto()
+    """The snapshot has been taken; what lies before the barriers that are still to come is captured."""
 
 
 class OtherCheckpoint(Enum):
     """What the table calls an event that is not about the pending checkpoint."""
 
     SETTLED = auto()
-    """It was taken, cancelled or given up here, or is not to be begun by this event."""
+    """The event is about a checkpoint that was taken, cancelled or given up here: it changes nothing."""
     NEWER = auto()
+    """A barrier is of a newer checkpoint than the pending one. Once that is given up, it comes again, in IDLE."""
 
 
 BarrierKind: TypeAlias = type[BarrierEvent] | OtherCheckpoint

@@ -62,9 +62,9 @@ class Table(Generic[S, E]):
             raise self.broken(f"{name_of(event)} while {state.name}", story)
         return found
 
-    def next(self, state: S, event: E) -> S:
+    def next(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> S:
         """The one state that follows."""
-        (then,) = self.row(state, event).then
+        (then,) = self.row(state, event, story).then
         return then
 
     def check(self, state: S, event: E, then: S, story: Iterable[tuple[S, object]] = ()) -> S:
@@ -78,7 +78,7 @@ class Table(Generic[S, E]):
 
     def broken(self, rule: str, story: Iterable[tuple[S, object]]) -> InvariantError:
         """The error of a machine that broke this rule after these events, the newest last."""
-        events = "".join(f"\n    {state.name}: {event}" for state, event in story)
+        events = "".join(f"\n    {state.name}: {name_of(event)}" for state, event in story)
         return InvariantError(f"{self.machine}: {rule}" + (f"; its last events:{events}" if events else ""))
 
 

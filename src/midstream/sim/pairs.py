@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from midstream.checkpoint.barriers import Alignment
+from midstream.checkpoint.barriers import BARRIER_TABLE, Alignment
 from midstream.coordinator.attempt import TaskPhase
 from midstream.coordinator.checkpoints import Progress
 from midstream.coordinator.phase import Phase
@@ -18,6 +18,7 @@ from midstream.sim.machines import (
     TASK_STATES,
     Machine,
     Request,
+    barrier_row,
     classes_of,
     names_of,
     watch_attempt_tasks,
@@ -56,14 +57,14 @@ MACHINES: Final[tuple[Machine, ...]] = (
         names_of(Alignment),
         watch_barriers,
         (
-            ("*", "TriggerReceived older|TriggerReceived same", "a task is triggered once, in order, and then only"),
             (
-                "ALIGNING|OVERTAKING|CAPTURING",
-                "TriggerReceived newer",
-                "nobody triggers while a checkpoint is in progress",
+                "*",
+                "TriggerReceived, settled|TriggerReceived, newer",
+                "it comes once, in order, while nothing is pending",
             ),
-            ("CAPTURING", "BarrierReceived same", "the barriers that are awaited are taken as soon as they arrive"),
         ),
+        BARRIER_TABLE,
+        barrier_row,
     ),
     Machine(
         "task",
