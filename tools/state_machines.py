@@ -70,15 +70,14 @@ def diagram(table: Table[Any, Any]) -> Iterator[str]:
 def rows(table: Table[Any, Any]) -> Iterator[str]:
     """State by state, in the order of the states."""
     yield from ("| state | event | next state | what is done |", "|---|---|---|---|")
-    order = list(type(table.rows[0].state))
+    order = list(states_of(table))
     for row in sorted(table.rows, key=lambda row: order.index(row.state)):
         yield f"| {row.state.name} | {name_of(row.event)} | {next_states(row)} | {row.what} |"
 
 
 def meanings(table: Table[Any, Any]) -> Iterator[str]:
     """What the source says of states and events whose names alone do not say it."""
-    states = type(table.rows[0].state)
-    for named in (*states, *dict.fromkeys(row.event for row in table.rows)):
+    for named in (*states_of(table), *dict.fromkeys(row.event for row in table.rows)):
         about = member_doc(named) if isinstance(named, Enum) else inspect.getdoc(named)
         if about:
             yield f"- **{name_of(named)}**: {' '.join(about.partition(chr(10) * 2)[0].split())}"
@@ -93,6 +92,11 @@ def member_doc(member: Enum) -> str:
             case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(ast.Constant(str(about))) if name == member.name:
                 return about
     return ""
+
+
+def states_of(table: Table[Any, Any]) -> type[Enum]:
+    kind: type[Enum] = type(table.rows[0].state)
+    return kind
 
 
 def next_states(row: Row[Any, Any]) -> str:

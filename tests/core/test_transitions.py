@@ -70,5 +70,6 @@ def test_a_row_that_names_nothing_to_do_does_nothing() -> None:
 
 
 def test_two_rows_of_one_pair_are_refused() -> None:
+    more: Row[Door, object] = Row(Door.OPEN, Push, (Door.LOCKED,))
     with pytest.raises(ValueError, match="two rows"):
-        Table("door", [*ROWS, Row(Door.OPEN, Push, (Door.LOCKED,))])
+        Table("door", [*ROWS, more])

@@ -383,10 +383,11 @@ class BarrierHandler:
 
 _IDLE, _ALIGNING, _OVERTAKING, _CAPTURING = _ANY = tuple(Alignment)
 _NEWER, _H = OtherCheckpoint.NEWER, BarrierHandler
+_SETTLED: BarrierKind = OtherCheckpoint.SETTLED
 _URGENT = (_OVERTAKING, _CAPTURING, _IDLE)
 BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
     "barrier handler",
-    [
+    (
         Row(_IDLE, BarrierAnnounced, _ANY, "TakeSnapshot if it overtakes, CaptureComplete", _H._on_announced),
         Row(_IDLE, BarrierReceived, _ANY, "Block, or TakeSnapshot, CaptureComplete", _H._on_received),
         Row(_IDLE, TriggerReceived, _ANY, "TakeSnapshot if no channel is open, CaptureComplete", _H._on_trigger),
@@ -412,7 +413,7 @@ BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
         Row(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
         Row(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),
         Row(_CAPTURING, _NEWER, (_IDLE,), "AbortCheckpoint", _H._on_newer),
-        *(Row(state, OtherCheckpoint.SETTLED, (state,)) for state in Alignment),
-    ],
+        *(Row(state, _SETTLED, (state,)) for state in Alignment),
+    ),
 )
 """What is done names the instructions that may be given, in their order."""

@@ -40,7 +40,8 @@ def _recorded(
     def call(*arguments: Any, **named: Any) -> Any:
         pair = of_call(*arguments, **named)
         if pair is not None:
-            seen[(machine, *pair)] += 1
+            state, event = pair
+            seen[machine, state, event] += 1
         return method(*arguments, **named)
 
     return call
