@@ -44,7 +44,9 @@ _AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|Checkpo
 _REQUESTS: Final = (*classes_of(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
 _IO_LATER: Final = "|".join(
-    name for name in COORDINATOR_EVENTS if name.endswith((" done", " failed")) and not name.startswith("open")
+    name
+    for name in COORDINATOR_EVENTS
+    if name.endswith((" done", " failed")) and not name.startswith(("open", "savepoint-place"))
 )
 _SETTLED_BEFORE: Final = "commit done|commit failed|abort done|abort failed"
 _PUBLISHED: Final = "|".join(("published", *(f"not published: {kind}" for kind in NOT_PUBLISHED)))
@@ -110,7 +112,11 @@ MACHINES: Final[tuple[Machine, ...]] = (
                 f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_COMMITS}|{_FROM_TASKS}",
                 "no slot is asked for yet",
             ),
-            ("OPENING", f"{_TIMERS}|{_IO_LATER}", "nothing but opening is under way"),
+            (
+                "OPENING",
+                f"{_TIMERS}|{_IO_LATER}",
+                "nothing but opening, and places of savepoints that are asked for early, is under way",
+            ),
             ("GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "open done|open failed", "it has been opened"),
             ("GATHERING", _FROM_TASKS, "no attempt yet, or all slots have said Cancelled, the last of their messages"),
             ("DEPLOYING", _AFTER_START, "sent after Start"),
