@@ -17,12 +17,12 @@ Which of the two is a matter of time: a barrier says how long after its creation
 it may overtake; 0 is at once, None never. Ids only grow; at most one checkpoint is pending, and
 a newer one aborts it.
 
-`BARRIER_TABLE` has all pairs of state and event that can be, with the states that may follow, and a
-handler dispatches by it. Two kinds of events are about another checkpoint than the pending one,
-whatever their class: of one that is SETTLED here nothing comes any more, and a NEWER one first ends
-the pending one, and is handled as in IDLE then. What has no row is refused: a barrier that was
-overtaken is never received, a timer fires once, only what is being captured can fail to be written,
-and a task is triggered once.
+A handler dispatches by `BARRIER_TABLE`, which has every pair of state and event that can be, and the
+states that may follow. Two kinds of events are about another checkpoint than the pending one, whatever
+their class: one that is about a SETTLED checkpoint changes nothing, and a barrier of a NEWER one ends
+the pending checkpoint first and is then handled in IDLE. What has no row is refused: a barrier that
+was overtaken is never received, a timer fires once, only what is being captured can fail to be
+written, and a task is triggered once.
 
 A channel that has ended, or whose end has arrived, counts as having delivered every later
 barrier. This machine does not know what a channel is: channels are numbers from 0.
