@@ -253,8 +253,10 @@ class BarrierHandler:
     def _step(self, kind: BarrierKind, event: BarrierEvent) -> list[BarrierInstruction]:
         before = self.state
         self._story.append((before, event))
-        out: list[BarrierInstruction] = BARRIER_TABLE.row(before, kind, self._story).do(self, event)
-        BARRIER_TABLE.check(before, kind, self.state, self._story)
+        row = BARRIER_TABLE.row(before, kind, self._story)
+        out: list[BarrierInstruction] = row.do(self, event)
+        if self.state not in row.then:
+            BARRIER_TABLE.check(before, kind, self.state, self._story)
         return out
 
     def _check_can_be_read(self, event: BarrierReceived | ChannelEnded) -> None:
@@ -267,17 +269,17 @@ class BarrierHandler:
     def _kind_of(self, event: BarrierEvent) -> BarrierKind:
         pending_id = self.pending_id
         match event:
-            case EndAnnounced() | ChannelEnded():
-                return type(event)
-            case TimedOut(checkpoint_id) | CaptureFailed(checkpoint_id):
-                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.SETTLED
             case BarrierAnnounced(channel) if channel not in self._open:
                 return OtherCheckpoint.SETTLED  # it was captured, and the end behind it was read before this was
-            case CancelReceived(checkpoint_id):
-                is_newer = False  # it is for the pending one, too
-            case BarrierAnnounced(_, barrier) | BarrierReceived(_, barrier) | TriggerReceived(barrier):
+            case BarrierReceived(_, barrier) | BarrierAnnounced(_, barrier) | TriggerReceived(barrier):
                 checkpoint_id = barrier.checkpoint_id
                 is_newer = pending_id is not None and checkpoint_id > pending_id
+            case CancelReceived(checkpoint_id):
+                is_newer = False  # it is for the pending one, too
+            case TimedOut(checkpoint_id) | CaptureFailed(checkpoint_id):
+                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.SETTLED
+            case EndAnnounced() | ChannelEnded():
+                return type(event)
         if checkpoint_id <= self._last_id and checkpoint_id != pending_id:
             return OtherCheckpoint.SETTLED
         return OtherCheckpoint.NEWER if is_newer else type(event)
