@@ -78,8 +78,8 @@ def rows(table: Table[Any, Any]) -> Iterator[str]:
 def meanings(table: Table[Any, Any]) -> Iterator[str]:
     """What the source says of states and events whose names alone do not say it."""
     for named in (*states_of(table), *dict.fromkeys(row.event for row in table.rows)):
-        about = member_doc(named) if isinstance(named, Enum) else inspect.getdoc(named)
-        if about:
+        about = member_doc(named) if isinstance(named, Enum) else vars(named).get("__doc__") or ""
+        if about and not about.startswith(f"{name_of(named)}("):  # that is what dataclasses say if nothing is said
             yield f"- **{name_of(named)}**: {' '.join(about.partition(chr(10) * 2)[0].split())}"
 
 
