@@ -49,4 +49,4 @@ def test_seeds_are_simulated_without_them() -> None:
 def test_mutations_are_refused_where_there_are_none() -> None:
     done = simulate_without_them("--mutations", "skip_alignment")
     assert done.returncode == 2, done.stderr
-    assert "Run this in a checkout" in " ".join(done.stderr.split())
+    assert "run this in a checkout" in " ".join(done.stderr.split())

@@ -95,8 +95,7 @@ def run_mutations(
     """
     if find_spec("midstream.sim.mutations") is None:
         raise ConfigError(
-            "--mutations: the known bugs are for those who work on midstream, and no part of what pip installs from a "
-            "package. Run this in a checkout of the source, as CONTRIBUTING.md there says."
+            "--mutations: the bugs to put back are no part of a package; run this in a checkout of the source"
         )
     from midstream.sim.kills import RANDOM_SEEDS_MAX
     from midstream.sim.mutation_command import line_of, measure_mutations
