@@ -11,8 +11,9 @@ SIMULATED_SEEDS ?= 200
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 PROCESSES ?= 2
+PROTOCOL_ROOMS := core state operators protocol checkpoint exchange worker coordinator
 
-.PHONY: help setup lock setup-python demo kafka-demo test docs simulate check format bench peers minimums nightly clean
+.PHONY: help setup lock setup-python demo kafka-demo test coverage docs simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -39,6 +40,12 @@ kafka-demo: setup  ## the same flights from Kafka to Kafka, with a broker of its
 
 test: setup .venv/spark.jsa  ## all tests, those on real Spark slots included, in PROCESSES=2 processes
 	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile
+
+coverage: setup-python  ## which lines and branches of the protocol rooms the tests of these rooms alone reach
+	$(BIN)/coverage run -m pytest -q -m "not spark" $(addprefix tests/,$(PROTOCOL_ROOMS))
+	@for room in $(PROTOCOL_ROOMS); do \
+		printf '%-12s %3s %%\n' $$room $$($(BIN)/coverage report --include="src/midstream/$$room/*" --format=total); \
+	done
 
 docs: setup-python  ## the documentation as a site, with a reference of the API, in out/docs
 	$(BIN)/sphinx-build -q -W -c docs/site -b html . out/docs
@@ -83,5 +90,5 @@ nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked 
 	@for i in $$(seq $(REPEAT)); do echo "real Spark slots, run $$i of $(REPEAT)"; $(BIN)/pytest -q -m spark || exit; done
 
 clean:  ## what builds and runs leave behind; .venv stays
-	rm -rf out state dist build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf out state dist build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests examples -name __pycache__ -prune -exec rm -rf {} +

@@ -27,9 +27,10 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
             assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     seen = set(pairs)
     for pair in (
-        ("barrier handler", "IDLE", "BarrierReceived newer"),
-        ("barrier handler", "ALIGNING", "BarrierReceived same"),
-        ("barrier handler", "CAPTURING", "BarrierAnnounced same"),
+        ("barrier handler", "IDLE", "BarrierReceived"),
+        ("barrier handler", "ALIGNING", "BarrierReceived"),
+        ("barrier handler", "CAPTURING", "BarrierAnnounced"),
+        ("barrier handler", "IDLE", "BarrierAnnounced, settled"),
         ("task", "RUNNING, IDLE", "rows"),
         ("task", "RUNNING, ALIGNING", "rows"),
         ("task", "FINISHING, IDLE", "checkpoint_completed"),

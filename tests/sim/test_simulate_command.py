@@ -6,8 +6,9 @@ import pytest
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Options, shrink
-from midstream.sim.command import line_of, measure_mutations, parse_seeds, replay, simulate
+from midstream.sim.command import parse_seeds, replay, simulate
 from midstream.sim.kills import applied
+from midstream.sim.mutation_command import line_of, measure_mutations
 from midstream.sim.mutations import MUTATIONS
 from midstream.sim.run import run
 

@@ -17,19 +17,12 @@ Which of the two is a matter of time: a barrier says how long after its creation
 it may overtake; 0 is at once, None never. Ids only grow; at most one checkpoint is pending, and
 a newer one aborts it.
 
-    state         event                          next          instructions
-    IDLE          first barrier n, of many       ALIGNING(n)   Block if received; Timer if it has a timeout
-    IDLE          barrier n, only channel        IDLE          TakeSnapshot(n)
-    ALIGNING(n)   barrier n received, more open  ALIGNING(n)   Block
-    ALIGNING(n)   barrier n received, the last   IDLE          TakeSnapshot(n), Resume
-    ALIGNING(n)   may overtake, and no channel   CAPTURING(n)  TakeSnapshot(n, overtaking), Resume
-                  is open that cannot be
-                  captured, and is not clear
-    CAPTURING(n)  the last barrier announced     IDLE          CaptureComplete(n)
-    CAPTURING(n)  capture failed n               IDLE          -
-    any pending   barrier m > n                  as from IDLE  AbortCheckpoint(n), Resume, ...
-    any pending   cancel m >= n                  IDLE          AbortCheckpoint(n), Resume, AbortCheckpoint(m)
-    any           barrier or cancel too old      same          -
+A handler dispatches by `BARRIER_TABLE`, which has every pair of state and event that can be, and the
+states that may follow. Two kinds of events are about another checkpoint than the pending one, whatever
+their class: one that is about a SETTLED checkpoint changes nothing, and a barrier of a NEWER one ends
+the pending checkpoint first and is then handled in IDLE. What has no row is refused: a barrier that
+was overtaken is never received, a timer fires once, only what is being captured can fail to be
+written, and a task is triggered once.
 
 A channel that has ended, or whose end has arrived, counts as having delivered every later
 barrier. This machine does not know what a channel is: channels are numbers from 0.
@@ -40,10 +33,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import InvariantError, assert_never
+from midstream.core.transitions import Row, Story, Table, new_story
 
 # ---- events ----------------------------------------------------------------
 
@@ -67,7 +60,7 @@ class BarrierReceived:
 
 @dataclass(frozen=True, slots=True)
 class CancelReceived:
-    """A marker from upstream, or the coordinator's word: checkpoint `checkpoint_id` is not to be had."""
+    """A marker from upstream, or the coordinator's word: checkpoint `checkpoint_id` is cancelled."""
 
     checkpoint_id: int
 
@@ -141,14 +134,13 @@ class TakeSnapshot:
     """Forward the barrier, then snapshot, before anything else is read.
 
     `overtaking`: the barrier overtakes what is queued for the consumers, too. `capture`: channels
-    whose rows are to be captured until their barriers are announced, then comes `CaptureComplete`;
-    `overtaken`: those of them whose barriers are announced already, and not received any more.
+    whose rows are to be captured until their barriers are announced, then comes `CaptureComplete`.
+    Where one is announced already, it is not received any more.
     """
 
     barrier: CheckpointBarrier
     overtaking: bool = False
     capture: tuple[int, ...] = ()
-    overtaken: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +165,25 @@ class Alignment(Enum):
     """The state of a handler, as its table names it."""
 
     IDLE = auto()
+    """No checkpoint is pending."""
     ALIGNING = auto()
+    """Channels whose barrier has been received are blocked; the others are read up to theirs."""
     OVERTAKING = auto()
     """ALIGNING, and it may overtake: only channels that cannot be captured are still to be read up to their barriers."""
     CAPTURING = auto()
+    """The snapshot has been taken; what lies before the barriers that are still to come is captured."""
+
+
+class OtherCheckpoint(Enum):
+    """What the table calls an event that is not about the pending checkpoint."""
+
+    SETTLED = auto()
+    """The event is about a checkpoint that was taken, cancelled or given up here: it changes nothing."""
+    NEWER = auto()
+    """A barrier is of a newer checkpoint than the pending one. Once that is given up, it comes again, in IDLE."""
+
+
+BarrierKind: TypeAlias = type[BarrierEvent] | OtherCheckpoint
 
 
 class _Pending:
@@ -206,6 +213,7 @@ class BarrierHandler:
         self._pending: _Pending | None = None
         self._last_id = -1
         """The newest checkpoint that was begun, taken or cancelled here."""
+        self._story: Story[Alignment] = new_story()
 
     @property
     def state(self) -> Alignment:
@@ -234,102 +242,101 @@ class BarrierHandler:
         return self._must_align - pending.received - pending.clear
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
-        match event:
-            case BarrierAnnounced(channel, barrier, is_clear):
-                return self._on_announced(channel, barrier, is_clear)
-            case BarrierReceived(channel, barrier):
-                return self._on_received(channel, barrier)
-            case CancelReceived(checkpoint_id):
-                return self._on_cancel(checkpoint_id)
-            case EndAnnounced(channel, is_clear):
-                if channel in self._open:
-                    self._ending.add(channel)
-                    if is_clear:
-                        self._must_align.discard(channel)
-                return self._go_on()
-            case ChannelEnded(channel):
-                return self._on_end(channel)
-            case TriggerReceived(barrier):
-                return self._on_trigger(barrier)
-            case TimedOut(checkpoint_id):
-                if self._pending is not None and self._pending.barrier.checkpoint_id == checkpoint_id:
-                    self._pending.may_overtake = True
-                return self._go_on()
-            case CaptureFailed(checkpoint_id):
-                if self._pending is not None and self._pending.barrier.checkpoint_id == checkpoint_id:
-                    assert self._pending.capturing, checkpoint_id
-                    self._pending = None
-                return []
-            case _:
-                assert_never(event)
+        """Raises InvariantError, with the last events, for one that cannot come now."""
+        if isinstance(event, BarrierReceived | ChannelEnded):
+            self._check_can_be_read(event)
+        kind = self._kind_of(event)
+        if kind is OtherCheckpoint.NEWER:
+            return self._step(kind, event) + self._step(type(event), event)
+        return self._step(kind, event)
 
-    def _on_announced(self, channel: int, barrier: CheckpointBarrier, is_clear: bool) -> list[BarrierInstruction]:
-        if channel not in self._open:
-            return []  # what was captured took it along, and the end behind it was read before this was
-        out = self._begin(barrier)
-        if out is None or self._pending is None:
-            return out or []
-        self._pending.announced.add(channel)
-        if is_clear:
-            self._pending.clear.add(channel)
-        return out + self._go_on()
-
-    def _on_received(self, channel: int, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
-        if channel not in self._open:
-            raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which has ended")
-        blocked = self._pending is not None and not self._pending.capturing and channel in self._pending.received
-        if blocked:
-            raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, which is blocked")
-        out = self._begin(barrier)
-        if out is None or self._pending is None:
-            return out or []
-        pending = self._pending
-        if pending.capturing:
-            raise InvariantError(f"barrier {barrier.checkpoint_id} on channel {channel}, where it was overtaken")
-        pending.announced.add(channel)
-        pending.received.add(channel)
-        done = self._go_on(newly_received=channel)
-        if done or self._pending is not pending:
-            return out + done
-        return [*out, Block(channel)]
-
-    def _begin(self, barrier: CheckpointBarrier) -> list[BarrierInstruction] | None:
-        """Make the barrier's checkpoint the pending one. None: it is settled here already."""
-        pending = self._pending
-        if pending is not None and pending.barrier.checkpoint_id == barrier.checkpoint_id:
-            return []
-        if barrier.checkpoint_id <= self._last_id:
-            return None
-        out = self._give_up(f"checkpoint {barrier.checkpoint_id} began before it was complete")
-        self._pending = _Pending(barrier)
-        self._last_id = barrier.checkpoint_id
+    def _step(self, kind: BarrierKind, event: BarrierEvent) -> list[BarrierInstruction]:
+        before = self.state
+        self._story.append((before, event))
+        row = BARRIER_TABLE.row(before, kind, self._story)
+        out: list[BarrierInstruction] = row.do(self, event)
+        if self.state not in row.then:
+            BARRIER_TABLE.check(before, kind, self.state, self._story)
         return out
 
-    def _on_cancel(self, checkpoint_id: int) -> list[BarrierInstruction]:
-        pending_id = self.pending_id
-        if pending_id is not None and checkpoint_id >= pending_id:
-            out = self._give_up(f"checkpoint {checkpoint_id} was cancelled upstream")
-            self._last_id = checkpoint_id
-            return [*out, AbortCheckpoint(checkpoint_id, "cancelled upstream")] if pending_id < checkpoint_id else out
-        if pending_id is None and checkpoint_id > self._last_id:
-            self._last_id = checkpoint_id
-            return [AbortCheckpoint(checkpoint_id, "cancelled upstream")]
-        return []
+    def _check_can_be_read(self, event: BarrierReceived | ChannelEnded) -> None:
+        pending, channel = self._pending, event.channel
+        is_blocked = pending is not None and not pending.capturing and channel in pending.received
+        if is_blocked or channel not in self._open:
+            rule = f"channel {channel} was read while it {'is blocked' if is_blocked else 'has ended'}"
+            raise BARRIER_TABLE.broken(rule, [*self._story, (self.state, event)])
 
-    def _on_end(self, channel: int) -> list[BarrierInstruction]:
-        if channel not in self._open:
-            raise InvariantError(f"channel {channel} ends twice")
-        pending = self._pending
-        if pending is not None and not pending.capturing and channel in pending.received:
-            raise InvariantError(f"channel {channel} ends while it is blocked")
-        self._open.discard(channel)
-        self._ending.discard(channel)
-        self._must_align.discard(channel)
+    def _kind_of(self, event: BarrierEvent) -> BarrierKind:
+        pending_id = self.pending_id
+        match event:
+            case BarrierAnnounced(channel) if channel not in self._open:
+                return OtherCheckpoint.SETTLED  # it was captured, and the end behind it was read before this was
+            case BarrierReceived(_, barrier) | BarrierAnnounced(_, barrier) | TriggerReceived(barrier):
+                checkpoint_id = barrier.checkpoint_id
+                is_newer = pending_id is not None and checkpoint_id > pending_id
+            case CancelReceived(checkpoint_id):
+                is_newer = False  # it is for the pending one, too
+            case TimedOut(checkpoint_id) | CaptureFailed(checkpoint_id):
+                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.SETTLED
+            case EndAnnounced() | ChannelEnded():
+                return type(event)
+        if checkpoint_id <= self._last_id and checkpoint_id != pending_id:
+            return OtherCheckpoint.SETTLED
+        return OtherCheckpoint.NEWER if is_newer else type(event)
+
+    def _on_announced(self, event: BarrierAnnounced) -> list[BarrierInstruction]:
+        pending = self._begun(event.barrier)
+        pending.announced.add(event.channel)
+        if event.is_clear:
+            pending.clear.add(event.channel)
         return self._go_on()
 
-    def _on_trigger(self, barrier: CheckpointBarrier) -> list[BarrierInstruction]:
-        out = self._begin(barrier)
-        return [] if out is None else out + self._go_on()
+    def _on_received(self, event: BarrierReceived) -> list[BarrierInstruction]:
+        pending = self._begun(event.barrier)
+        pending.announced.add(event.channel)
+        pending.received.add(event.channel)
+        return self._go_on(newly_received=event.channel) or [Block(event.channel)]
+
+    def _begun(self, barrier: CheckpointBarrier) -> _Pending:
+        """The pending checkpoint, which is this barrier's, or becomes it."""
+        if self._pending is None:
+            self._pending = _Pending(barrier)
+            self._last_id = barrier.checkpoint_id
+        return self._pending
+
+    def _on_newer(self, event: BarrierAnnounced | BarrierReceived | TriggerReceived) -> list[BarrierInstruction]:
+        return self._give_up(f"checkpoint {event.barrier.checkpoint_id} began before it was complete")
+
+    def _on_cancel(self, event: CancelReceived) -> list[BarrierInstruction]:
+        checkpoint_id, last_id = event.checkpoint_id, self._last_id
+        self._last_id = checkpoint_id
+        out = self._give_up(f"checkpoint {checkpoint_id} was cancelled upstream")
+        return [*out, AbortCheckpoint(checkpoint_id, "cancelled upstream")] if checkpoint_id > last_id else out
+
+    def _on_end_announced(self, event: EndAnnounced) -> list[BarrierInstruction]:
+        if event.channel in self._open:
+            self._ending.add(event.channel)
+            if event.is_clear:
+                self._must_align.discard(event.channel)
+        return self._go_on()
+
+    def _on_end(self, event: ChannelEnded) -> list[BarrierInstruction]:
+        for channels in (self._open, self._ending, self._must_align):
+            channels.discard(event.channel)
+        return self._go_on()
+
+    def _on_trigger(self, event: TriggerReceived) -> list[BarrierInstruction]:
+        self._begun(event.barrier)
+        return self._go_on()
+
+    def _on_timeout(self, _: TimedOut) -> list[BarrierInstruction]:
+        assert self._pending is not None
+        self._pending.may_overtake = True
+        return self._go_on()
+
+    def _on_capture_failed(self, _: CaptureFailed) -> list[BarrierInstruction]:
+        self._pending = None
+        return []
 
     def _go_on(self, newly_received: int | None = None) -> list[BarrierInstruction]:
         """Take the snapshot, or complete it, if the time has come. `newly_received` is not blocked yet."""
@@ -345,10 +352,8 @@ class BarrierHandler:
             self._pending = None
             return [TakeSnapshot(barrier, pending.may_overtake), *resume]
         if pending.may_overtake and self._must_align <= pending.received | pending.clear:
-            open_ones = self._open - pending.received
             pending.capturing = True
-            overtaken = tuple(sorted(open_ones & pending.announced))
-            snapshot = TakeSnapshot(barrier, True, tuple(sorted(open_ones)), overtaken)
+            snapshot = TakeSnapshot(barrier, True, tuple(sorted(self._open - pending.received)))
             return [snapshot, *resume, *self._complete_capture(pending)]
         return []
 
@@ -376,3 +381,41 @@ class BarrierHandler:
         else:
             assert pending.received <= self._open, (pending.received, self._open)
             assert not pending.received >= self._open, pending.barrier
+
+
+_IDLE, _ALIGNING, _OVERTAKING, _CAPTURING = _ANY = tuple(Alignment)
+_NEWER, _H = OtherCheckpoint.NEWER, BarrierHandler
+_SETTLED: BarrierKind = OtherCheckpoint.SETTLED
+_URGENT = (_OVERTAKING, _CAPTURING, _IDLE)
+BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
+    "barrier handler",
+    (
+        Row(_IDLE, BarrierAnnounced, _ANY, "TakeSnapshot if it overtakes, CaptureComplete", _H._on_announced),
+        Row(_IDLE, BarrierReceived, _ANY, "Block, or TakeSnapshot, CaptureComplete", _H._on_received),
+        Row(_IDLE, TriggerReceived, _ANY, "TakeSnapshot if no channel is open, CaptureComplete", _H._on_trigger),
+        Row(_IDLE, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
+        Row(_IDLE, EndAnnounced, (_IDLE,), "counts as every later barrier, announced", _H._on_end_announced),
+        Row(_IDLE, ChannelEnded, (_IDLE,), "counts as every later barrier, received", _H._on_end),
+        Row(_ALIGNING, BarrierAnnounced, (_ALIGNING,), "it has still to be received", _H._on_announced),
+        Row(_ALIGNING, BarrierReceived, (_ALIGNING, _IDLE), "Block; the last: TakeSnapshot, Resume", _H._on_received),
+        Row(_ALIGNING, TimedOut, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_timeout),
+        Row(_ALIGNING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
+        Row(_ALIGNING, EndAnnounced, (_ALIGNING,), "it has still to be read", _H._on_end_announced),
+        Row(_ALIGNING, ChannelEnded, (_ALIGNING, _IDLE), "the last: TakeSnapshot, Resume", _H._on_end),
+        Row(_ALIGNING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
+        Row(_OVERTAKING, BarrierAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_announced),
+        Row(_OVERTAKING, BarrierReceived, _URGENT, "Block, or TakeSnapshot, Resume, CaptureComplete", _H._on_received),
+        Row(_OVERTAKING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
+        Row(_OVERTAKING, EndAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end_announced),
+        Row(_OVERTAKING, ChannelEnded, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end),
+        Row(_OVERTAKING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
+        Row(_CAPTURING, BarrierAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_announced),
+        Row(_CAPTURING, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
+        Row(_CAPTURING, CaptureFailed, (_IDLE,), "the rest of the barriers is not captured", _H._on_capture_failed),
+        Row(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
+        Row(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),
+        Row(_CAPTURING, _NEWER, (_IDLE,), "AbortCheckpoint", _H._on_newer),
+        *(Row(state, _SETTLED, (state,)) for state in Alignment),
+    ),
+)
+"""What is done names the instructions that may be given, in their order."""

@@ -18,21 +18,29 @@ from midstream.worker.checkpoints import TaskCheckpoints
 
 
 def skip_alignment() -> Replacements:
-    def on_received(self: Any, channel: int, barrier: Any) -> list[Any]:
-        if barrier.checkpoint_id <= self._last_id:
-            return []
-        self._last_id = barrier.checkpoint_id
-        return [barriers.TakeSnapshot(barrier)]
+    original = barriers.BarrierHandler.handle
 
-    return [(barriers.BarrierHandler, "_on_received", on_received)]
+    def handle(self: Any, event: Any) -> list[Any]:
+        if not isinstance(event, barriers.BarrierReceived):
+            return original(self, event)
+        if event.barrier.checkpoint_id <= self._last_id:
+            return []
+        self._last_id = event.barrier.checkpoint_id
+        return [barriers.TakeSnapshot(event.barrier)]
+
+    return [(barriers.BarrierHandler, "handle", handle)]
 
 
 def end_is_no_barrier() -> Replacements:
-    def on_end(self: Any, channel: int) -> list[Any]:
-        self._open.discard(channel)
+    original = barriers.BarrierHandler.handle
+
+    def handle(self: Any, event: Any) -> list[Any]:
+        if not isinstance(event, barriers.ChannelEnded):
+            return original(self, event)
+        self._open.discard(event.channel)
         return []
 
-    return [(barriers.BarrierHandler, "_on_end", on_end)]
+    return [(barriers.BarrierHandler, "handle", handle)]
 
 
 def ack_before_write() -> Replacements:
@@ -176,18 +184,19 @@ def captured_up_to_the_next_barrier() -> Replacements:
 
 def end_completes_alignment() -> Replacements:
     """A channel that ends while others are aligned completes the alignment."""
-    original = barriers.BarrierHandler._on_end
+    original = barriers.BarrierHandler.handle
 
-    def on_end(self: Any, channel: int) -> Any:
+    def handle(self: Any, event: Any) -> Any:
         pending = self._pending
-        out = original(self, channel)
-        if pending is None or pending.capturing or self._pending is not pending:
+        out = original(self, event)
+        is_an_end = isinstance(event, barriers.ChannelEnded)
+        if not is_an_end or pending is None or pending.capturing or self._pending is not pending:
             return out
         self._pending = None
         blocked = tuple(sorted(pending.received))
         return [*out, barriers.TakeSnapshot(pending.barrier), *([barriers.Resume(blocked)] if blocked else [])]
 
-    return [(barriers.BarrierHandler, "_on_end", on_end)]
+    return [(barriers.BarrierHandler, "handle", handle)]
 
 
 def end_does_not_complete_capture() -> Replacements:
@@ -204,12 +213,14 @@ def end_does_not_complete_capture() -> Replacements:
 
 def older_cancel_is_for_us() -> Replacements:
     """That an older checkpoint was cancelled ends the alignment for the one that is pending."""
-    original = barriers.BarrierHandler._on_cancel
+    original = barriers.BarrierHandler.handle
 
-    def on_cancel(self: Any, checkpoint_id: int) -> Any:
-        return original(self, max(checkpoint_id, self.pending_id or 0))
+    def handle(self: Any, event: Any) -> Any:
+        if isinstance(event, barriers.CancelReceived):
+            event = barriers.CancelReceived(max(event.checkpoint_id, self.pending_id or 0))
+        return original(self, event)
 
-    return [(barriers.BarrierHandler, "_on_cancel", on_cancel)]
+    return [(barriers.BarrierHandler, "handle", handle)]
 
 
 def given_up_and_blocked() -> Replacements:
@@ -243,14 +254,15 @@ def overtakes_in_cycles() -> Replacements:
 
 def obsolete_barrier_taken() -> Replacements:
     """A barrier of a checkpoint that has been settled here begins it again."""
-    original = barriers.BarrierHandler._begin
+    original = barriers.BarrierHandler._kind_of
 
-    def begin(self: Any, barrier: Any) -> Any:
-        if self._pending is None:
+    def kind_of(self: Any, event: Any) -> Any:
+        barrier = getattr(event, "barrier", None)
+        if self._pending is None and barrier is not None and getattr(event, "channel", None) in (None, *self._open):
             self._last_id = min(self._last_id, barrier.checkpoint_id - 1)
-        return original(self, barrier)
+        return original(self, event)
 
-    return [(barriers.BarrierHandler, "_begin", begin)]
+    return [(barriers.BarrierHandler, "_kind_of", kind_of)]
 
 
 def second_port_not_blocked() -> Replacements:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,8 +12,6 @@ import msgspec
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Options, Summary, campaign, shrink
 from midstream.sim.coverage import lines_of, report
-from midstream.sim.kills import RANDOM_SEEDS_MAX, Kill, Search, kill_table
-from midstream.sim.mutations import EQUIVALENT, MUTATIONS
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
 from midstream.sim.shapes import SHAPES
@@ -22,8 +20,6 @@ from midstream.sim.trace import channel_pattern, checkpoint_pattern
 TOPOLOGIES = (*SHAPES, "random")
 PARALLELISM_MAX = 64
 JOBS_MAX = 1024
-TABLE_CHARS = 180
-NOT_ASKED = Search(0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ def simulate(
     """
     if jobs is not None and not 1 <= jobs <= JOBS_MAX:
         raise ConfigError(f"jobs: {jobs} is not between 1 and {JOBS_MAX}")
-    _check_seconds(seconds)
+    check_seconds(seconds)
     options = replace(_options(topology, parallelism, rescale_to, faults, rows), coverage=coverage)
     summary = campaign(
         options,
@@ -112,64 +108,9 @@ def simulate(
     return Simulated(data, "\n".join(lines), ok=summary.failures == 0)
 
 
-def measure_mutations(
-    *,
-    names: Sequence[str] = (),
-    seeds_max: int = RANDOM_SEEDS_MAX,
-    jobs: int | None = None,
-    seconds: float | None = None,
-    progress: Callable[[Kill], None] | None = None,
-) -> Simulated:
-    """Put every known bug back, or those of `names`, and see how soon a run fails: in its own scenario, and in random ones.
-
-    `seeds_max`: of the random ones; 0: only the scenarios of their own. `seconds`: of processor time, for which each
-    is looked for at most in either. Not ok if any survives.
-    """
-    unknown = [name for name in names if name not in MUTATIONS and name not in EQUIVALENT]
-    if unknown:
-        raise ConfigError(f"mutations: there is no {unknown[0]!r}; there are {', '.join((*MUTATIONS, *EQUIVALENT))}")
-    if seeds_max < 0:
-        raise ConfigError(f"seeds-max: {seeds_max} is no number of seeds")
-    _check_seconds(seconds)
-    found: dict[str, Kill] = {}
-    chosen = [name for name in MUTATIONS if name in names or not names]
-    for kill in kill_table(chosen, seeds_max, jobs, seconds) if chosen else ():
-        found[kill.name] = kill
-        if progress is not None:
-            progress(kill)
-    kills = [found[name] for name in chosen]
-    survivors = [kill.name for kill in kills if (kill.random or kill.own or NOT_ASKED).seed is None]
-    equivalent = {name: EQUIVALENT[name] for name in EQUIVALENT if name in names or not names}
-    lines = ["its scenario      random", *map(line_of, kills)]
-    lines += [f"{'equivalent':>24}  {name}: {one.what}: {one.proof}" for name, one in equivalent.items()]
-    lines.append(f"{len(kills) - len(survivors)} of {len(kills)} mutations are found, {len(equivalent)} change nothing")
-    data = {
-        "seeds_max": seeds_max,
-        "seconds": seconds,
-        "survivors": survivors,
-        "mutations": msgspec.to_builtins(kills),
-        "equivalent": {name: {"what": one.what, "proof": one.proof} for name, one in equivalent.items()},
-    }
-    return Simulated(data, "\n".join(lines), ok=not survivors)
-
-
-def _check_seconds(seconds: float | None) -> None:
+def check_seconds(seconds: float | None) -> None:
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"seconds: {seconds:g} is no time to run anything")
-
-
-def line_of(kill: Kill) -> str:
-    """For people: how many seeds it took, and how the run failed that found it."""
-    found = next((each for each in (kill.random, kill.own) if each is not None and each.seed is not None), NOT_ASKED)
-    raised = next((each.own_error for each in (kill.own, kill.random) if each is not None and each.own_error), "")
-    says = f"its own code fails: {raised.splitlines()[0]}" if raised else found.failure
-    return f"{_seeds(kill.own):>12}{_seeds(kill.random):>12}  {kill.name}: {kill.what} → {says}"[:TABLE_CHARS]
-
-
-def _seeds(search: Search | None) -> str:
-    if search is None:
-        return "-"
-    return f">{search.seeds}" if search.seed is None else str(search.seeds)
 
 
 def replay(

@@ -35,11 +35,13 @@ def recording() -> Iterator[Counter[Pair]]:
 
 
 def _recorded(
-    machine: str, method: Callable[..., Any], of_call: Callable[..., tuple[str, str]], seen: Counter[Pair]
+    machine: str, method: Callable[..., Any], of_call: Callable[..., tuple[str, str] | None], seen: Counter[Pair]
 ) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
-        state, event = of_call(*arguments, **named)
-        seen[machine, state, event] += 1
+        pair = of_call(*arguments, **named)
+        if pair is not None:
+            state, event = pair
+            seen[machine, state, event] += 1
         return method(*arguments, **named)
 
     return call

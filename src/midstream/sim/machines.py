@@ -2,7 +2,8 @@
 
 What there can be is read from the code: states from enums, events from unions of messages, from the kinds of
 timers and I/O, and from the methods by which one room calls another, which are looked up in the
-syntax tree of the caller. So what is new shows up by itself, as a pair that nothing has met.
+syntax tree of the caller. So what is new shows up by itself, as a pair that nothing has met. Where a machine
+has a table on which it runs, the table says which pairs there can be.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from midstream.coordinator.savepoints import Savepoints
 from midstream.coordinator.shell import Shell
 from midstream.core import elements
 from midstream.core.seams import Failed
+from midstream.core.transitions import Table, name_of
 from midstream.exchange.channel import LocalChannel, RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.protocol import messages as m
@@ -44,7 +46,8 @@ class Watched:
 
     owner: type
     method: str
-    of_call: Callable[..., tuple[str, str]]
+    of_call: Callable[..., tuple[str, str] | None]
+    """None: the call is of another machine."""
     events: tuple[str, ...]
 
 
@@ -59,12 +62,22 @@ class Machine:
     """Made anew for each recording."""
     impossible: tuple[tuple[str, str, str], ...] = ()
     """States and events (separated by |, * for all; RUNNING is every "RUNNING, …"), and why they never meet."""
+    table: Table[Any, Any] | None = None
+    """On which it runs: what has no row there is impossible."""
+    row_of: Callable[[str], str] = str
+    """What the table calls an event."""
 
     @cached_property
     def events(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(event for watched in self.watched() for event in watched.events))
 
+    @cached_property
+    def _pairs(self) -> frozenset[tuple[str, str]]:
+        return frozenset((row.state.name, name_of(row.event)) for row in self.table.rows) if self.table else frozenset()
+
     def why_impossible(self, state: str, event: str) -> str | None:
+        if self.table is not None and (state.partition(",")[0], self.row_of(event)) not in self._pairs:
+            return "its table has no such row"
         for states, events, why in self.impossible:
             if _is_one_of(state, states) and _is_one_of(event, events):
                 return why
@@ -80,6 +93,19 @@ class Machine:
 
 def _is_one_of(name: str, names: str) -> bool:
     return names == "*" or not {name, name.partition(",")[0]}.isdisjoint(names.split("|"))
+
+
+def machine_of(table: Table[Any, Any]) -> Machine:
+    """What can be said of a machine by its table alone: which of its rows have been asked for."""
+
+    def of_call(asked: Any, state: Enum, event: object, *_: Any) -> tuple[str, str] | None:
+        return (state.name, name_of(event)) if asked is table else None
+
+    events = tuple(dict.fromkeys(name_of(row.event) for row in table.rows))
+    states = names_of(type(table.rows[0].state))
+    return Machine(
+        f"{table.machine}, by its table", states, lambda: [Watched(Table, "row", of_call, events)], table=table
+    )
 
 
 # ---- reading the code ---------------------------------------------------------
@@ -123,33 +149,28 @@ def _outcome(name: str, outcome: object) -> str:
 
 # ---- tasks and slots ---------------------------------------------------------
 
-_RELATIONS: Final = ("older", "same", "newer")
-_BARRIER_EVENTS: Final = tuple(
-    name
-    for kind in get_args(barriers.BarrierEvent)
-    for name in (
-        [f"{kind.__name__} {relation}" for relation in _RELATIONS]
-        if {"checkpoint_id", "barrier"} & set(kind.__dataclass_fields__)
-        else [kind.__name__]
-    )
-)
+
+def _barrier_events() -> Iterable[str]:
+    for kind in get_args(barriers.BarrierEvent):
+        about = kind.__dataclass_fields__
+        yield kind.__name__
+        if "barrier" in about or "checkpoint_id" in about:
+            yield f"{kind.__name__}, settled"
+        if "barrier" in about:
+            yield f"{kind.__name__}, newer"
+
+
+def barrier_row(event: str) -> str:
+    name, _, other = event.partition(", ")
+    return other.upper() or name
 
 
 def watch_barriers() -> Sequence[Watched]:
-    newest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+    def of_call(handler: Any, kind: Any, event: Any) -> tuple[str, str]:
+        name = type(event).__name__
+        return handler.state.name, name if kind is type(event) else f"{name}, {kind.name.lower()}"
 
-    def of_call(handler: Any, event: Any) -> tuple[str, str]:
-        state, name = handler.state.name, type(event).__name__
-        checkpoint_id = getattr(event, "checkpoint_id", None)
-        if checkpoint_id is None:
-            checkpoint_id = getattr(getattr(event, "barrier", None), "checkpoint_id", None)
-        if checkpoint_id is None:
-            return state, name
-        known = newest.get(handler, -1)
-        newest[handler] = max(known, checkpoint_id)
-        return state, f"{name} {_RELATIONS[1 + (checkpoint_id > known) - (checkpoint_id < known)]}"
-
-    return [Watched(barriers.BarrierHandler, "handle", of_call, _BARRIER_EVENTS)]
+    return [Watched(barriers.BarrierHandler, "_step", of_call, tuple(_barrier_events()))]
 
 
 NO_MAILS: Final = frozenset(("step", "arrived", "metrics", "check"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from midstream.checkpoint.barriers import Alignment
+from midstream.checkpoint.barriers import BARRIER_TABLE, Alignment
 from midstream.coordinator.attempt import TaskPhase
 from midstream.coordinator.checkpoints import Progress
 from midstream.coordinator.phase import Phase
@@ -18,6 +18,7 @@ from midstream.sim.machines import (
     TASK_STATES,
     Machine,
     Request,
+    barrier_row,
     classes_of,
     names_of,
     watch_attempt_tasks,
@@ -43,7 +44,9 @@ _AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|Checkpo
 _REQUESTS: Final = (*classes_of(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
 _IO_LATER: Final = "|".join(
-    name for name in COORDINATOR_EVENTS if name.endswith((" done", " failed")) and not name.startswith("open")
+    name
+    for name in COORDINATOR_EVENTS
+    if name.endswith((" done", " failed")) and not name.startswith(("open", "savepoint-place"))
 )
 _SETTLED_BEFORE: Final = "commit done|commit failed|abort done|abort failed"
 _PUBLISHED: Final = "|".join(("published", *(f"not published: {kind}" for kind in NOT_PUBLISHED)))
@@ -56,14 +59,14 @@ MACHINES: Final[tuple[Machine, ...]] = (
         names_of(Alignment),
         watch_barriers,
         (
-            ("*", "TriggerReceived older|TriggerReceived same", "a task is triggered once, in order, and then only"),
             (
-                "ALIGNING|OVERTAKING|CAPTURING",
-                "TriggerReceived newer",
-                "nobody triggers while a checkpoint is in progress",
+                "*",
+                "TriggerReceived, settled|TriggerReceived, newer",
+                "it comes once, in order, while nothing is pending",
             ),
-            ("CAPTURING", "BarrierReceived same", "the barriers that are awaited are taken as soon as they arrive"),
         ),
+        BARRIER_TABLE,
+        barrier_row,
     ),
     Machine(
         "task",
@@ -109,7 +112,11 @@ MACHINES: Final[tuple[Machine, ...]] = (
                 f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_COMMITS}|{_FROM_TASKS}",
                 "no slot is asked for yet",
             ),
-            ("OPENING", f"{_TIMERS}|{_IO_LATER}", "nothing but opening is under way"),
+            (
+                "OPENING",
+                f"{_TIMERS}|{_IO_LATER}",
+                "nothing but opening, and places of savepoints that are asked for early, is under way",
+            ),
             ("GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "open done|open failed", "it has been opened"),
             ("GATHERING", _FROM_TASKS, "no attempt yet, or all slots have said Cancelled, the last of their messages"),
             ("DEPLOYING", _AFTER_START, "sent after Start"),

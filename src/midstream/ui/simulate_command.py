@@ -95,7 +95,7 @@ def simulate(
         Say which state of each state machine has met which event, and which never.
     mutations
         Instead: put known bugs back one by one, all or those named, and say how many seeds it takes to find each: in
-        a scenario made for it, and in random ones.
+        a scenario made for it, and in random ones. The bugs are in a checkout of the source only.
     seeds_max
         Of --mutations: how many random seeds (2,000) a bug may survive; 0: only the scenarios made for them.
     """

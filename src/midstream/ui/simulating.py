@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.text import Text
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Summary
-from midstream.sim.command import Simulated, line_of, measure_mutations, replay, simulate
-from midstream.sim.kills import RANDOM_SEEDS_MAX
+from midstream.sim.command import Simulated, replay, simulate
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
 
@@ -89,7 +89,17 @@ def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answ
 def run_mutations(
     names: Sequence[str], seeds_max: int | None, jobs: int | None, seconds: float | None, silent: bool
 ) -> Answer:
-    """How many seeds it takes to find each known bug; a line for each as soon as it is known."""
+    """How many seeds it takes to find each known bug; a line for each as soon as it is known.
+
+    Raises ConfigError where midstream is installed without them.
+    """
+    if find_spec("midstream.sim.mutations") is None:
+        raise ConfigError(
+            "--mutations: the bugs to put back are no part of a package; run this in a checkout of the source"
+        )
+    from midstream.sim.kills import RANDOM_SEEDS_MAX
+    from midstream.sim.mutation_command import line_of, measure_mutations
+
     console = Console(stderr=True, highlight=False, quiet=silent, soft_wrap=True)
     done = measure_mutations(
         names=[name for entry in names for name in entry.split(",") if name],

@@ -1,0 +1,25 @@
+"""docs/state-machines.md is what the tables say, and no table is left out of it and of the coverage report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+import state_machines
+
+from midstream.sim.pairs import MACHINES
+
+
+def test_the_page_is_drawn_from_the_tables() -> None:
+    is_as_drawn = state_machines.PAGE.read_text(encoding="utf-8") == state_machines.page()
+    assert is_as_drawn, f"{state_machines.PAGE.name} is old: {state_machines.COMMAND} writes it anew"
+
+
+def test_every_table_is_in_the_coverage_and_so_on_the_page() -> None:
+    covered = {machine.table.machine for machine in MACHINES if machine.table is not None}
+    missing = {
+        f"{file}: {name}" for machine, (file, name) in state_machines.declared().items() if machine not in covered
+    }
+    assert not missing, "give each a machine, or machine_of(table), in MACHINES of src/midstream/sim/pairs.py"

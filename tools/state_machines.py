@@ -1,0 +1,107 @@
+"""Writes docs/state-machines.md anew, from the tables on which the state machines run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from midstream.core.transitions import Row, Table, name_of
+from midstream.sim.pairs import MACHINES
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "midstream"
+PAGE = ROOT / "docs" / "state-machines.md"
+COMMAND = "python tools/state_machines.py"
+INTRODUCTION = f"""# State machines
+
+Each of these machines runs on a table ([decision 060](decisions/060-tables-that-are-executed.md)): it looks up every
+event, refuses one that has no row in its state, and may only come to a state that the row names. The error of a refused
+event names the machine, the state, the event and the events before it. The coverage of the simulator
+([simulation.md](simulation.md)) reports which rows its runs have met.
+
+The diagrams have what leads from one state to another; the tables also have what leads back to the same state. This page
+is drawn from the tables by `{COMMAND}`, and a test compares it with them.
+"""
+DECLARED = re.compile(r"^(\w+)\b[^\n]*= Table\(\s*\"([^\"]+)\"", re.MULTILINE)
+
+
+def declared() -> dict[str, tuple[str, str]]:
+    """File and name of each table in the source, by the name of its machine."""
+    return {
+        machine: (file.relative_to(SOURCE).as_posix(), name)
+        for file in sorted(SOURCE.rglob("*.py"))
+        for name, machine in DECLARED.findall(file.read_text(encoding="utf-8"))
+    }
+
+
+def page() -> str:
+    tables = {machine.table.machine: machine.table for machine in MACHINES if machine.table is not None}
+    places = declared()
+    sections = [section(table, *places[name]) for name, table in tables.items()]
+    return "\n".join([INTRODUCTION, *sections])
+
+
+def section(table: Table[Any, Any], file: str, name: str) -> str:
+    lines = [f"## {table.machine[0].upper()}{table.machine[1:]}", "", f"`{name}` in `{file}`.", ""]
+    lines += ["```mermaid", *diagram(table), "```", "", *rows(table), "", *meanings(table)]
+    return "\n".join(lines) + "\n"
+
+
+def diagram(table: Table[Any, Any]) -> Iterator[str]:
+    """What leads from one state to another, the events of one arrow together."""
+    arrows: dict[tuple[Enum, Enum], list[str]] = {}
+    for row in table.rows:
+        for then in row.then:
+            if then is not row.state:
+                arrows.setdefault((row.state, then), []).append(name_of(row.event))
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {table.rows[0].state.name}"
+    yield from (f"    {state.name} --> {then.name}: {', '.join(events)}" for (state, then), events in arrows.items())
+    left = {state for state, _ in arrows}
+    yield from (f"    {then.name} --> [*]" for then in dict.fromkeys(then for _, then in arrows) if then not in left)
+
+
+def rows(table: Table[Any, Any]) -> Iterator[str]:
+    """State by state, in the order of the states."""
+    yield from ("| state | event | next state | what is done |", "|---|---|---|---|")
+    order = list(states_of(table))
+    for row in sorted(table.rows, key=lambda row: order.index(row.state)):
+        yield f"| {row.state.name} | {name_of(row.event)} | {next_states(row)} | {row.what} |"
+
+
+def meanings(table: Table[Any, Any]) -> Iterator[str]:
+    """What the source says of states and events whose names alone do not say it."""
+    for named in (*states_of(table), *dict.fromkeys(row.event for row in table.rows)):
+        about = member_doc(named) if isinstance(named, Enum) else vars(named).get("__doc__") or ""
+        if about and not about.startswith(f"{name_of(named)}("):  # that is what dataclasses say if nothing is said
+            yield f"- **{name_of(named)}**: {' '.join(about.partition(chr(10) * 2)[0].split())}"
+
+
+def member_doc(member: Enum) -> str:
+    """The string that follows the member in the source of its class."""
+    body = ast.parse(inspect.getsource(type(member))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for assigned, following in pairwise(body.body):
+        match assigned, following:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(ast.Constant(str(about))) if name == member.name:
+                return about
+    return ""
+
+
+def states_of(table: Table[Any, Any]) -> type[Enum]:
+    kind: type[Enum] = type(table.rows[0].state)
+    return kind
+
+
+def next_states(row: Row[Any, Any]) -> str:
+    return ", ".join("the same" if then is row.state else then.name for then in row.then)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
