@@ -5,7 +5,7 @@ a remote consumer's credit lets them go; a local consumer takes them by referenc
 small batches can still be joined while they wait, and why nothing is ever half emitted.
 
 Rows are produced only for consumers that have asked for them, which one that still has recovered rows
-to work off has not: else every restart would put another pool full of rows behind what is in flight.
+to process has not: else every restart would put another pool full of rows behind what is in flight.
 
 Order within a subpartition: as emitted. Consecutive watermarks are one (the last): a consumer
 that cannot keep up would otherwise collect them without bound.
@@ -25,8 +25,9 @@ from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPart
 from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
+from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, InFlight, QueueTime, Taken, buffers_of, let_go
+from midstream.exchange.queue import ElementQueue, QueueTime
 from midstream.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
@@ -36,7 +37,7 @@ FEW_ROWS = 1024
 
 
 class Subpartition:
-    """FIFO queue of elements for one consumer. Charged to the partition's quota until they are done with.
+    """FIFO queue of elements for one consumer: the account of its batches, with the partition's quota.
 
     A remote consumer has a `queue` of its own, and gets what `take` gives; a local one reads `queue`
     itself, so that what lies here is captured by the consumer, never by the producer.
@@ -83,8 +84,8 @@ class Subpartition:
         self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
         """Barriers that have overtaken everything here."""
-        self.sending: Taken = ()
-        """What the batch is made of that is being sent or worked off."""
+        self.sending: LeasedBatch | None = None
+        """The batch that is on its way to a remote consumer."""
         self._charged = 0
         self.rows_added = self.bytes_added = self.batches_added = 0
         """All so far."""
@@ -117,36 +118,37 @@ class Subpartition:
             buffers = self._pool.buffers_for(size)
             self._quota.take(buffers)
             self._charged += buffers
-            self.queue.append(InFlight(element, buffers, self))
+            self.queue.append(LeasedBatch(element, buffers, self))
         else:
             self.closed = isinstance(element, EndOfPartition)
             self.queue.append(element)
         if self._on_data is not None and len(self.queue):
             self._on_data()
 
-    def take(self, rows_max: int) -> tuple[Element, Taken] | None:
-        """The next element; when it is a batch, `done` must follow when all of it has been sent or worked off."""
-        head: tuple[Element, Taken] | None
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """The next element. A batch is a local consumer's to release; of a remote one, `sent` must follow."""
         if self._urgent:
-            head = self._urgent.popleft(), ()
+            taken: LeasedBatch | Event | None = self._urgent.popleft()
         else:
-            head = self.queue.take(rows_max)
-            if head is None:
+            taken = self.queue.take(rows_max)
+            if taken is None:
                 return None
-            self.sending = head[1]
             if self.is_local:
-                self._pool.returned()  # what is being worked off waits no more
-            elif isinstance(head[0], CheckpointBarrier):
-                self._on_sent(head[0].checkpoint_id)
+                self._pool.returned()  # what is being processed waits no more
+            elif isinstance(taken, LeasedBatch):
+                self.sending = taken
+            elif isinstance(taken, CheckpointBarrier):
+                self._on_sent(taken.checkpoint_id)
         if self.on_empty is not None and self.is_empty:
             self.on_empty()
-        return head
+        return taken
 
-    def done(self) -> None:
-        taken, self.sending = self.sending, ()
-        let_go(taken)
-        if not self.is_local:
-            self._pool.returned()  # even if a checkpoint still holds them, there is room here
+    def sent(self) -> None:
+        """All of the batch that was taken is with the remote consumer."""
+        assert self.sending is not None, f"{self.channel}: sent without having been taken"
+        sent, self.sending = self.sending, None
+        sent.release()
+        self._pool.returned()  # even if a checkpoint still holds the batch, there is room here
 
     def freed(self, buffers: int) -> None:
         if self._charged:  # else everything has been given back
@@ -156,7 +158,7 @@ class Subpartition:
     @property
     def waiting(self) -> int:
         """Buffers that have not been sent, or that a local consumer has not begun with."""
-        return self.queue.waiting + (0 if self.is_local else buffers_of(self.sending))
+        return self.queue.waiting + (0 if self.sending is None else self.sending.buffers)
 
     @property
     def is_empty(self) -> bool:
@@ -170,13 +172,13 @@ class Subpartition:
         """Whether the next element goes out at once, even inside a batch that is being sent."""
         return bool(self._urgent)
 
-    def overtake(self, barrier: CheckpointBarrier) -> list[InFlight]:
+    def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
         """Send the barrier before everything that is here, which is returned: it is the producer's to store.
 
         The barrier may be here already, waiting its turn: then what lies behind it is not returned.
         """
         assert not self.is_local, self.channel
-        captured = [item.hold() for item in self.sending]
+        captured = [] if self.sending is None else [self.sending.hold()]
         captured += self.queue.capture(barrier.checkpoint_id)
         self.queue.stop_capture()
         self._urgent.append(barrier)
@@ -190,9 +192,17 @@ class Subpartition:
         self._quota.give(charged)
         self.queue.clear()
         self._urgent.clear()
-        self.sending = ()
+        self.sending = None
         self._on_data = self.on_empty = None
         self.closed = True
+
+    def check(self, at_work: LeasedBatch | None = None) -> None:
+        """At least what waits here, and what is being sent or, by a local consumer, `at_work`, is charged."""
+        self.queue.check()
+        taken = at_work if self.is_local else self.sending
+        used = self.queue.waiting + (taken.charged_to(self) if taken is not None else 0)
+        if not self.closed and self._charged < used:
+            raise InvariantError(f"{self.channel}: {self._charged} buffers are charged, {used} are in use")
 
 
 class ResultPartition:
@@ -249,7 +259,7 @@ class ResultPartition:
     @property
     def is_sent(self) -> bool:
         """Whether everything is with the consumers, and theirs to store. What a local one has not read yet is, too."""
-        return all(sub.is_local or (sub.is_empty and not sub.sending) for sub in self.subpartitions)
+        return all(sub.is_local or (sub.is_empty and sub.sending is None) for sub in self.subpartitions)
 
     def wake_when_sent(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from now on, whenever `is_sent` may have become true."""
@@ -299,7 +309,7 @@ class ResultPartition:
         for sub in self.subpartitions:
             sub.add(event)
 
-    def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[InFlight]]]:
+    def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Send the barrier before everything else; what it overtakes is the producer's to store, by channel."""
         captured = []
         for sub in self.subpartitions:
@@ -309,7 +319,7 @@ class ResultPartition:
                 captured.append((sub.channel, sub.overtake(barrier)))
         return captured
 
-    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[InFlight]]]:
+    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Likewise, but only where the barrier is still waiting its turn."""
         waiting = [
             sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(barrier.checkpoint_id)
@@ -353,7 +363,7 @@ class ResultPartition:
 
     def check(self) -> None:
         for sub in self.subpartitions:
-            sub.queue.check()
+            sub.check()
 
 
 def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
