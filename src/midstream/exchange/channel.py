@@ -15,9 +15,9 @@ from midstream.core.elements import CheckpointBarrier, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.partition import Subpartition
 from midstream.exchange.pool import BufferPool, Quota
 from midstream.exchange.queue import ElementQueue, QueueTime
+from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
 
 

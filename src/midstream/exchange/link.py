@@ -19,7 +19,7 @@ from midstream.core.ids import ChannelId
 from midstream.core.seams import DataLink
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.partition import Subpartition
+from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
 
 

@@ -12,8 +12,9 @@ from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch, release
 from midstream.exchange.link import PeerLink
-from midstream.exchange.partition import ResultPartition, Subpartition
+from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue
+from midstream.exchange.subpartition import Subpartition
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker.slot import SlotMachine

@@ -13,8 +13,9 @@ from midstream.coordinator import checkpoints, completing
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch, release
-from midstream.exchange.partition import ResultPartition, Subpartition
+from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue
+from midstream.exchange.subpartition import Subpartition
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery

@@ -22,7 +22,7 @@ from midstream.core.errors import ConfigError
 from midstream.core.ids import ChannelId, TaskId
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.partition import Subpartition
+from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import HEADER, FrameKind
 
 _TEXT_MAX: Final = 220

@@ -9,7 +9,7 @@ import msgspec
 
 from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfPartition
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.partition import Subpartition
+from midstream.exchange.subpartition import Subpartition
 from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import mutation_scenarios as scenarios
