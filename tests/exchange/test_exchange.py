@@ -366,14 +366,14 @@ def test_a_pool_that_is_too_small_says_how_much_is_needed() -> None:
 def test_reserved_buffers_stay_free_for_their_owner_whatever_others_take() -> None:
     pool = BufferPool(100, 10)
     greedy, modest = pool.quota("greedy", 1), pool.quota("modest", 3)
-    greedy.take(20)  # an overdraft
+    greedy.charge(20)  # an overdraft
     pool.check()
     assert greedy.available() <= 0
     assert modest.available() == 3
-    modest.take(3)
-    modest.give(3)
-    greedy.give(20)
+    modest.charge(3)
+    modest.free(3)
+    greedy.free(20)
     pool.check()
     assert pool.in_use == 0
     with pytest.raises(InvariantError, match="given back"):
-        greedy.give(1)
+        greedy.free(1)

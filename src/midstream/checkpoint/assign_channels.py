@@ -48,7 +48,7 @@ def assign_channels(
         if edge is None or edge.partitioning is Partitioning.BROADCAST:
             if allow_dropped_state:
                 continue
-            raise _nowhere(metadata, ends, states, edge)
+            raise _lost_edge_error(metadata, ends, states, edge)
         _check_columns(metadata, ends, old, edge)
         had = metadata.vertices[old.target].parallelism
         # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
@@ -184,7 +184,7 @@ def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout
     )
 
 
-def _nowhere(
+def _lost_edge_error(
     metadata: CheckpointMetadata, ends: EdgeEnds, states: list[ChannelState], edge: Edge | None
 ) -> ConfigError:
     rows = sum(segment.rows for state in states for segment in state.segments)

@@ -182,7 +182,7 @@ class RemoteChannel:
         if self._closed:
             return  # everything has been given back
         self._held -= buffers
-        self._quota.give(buffers)
+        self._quota.free(buffers)
         self._top_up()
 
     def has_data(self) -> bool:
@@ -201,12 +201,12 @@ class RemoteChannel:
         elif wanted * 2 < min(self._window, limit) and self._credit:
             return  # not worth a message yet
         if wanted > 0:
-            self._quota.take(wanted)
+            self._quota.charge(wanted)
             self._credit += wanted
             self._grant(self.id, wanted)
 
     def discard(self) -> None:
-        self._quota.give(self._credit + self._held)
+        self._quota.free(self._credit + self._held)
         self._credit = self._held = self._partial_buffers = 0
         self.queue.clear()
         self._partial = None

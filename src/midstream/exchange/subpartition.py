@@ -104,7 +104,7 @@ class Subpartition:
             self.bytes_added += size
             self.batches_added += 1
             buffers = self._pool.buffers_for(size)
-            self._quota.take(buffers)
+            self._quota.charge(buffers)
             self._charged += buffers
             self.queue.append(LeasedBatch(element, buffers, self))
         else:
@@ -141,7 +141,7 @@ class Subpartition:
     def freed(self, buffers: int) -> None:
         if self._charged:  # else everything has been given back
             self._charged -= buffers
-            self._quota.give(buffers)
+            self._quota.free(buffers)
 
     @property
     def waiting(self) -> int:
@@ -177,7 +177,7 @@ class Subpartition:
     def discard(self) -> None:
         """Drop everything that is queued (the attempt is over)."""
         charged, self._charged = self._charged, 0
-        self._quota.give(charged)
+        self._quota.free(charged)
         self.queue.clear()
         self._urgent.clear()
         self.sending = None

@@ -39,7 +39,7 @@ def leak_credit() -> Replacements:
     def freed(self: Any, buffers: int) -> None:
         original(self, buffers)
         if buffers > 1:
-            self._quota.take(1)
+            self._quota.charge(1)
 
     return [(RemoteChannel, "freed", freed)]
 

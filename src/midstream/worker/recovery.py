@@ -108,11 +108,11 @@ class GateRecovery:
     def freed(self, buffers: int) -> None:
         if not self._closed:
             self._charged -= buffers
-            self._quota.give(buffers)
+            self._quota.free(buffers)
 
     def discard(self) -> None:
         self._closed = True
-        self._quota.give(self._charged)
+        self._quota.free(self._charged)
         self._charged = 0
         self._queue.clear()
 
@@ -170,7 +170,7 @@ class GateRecovery:
             for offset, batch in enumerate(outcome.value):
                 if batch.num_rows:
                     buffers = self._pool.buffers_for(batch_bytes(batch))
-                    self._quota.take(buffers)
+                    self._quota.charge(buffers)
                     self._charged += buffers
                     position = replace(at, batch=at.batch + offset, index=at.index + offset)
                     self._queue.append((position, LeasedBatch(batch, buffers, self)))
