@@ -288,7 +288,7 @@ def first_of_a_run_is_lost() -> Replacements:
 
 
 def joined_is_never_done() -> Replacements:
-    """Of a batch that came from several channels, only the first is told that it was processed."""
+    """Of a batch that came from several channels, only the first has its buffers back when it was processed."""
     original = InputGate.done
 
     def done(self: Any) -> None:
@@ -394,7 +394,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, scenarios.rejoined),
     "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
     "joined_is_never_done": Mutation(
-        "of channels that are read together one is told when that is done", joined_is_never_done
+        "of channels that are read together one gets its buffers back", joined_is_never_done, scenarios.joining_tight
     ),
     "joined_with_what_is_blocked": Mutation(
         "a blocked channel is read together with others", joined_with_what_is_blocked, scenarios.joining

@@ -483,3 +483,8 @@ def joining(seed: int) -> Scenario:
     tempo = replace(drawn.tempo, mail_us=400, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, aligned_timeout_s=None, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
     return replace(drawn, batch_rows=10, splits=7, rounds=1, row_us=0, sink_rows=0, queue_time_s=None)
+
+
+def joining_tight(seed: int) -> Scenario:
+    """As `joining`, with no buffer more than it takes."""
+    return replace(joining(seed), pool_buffers=0)
