@@ -34,6 +34,7 @@ import psutil
 from scale_driver import KEY_GROUPS, PARALLELISMS, Timer, driver
 
 from midstream import Environment
+from midstream.api.submit import StartOptions
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.elements import CheckpointBarrier, Event, Watermark, encode_event
 from midstream.core.ids import ChannelId, TaskId
@@ -169,7 +170,7 @@ def measure_channels(parallelism: int) -> dict[str, float]:
             checkpoint_interval=None,
         )
         program(env, parallelism, 1000.0, 0)
-        plan = env.submission(slots=ProcessSlots()).plan
+        plan = env.submission(StartOptions(slots=ProcessSlots())).plan
         peers = Peers()
         machine = SlotMachine(
             clock=peers,

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 from midstream import Environment
-from midstream.api.submit import rescaled
+from midstream.api.submit import StartOptions, rescaled
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator import Coordinator
 from midstream.coordinator.effects import IoKind, io_kind
@@ -332,7 +332,7 @@ def measure_driver(program: Program, parallelism: int, program_bytes: int) -> di
             buffer_size="4 KiB",
         )
         program(env, parallelism, 1000.0, program_bytes)
-        submitted = env.submission(slots=ProcessSlots())
+        submitted = env.submission(StartOptions(slots=ProcessSlots()))
         nodes, plan = submitted.nodes, submitted.plan
         plan = replace(plan, graph_bytes=pickled(plan.graph))
         plan = replace(plan, rescaled=lambda wanted: rescaled(plan, LogicalGraph(list(nodes)), ProcessSlots(), wanted))

@@ -12,6 +12,7 @@ from in_memory import MemoryStorage
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.core.arrow_types import to_list
 from midstream.core.seams import Done, Failed, Mail, Timer
+from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
@@ -92,6 +93,7 @@ class Recovering:
         self.pool = BufferPool(1 << 20, 4096)
         self.woken = 0
         self.failures: list[BaseException] = []
+        self.at_work: LeasedBatch | None = None
         self.gate = GateRecovery(
             edge,
             states,
@@ -112,9 +114,9 @@ class Recovering:
     def take(self) -> list[tuple[int, int]] | None:
         """The rows of the next batch, whatever has to be read for it; None at the end."""
         while not self.gate.is_over:
-            found = self.gate.take()
-            if found is not None:
-                return rows_in(found)
+            self.at_work = self.gate.take()
+            if self.at_work is not None:
+                return rows_in(self.at_work.batch)
             assert self.steps.run_io(), "nothing is being read"
             if self.failures:
                 raise self.failures[0]
@@ -122,7 +124,9 @@ class Recovering:
         return None
 
     def done(self) -> None:
-        self.gate.done()
+        assert self.at_work is not None
+        self.at_work.release()
+        self.at_work = None
         self.pool.check()
 
     def drain(self) -> list[tuple[int, int]]:

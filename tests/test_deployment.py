@@ -59,7 +59,7 @@ def options(arguments: list[str]) -> dict[str, Any]:
 
 
 def test_the_checkpoint_timeout_is_what_the_grace_periods_are_made_for() -> None:
-    assert Environment("any")._config.checkpoint_timeout_s == CHECKPOINT_TIMEOUT_S
+    assert Environment("any").program.config.checkpoint_timeout_s == CHECKPOINT_TIMEOUT_S
 
 
 # ---- systemd ----
@@ -186,8 +186,9 @@ def test_the_job_of_the_page_on_standalone_can_be_started(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(program)
     from midstream.api.loading import load_job
+    from midstream.api.submit import StartOptions
 
-    submission = load_job(Path("job.py"), []).submission(resume=True)
+    submission = load_job(Path("job.py"), []).submission(StartOptions(resume=True))
     assert submission.plan.graph.slots == 3 and submission.checkpoint is None
     for command in re.findall(r"^midstream (run .*?)(?: +#.*)?$", page, re.MULTILINE):
         assert options(shlex.split(command))["master"] == "spark://HOST:7077"

@@ -94,7 +94,7 @@ def test_a_job_of_a_usual_project_runs_in_slots_that_know_none_of_its_directorie
     (tmp_path / "mods_data" / "factor.txt").write_text("7")
     sys.path.insert(0, str(tmp_path))
     env = load_job(tmp_path / "jobs" / "mods_job.py")
-    rows = env._program.graph.nodes[-1].operator
+    rows = env.program.graph.nodes[-1].operator
     env.start(slots=ProcessSlots()).wait(60)
     assert sorted(row["n"] for row in rows.sink.rows()) == [7, 14, 21]  # type: ignore[union-attr]  # of the operator that it is
 
@@ -105,7 +105,7 @@ def test_functions_of_a_module_that_makes_an_environment_travel_by_value(tmp_pat
     pipeline = importlib.import_module("mods_pipeline")
     pickled = cloudpickle.dumps(pipeline.f)
     assert "mods_pipeline" not in modules._references(pickled)
-    assert pipeline.env._program.file == JobFile(str(tmp_path / "mods_pipeline.py"), "")
+    assert pipeline.env.program.file == JobFile(str(tmp_path / "mods_pipeline.py"), "")
 
 
 def test_what_the_jobs_file_imports_anywhere_goes_along_and_what_that_imports(tmp_path: Path) -> None:

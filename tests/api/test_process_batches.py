@@ -100,7 +100,7 @@ def test_the_graph_has_the_keys_of_each_input_and_the_schema_is_as_declared() ->
         def process2(self, rows, ctx): ...
 
     one.key_by("k").connect(other.key_by("key")).process_batches(Both(), {"k": int}).print()
-    graph = build_job_graph(env._program.graph, env._config)
+    graph = build_job_graph(env.program.graph, env.program.config)
     edges = {v.name: [(e.port, e.partitioning.value, e.keys) for e in graph.inputs(v.id)] for v in graph.vertices}
     assert edges["process_batches → print"] == [(0, "keyed", ("k",))]
     assert edges["co_process_batches → print"] == [(0, "keyed", ("k",)), (1, "keyed", ("key",))]

@@ -118,6 +118,6 @@ def test_a_cached_function_of_the_job_file_runs_on_slots(tmp_path):
     env = load_job(tmp_path / "cached.py")
     assert isinstance(env, Environment)
     env.execute(slots=ProcessSlots())
-    [sink] = [node.sink for node in env._program.graph.nodes if node.sink is not None]
+    [sink] = [node.sink for node in env.program.graph.nodes if node.sink is not None]
     assert isinstance(sink, CollectSink)
     assert sink.rows() == [{"n": 15}, {"n": 15}]

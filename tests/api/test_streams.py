@@ -55,7 +55,7 @@ def timed(environment: Environment | None = None) -> midstream.DataStream:
 
 
 def graph_of(environment: Environment) -> JobGraph:
-    return build_job_graph(environment._program.graph, environment._config)
+    return build_job_graph(environment.program.graph, environment.program.config)
 
 
 class Keep(KeyedProcessFunction):

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.arrow_types import schema_of
-from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from midstream.core.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Event, Watermark
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.channel import LocalChannel, RemoteChannel
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.link import PeerLink
 from midstream.exchange.partition import ResultPartition, split_rows
 from midstream.exchange.pool import BufferPool
@@ -100,6 +101,10 @@ class TwoSlots:
         self.gate.check()
 
 
+def element_of(polled: LeasedBatch | tuple[int, Event]) -> Element:
+    return polled.batch if isinstance(polled, LeasedBatch) else polled[1]
+
+
 def flatten(elements: Sequence[object]) -> list[object]:
     """Rows and events, whatever batches they came in."""
     out: list[object] = []
@@ -154,9 +159,9 @@ def test_elements_arrive_whole_and_in_order_however_small_the_window(
         elif choice == 3:
             polled = world.gate.poll(1000)
             if polled is not None:
-                got.append(polled[1])
-                if isinstance(polled[1], pa.RecordBatch):
-                    world.gate.done(0)
+                got.append(element_of(polled))
+                if isinstance(polled, LeasedBatch):
+                    world.gate.done()
                 moved = True
         world.check()
         idle = 0 if moved else idle + (steps >= 2_000)
@@ -176,8 +181,8 @@ def test_an_element_of_many_times_the_window_gets_through_and_the_overdraft_ends
         world.check()
     assert world.receiving_pool.in_use > 2
     polled = world.gate.poll(1000)
-    assert polled is not None and isinstance(polled[1], pa.RecordBatch) and polled[1].equals(big)
-    world.gate.done(0)
+    assert isinstance(polled, LeasedBatch) and polled.batch.equals(big)
+    world.gate.done()
     world.check()
     assert world.receiving_pool.in_use <= 2 + 1  # the window again, and at most the credit the rest did not use
 
@@ -198,7 +203,7 @@ def test_a_consumer_that_does_not_read_stops_the_producer_within_the_pool() -> N
     while not woken:
         moved = world.carry(world.left, world.right, 1 << 20)
         if world.gate.poll(1000) is not None:
-            world.gate.done(0)
+            world.gate.done()
             moved = True
         assert world.carry(world.right, world.left, 1 << 20) or moved, "stuck"
         world.check()
@@ -215,9 +220,9 @@ def test_watermarks_that_wait_are_joined() -> None:
         pass
     got = []
     while (polled := world.gate.poll(10)) is not None:
-        got.append(polled[1])
-        if isinstance(polled[1], pa.RecordBatch):
-            world.gate.done(0)
+        got.append(element_of(polled))
+        if isinstance(polled, LeasedBatch):
+            world.gate.done()
     assert flatten(got) == [0, 1, 2, Watermark(4)]
 
 
@@ -229,8 +234,8 @@ def test_small_batches_that_wait_are_joined_up_to_the_limit() -> None:
     for i in range(10):
         partition.emit(batch(i * 10, 10))
     first = channel.take(64)
-    assert isinstance(first, pa.RecordBatch) and first.num_rows == 60
-    channel.done()
+    assert isinstance(first, LeasedBatch) and first.batch.num_rows == 60
+    first.release()
     pool.check()
     assert pool.in_use == 4
 
@@ -341,9 +346,9 @@ def test_rebalance_reaches_every_consumer(rows: int) -> None:
     for sub in partition.subpartitions:
         total = 0
         while (taken := sub.take(1 << 30)) is not None:
-            assert isinstance(taken[0], pa.RecordBatch)
-            total += taken[0].num_rows
-            sub.done()
+            assert isinstance(taken, LeasedBatch)
+            total += taken.batch.num_rows
+            sub.sent()
         counts.append(total)
     assert sum(counts) == 6 * rows
     assert max(counts) - min(counts) <= 6  # parts are of equal size but for rounding
@@ -361,14 +366,14 @@ def test_a_pool_that_is_too_small_says_how_much_is_needed() -> None:
 def test_reserved_buffers_stay_free_for_their_owner_whatever_others_take() -> None:
     pool = BufferPool(100, 10)
     greedy, modest = pool.quota("greedy", 1), pool.quota("modest", 3)
-    greedy.take(20)  # an overdraft
+    greedy.charge(20)  # an overdraft
     pool.check()
     assert greedy.available() <= 0
     assert modest.available() == 3
-    modest.take(3)
-    modest.give(3)
-    greedy.give(20)
+    modest.charge(3)
+    modest.free(3)
+    greedy.free(20)
     pool.check()
     assert pool.in_use == 0
     with pytest.raises(InvariantError, match="given back"):
-        greedy.give(1)
+        greedy.free(1)

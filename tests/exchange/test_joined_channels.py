@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_exchange import SCHEMA, batch
@@ -14,9 +13,9 @@ from midstream.core.arrow_types import to_list
 from midstream.core.elements import CheckpointBarrier, Event, Watermark
 from midstream.exchange.channel import LocalChannel
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import let_go
 from midstream.graph.job_graph import Edge, Partitioning
 
 BUFFER_BYTES = 4096
@@ -53,10 +52,9 @@ class World:
         self.check()
         if polled is None:
             return None
-        channel, element = polled
-        if isinstance(element, pa.RecordBatch):
-            return channel, to_list(element.column("k"))
-        return channel, element
+        if isinstance(polled, LeasedBatch):
+            return self.gate.read_from[0], to_list(polled.batch.column("k"))
+        return polled
 
     def check(self) -> None:
         self.gate.check()
@@ -73,7 +71,7 @@ def test_what_waits_in_all_channels_comes_in_one_batch() -> None:
         world.emit(producer, 2)
     assert world.poll(100) == (0, [*numbers(0, [0, 1]), *numbers(1, [0, 1]), *numbers(2, [0, 1])])
     assert world.pool.in_use == 3
-    world.gate.done(0)
+    world.gate.done()
     assert world.pool.in_use == 0 and world.poll(100) is None
 
 
@@ -82,10 +80,10 @@ def test_no_more_rows_are_joined_than_are_asked_for_and_large_batches_are_not_co
     for producer, rows in enumerate([40, 50, 20]):
         world.emit(producer, rows)
     assert world.poll(99) == (0, [*numbers(0, range(40)), *numbers(1, range(50))])
-    world.gate.done(0)
+    world.gate.done()
     world.emit(0, 80)
     assert world.poll(99) == (2, numbers(2, range(20))), "80 more would be one too many"
-    world.gate.done(2)
+    world.gate.done()
     assert world.poll(99) == (0, numbers(0, range(40, 120)))
 
 
@@ -94,7 +92,7 @@ def test_a_batch_that_fills_half_of_a_slice_comes_alone() -> None:
     world.emit(0, 50)
     world.emit(1, 1)
     assert world.poll(99) == (0, numbers(0, range(50)))
-    world.gate.done(0)
+    world.gate.done()
     assert world.poll(99) == (1, numbers(1, [0]))
 
 
@@ -107,10 +105,10 @@ def test_rows_behind_an_event_or_in_a_blocked_channel_are_not_joined() -> None:
     world.gate.block(2)
     world.emit(3, 1)
     assert world.poll(100) == (0, [*numbers(0, [0]), *numbers(3, [0])])
-    world.gate.done(0)
+    world.gate.done()
     assert world.poll(100) == (1, Watermark(7))
     assert world.poll(100) == (1, numbers(1, [0]))
-    world.gate.done(1)
+    world.gate.done()
     assert world.poll(100) is None
     world.gate.resume(2)
     assert world.poll(100) == (2, numbers(2, [0]))
@@ -125,12 +123,13 @@ def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
     for producer in range(2):
         world.say(producer, barrier)
         assert not world.gate.is_clear(producer, barrier), "rows before it are at work"
-    held = [item.hold() for item in world.gate.taken(0)]
-    assert sum(item.batch.num_rows for item in held) == 2
-    world.gate.done(0)
+    assert world.gate.at_work is not None
+    held = world.gate.at_work.rest(0)
+    assert held.batch.num_rows == 2
+    world.gate.done()
     world.check()
     assert world.pool.in_use == 2, "until they are written"
-    let_go(held)
+    held.release()
     assert world.pool.in_use == 0
     assert all(world.gate.is_clear(producer, barrier) for producer in range(2))
 
@@ -156,7 +155,7 @@ def test_every_channel_stays_in_its_order(said: list[tuple[int, int]], asked: li
             if isinstance(element, list):
                 for row in element:
                     found[row // NUMBERS].append(row % NUMBERS)
-                world.gate.done(channel)
+                world.gate.done()
             else:
                 assert isinstance(element, Watermark)
                 found[channel].append(-element.timestamp_us)

@@ -1,10 +1,9 @@
-"""Capture: every batch before a barrier, wherever it lies, is held by exactly one owner until that lets go."""
+"""Capture: every batch before a barrier, wherever it lies, is held by exactly one owner until that releases it."""
 
 from __future__ import annotations
 
 from collections import deque
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,9 +21,10 @@ from midstream.core.elements import (
 from midstream.core.errors import InvariantError
 from midstream.exchange.channel import LocalChannel
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch, buffers_of, release
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import ElementQueue, InFlight, buffers_of, let_go
+from midstream.exchange.queue import ElementQueue
 from midstream.graph.job_graph import Edge, Partitioning
 
 
@@ -53,19 +53,21 @@ class Queue(ElementQueue):
 
     def put(self, *items: int | Event) -> None:
         for item in items:
-            self.append(InFlight(batch(item, 1), 1, self.freed) if isinstance(item, int) else item)
+            self.append(LeasedBatch(batch(item, 1), 1, self.freed) if isinstance(item, int) else item)
 
     def read(self) -> list[object]:
-        """Everything, one element at a time, worked off at once."""
+        """Everything, one element at a time, processed at once."""
         found: list[object] = []
         while (taken := self.take(1)) is not None:
-            element, items = taken
-            found += element.column("k").to_pylist() if isinstance(element, pa.RecordBatch) else [element]
-            let_go(items)
+            if isinstance(taken, LeasedBatch):
+                found += taken.batch.column("k").to_pylist()
+                taken.release()
+            else:
+                found.append(taken)
         return found
 
 
-def numbers(items: list[InFlight]) -> list[int]:
+def numbers(items: list[LeasedBatch]) -> list[int]:
     return [n for item in items for n in to_list(item.batch.column("k"))]
 
 
@@ -142,33 +144,31 @@ def test_a_capture_may_be_emptied_while_it_goes_on() -> None:
     assert numbers(captured) == [2]
 
 
-def test_buffers_are_free_when_the_last_holder_lets_go_whoever_that_is() -> None:
+def test_buffers_are_free_when_the_last_holder_releases_them_whichever_that_is() -> None:
     queue = Queue()
     queue.put(1, 2, barrier(1))
     captured = queue.capture(1)
     queue.read()
     assert queue.freed.buffers == 0
-    let_go(captured)
+    release(captured)
     assert queue.freed.buffers == 2
     queue.put(3)
     captured = queue.capture(2)
-    let_go(captured)
+    release(captured)
     assert queue.freed.buffers == 2, "it still waits to be read"
     queue.read()
     assert queue.freed.buffers == 3
 
 
-def test_batches_that_are_captured_are_joined_and_let_go_one_by_one() -> None:
+def test_batches_that_are_captured_are_joined_and_released_one_by_one() -> None:
     queue = Queue()
     queue.put(1, 2, 3)
     captured = queue.capture(1)
     taken = queue.take(100)
-    assert taken is not None
-    element, items = taken
-    assert isinstance(element, pa.RecordBatch) and element.column("k").to_pylist() == [1, 2, 3]
-    assert buffers_of(items) == 3
-    let_go(items)
-    let_go(captured)
+    assert isinstance(taken, LeasedBatch) and numbers([taken]) == [1, 2, 3]
+    assert taken.buffers == 3
+    taken.release()
+    release(captured)
     assert queue.freed.buffers == 3
 
 
@@ -192,21 +192,22 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
         partition.emit(batch(n, 1))
     assert not partition.is_available(), "four buffers are queued"
     assert gate.poll(1) is not None
-    assert partition.is_available(), "what is being worked off waits no more"
+    assert partition.is_available(), "what is being processed waits no more"
     assert partition.overtake(barrier(1)) == []
-    rest = [item.hold() for item in gate.taken(0)]
+    assert gate.at_work is not None
+    rest = [gate.at_work.rest(0)]
     captured = gate.capture(0, 1)
     assert numbers(rest) == [0] and numbers(captured) == [1, 2, 3]
     gate.check()
     for _ in range(3):
-        gate.done(0)
+        gate.done()
         assert gate.poll(1) is not None
-    gate.done(0)
+    gate.done()
     assert gate.poll(1) is None, "the barrier was taken out"
     gate.check()
     assert sub.waiting == 0 and partition.is_available()
     assert pool.in_use == 4, "held until it is written"
-    let_go(rest + captured)
+    release(rest + captured)
     pool.check()
     assert pool.in_use == 0
 
@@ -222,7 +223,7 @@ def test_what_is_captured_may_outlive_its_channel() -> None:
     channel.discard()
     partition.discard()
     assert pool.in_use == 0
-    let_go(captured)
+    release(captured)
     pool.check()
     assert pool.in_use == 0
 
@@ -262,9 +263,9 @@ class Overtaking(TwoSlots):
             polled = self.gate.poll(1)
             if polled is None:
                 return found
-            if isinstance(polled[1], pa.RecordBatch):
-                found += to_list(polled[1].column("k"))
-                self.gate.done(0)
+            if isinstance(polled, LeasedBatch):
+                found += to_list(polled.batch.column("k"))
+                self.gate.done()
 
     def whole(self) -> None:
         self.check()
@@ -289,7 +290,7 @@ def test_a_barrier_overtakes_the_rest_of_an_element_without_credit() -> None:
     assert world.read() == [*range(30), *range(100, 105)]
     world.carry_all()
     assert world.sending_pool.in_use == buffers_of(captured)
-    let_go(captured)
+    release(captured)
     world.whole()
 
 
@@ -306,7 +307,7 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
     assert world.heard == [barrier(1)]
     assert world.gate.poll(1) == (0, barrier(1))
     assert world.read() == [*range(30), 100]
-    let_go(captured)
+    release(captured)
     world.whole()
 
 
@@ -349,8 +350,8 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
     start = 0
     read: list[int] = []
     before: list[int] | None = None
-    received: list[InFlight] = []
-    unsent: list[InFlight] | None = None
+    received: list[LeasedBatch] = []
+    unsent: list[LeasedBatch] | None = None
     cut = 0
     waits = False
     steps = 0
@@ -383,9 +384,9 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
                     continue
                 polled = world.gate.poll(1)
                 if polled is not None:
-                    assert isinstance(polled[1], pa.RecordBatch)
-                    read += to_list(polled[1].column("k"))
-                    world.gate.done(0)
+                    assert isinstance(polled, LeasedBatch)
+                    read += to_list(polled.batch.column("k"))
+                    world.gate.done()
             case "snapshot":
                 before = list(read)
                 received = world.gate.capture(0, 1)
@@ -393,8 +394,8 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
     read += world.read()
     assert before is not None and unsent is not None
     assert before + numbers(received) + numbers(unsent) == list(range(cut))
-    let_go(received)  # it may be all that the channel may hold: reading goes on when it is written
-    let_go(unsent)
+    release(received)  # it may be all that the channel may hold: reading goes on when it is written
+    release(unsent)
     read += world.read()
     assert read == list(range(start)), "nothing is lost or comes out of turn for those who read on"
     world.whole()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pyarrow as pa
 import pytest
 from test_exchange import SCHEMA, TwoSlots, batch
 
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.channel import LocalChannel
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch, release
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import FIRST_BUFFERS, ElementQueue, InFlight, QueueTime, let_go
+from midstream.exchange.queue import FIRST_BUFFERS, ElementQueue, QueueTime
 from midstream.graph.job_graph import Edge, Partitioning
 from scarce_cores import Machine
 
@@ -34,13 +34,13 @@ class Nobody:
 
 
 def put(queue: ElementQueue, buffers: int = 1) -> None:
-    queue.append(InFlight(batch(0, 1), buffers, Nobody()))
+    queue.append(LeasedBatch(batch(0, 1), buffers, Nobody()))
 
 
 def read(queue: ElementQueue) -> None:
     taken = queue.take(1)
-    assert taken is not None
-    let_go(taken[1])
+    assert isinstance(taken, LeasedBatch)
+    taken.release()
 
 
 def read_at(queue: ElementQueue, now: Now, batch_s: float, batches: int) -> list[int]:
@@ -136,11 +136,11 @@ def test_a_remote_channel_asks_for_no_more_than_its_reader_manages_and_for_the_r
             slots.check()
         now.s += 0.02
         if in_work:
-            slots.gate.done(0)
+            slots.gate.done()
         polled = slots.gate.poll(1)
         in_work = polled is not None
-        if polled is not None and isinstance(polled[1], pa.RecordBatch):
-            arrived += polled[1].num_rows
+        if isinstance(polled, LeasedBatch):
+            arrived += polled.batch.num_rows
             if arrived > 3 * rows:
                 assert slots.channel.queue.waiting <= 2 * size, "one buffer or one batch in 25 ms, and what was granted"
     assert arrived == 30 * rows and not slots.channel.queue.waiting
@@ -165,13 +165,13 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     captured = gate.capture(0, 1)
     now.s += 10
     assert gate.poll(1) is not None
-    gate.done(0)
+    gate.done()
     assert woken == [False], "one still waits, and one is all that such a reader gets"
     partition.wake_when_available(lambda: woken.append(partition.is_available()))
     assert gate.poll(1) is not None
     assert woken == [False, True], "nobody else would wake it before the checkpoint is written"
-    gate.done(0)
-    let_go(captured)
+    gate.done()
+    release(captured)
     assert pool.in_use == 0
 
 
@@ -201,7 +201,7 @@ def test_rows_that_wait_for_credit_on_the_other_side_raise_the_limit() -> None:
         while slots.carry(slots.left, slots.right, 1):  # one buffer at a time, each read at once
             polled = slots.gate.poll(1)
             assert polled is not None
-            slots.gate.done(polled[0])
+            slots.gate.done()
         now.s += 0.001
         slots.carry(slots.right, slots.left, 1 << 20)
     assert slots.channel.queue.limit > 16

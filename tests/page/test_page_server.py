@@ -18,6 +18,7 @@ from served import TOKEN, FakeJob
 
 from jobs import NumbersJob
 from midstream import Environment
+from midstream.api.submit import StartOptions
 from midstream.core.errors import ConfigError
 from midstream.page import server as page_server
 from midstream.page.address import PageAddress, token_of
@@ -198,7 +199,7 @@ def test_every_job_has_a_page_unless_told_otherwise(
     def start(page: str | None) -> Job:
         env = Environment("paged")
         env.generate(lambda i: {"n": i}, rows_per_s=100).print(limit=0)
-        job = env.submission(slots=ProcessSlots()).start(page)
+        job = env.submission(StartOptions(slots=ProcessSlots())).start(page)
         running.append(job)
         return job
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from midstream.core.elements import Batch
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch
 from midstream.sim.regions import joining
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
@@ -20,11 +20,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     original = InputGate._join
 
-    def join(self: InputGate, first: Batch, rows_max: int) -> Batch:
+    def join(self: InputGate, first: LeasedBatch, rows_max: int) -> LeasedBatch:
         joined = original(self, first, rows_max)
         heads = [self.channels[index].queue.head_rows() for index in self._blocked]
-        found["joined"] += bool(self._joined)
-        found["blocked"] += first.num_rows * 2 <= rows_max and any(0 < h <= rows_max - joined.num_rows for h in heads)
+        found["joined"] += len(self.read_from) > 1
+        rows = joined.batch.num_rows
+        found["blocked"] += first.batch.num_rows * 2 <= rows_max and any(0 < h <= rows_max - rows for h in heads)
         return joined
 
     monkeypatch.setattr(InputGate, "_join", join)

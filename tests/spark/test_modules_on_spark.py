@@ -37,7 +37,7 @@ def test_an_edited_module_that_was_loaded_again_is_what_the_next_job_runs(
         if "mods_project.lib" in sys.modules:
             importlib.reload(sys.modules["mods_project.lib"])
         env = load_job(tmp_path / "jobs" / "job.py")
-        rows = env._program.graph.nodes[-1].operator.sink  # type: ignore[union-attr]  # of the operator that it is
+        rows = env.program.graph.nodes[-1].operator.sink  # type: ignore[union-attr]  # of the operator that it is
         env.start().wait(60)
         seen.append(sorted(row["n"] for row in rows.rows()))
     for name in ("mods_project", "mods_project.lib"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from contextlib import nullcontext
+from dataclasses import asdict
 
 import msgspec
 import pytest
@@ -60,8 +61,8 @@ class Running:
         running = self
 
         class Environment:
-            def submission(self, **overrides):
-                running.overrides = overrides
+            def submission(self, options):
+                running.overrides = asdict(options)
                 return self
 
             def start(self, page):

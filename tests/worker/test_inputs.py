@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from midstream.core.ids import TaskId
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.graph.origins import Origin
 from midstream.worker.chain import Chain
@@ -28,24 +29,23 @@ class Gate:
         self.channels: Sequence[Any] = [object()]
         numbers = count()
         self.left = deque(batch([(0, next(numbers)) for _ in range(rows)]) for rows in batches)
-        self.at_work: tuple[pa.RecordBatch, ...] = ()
+        self.at_work: LeasedBatch | None = None
+        self.read_from = [0]
 
     @property
     def may_have_data(self) -> bool:
         return bool(self.left)
 
-    def poll(self, rows_max: int) -> tuple[int, pa.RecordBatch] | None:
-        assert not self.at_work
-        if not self.left:
-            return None
-        self.at_work = (self.left.popleft(),)
-        return 0, self.at_work[0]
-
-    def taken(self, channel: int) -> tuple[pa.RecordBatch, ...]:
+    def poll(self, rows_max: int) -> LeasedBatch | None:
+        assert self.at_work is None
+        if self.left:
+            self.at_work = LeasedBatch(self.left.popleft(), 1, self)
         return self.at_work
 
-    def done(self, channel: int) -> None:
-        self.at_work = ()
+    def done(self) -> None:
+        self.at_work = None
+
+    def freed(self, buffers: int) -> None: ...
 
 
 class Rows:
@@ -123,5 +123,5 @@ def test_what_is_left_of_each_batch_is_known_by_gate() -> None:
     assert task.rests() == {}
     task.work()
     task.work()
-    left = {gate: (rest.batch.num_rows, rest.taken[0].num_rows) for gate, rest in task.rests().items()}  # type: ignore[attr-defined]
-    assert left == {gate: (whole - dict(rows.slices)[gate], whole) for gate, whole in ((SLOW, 1000), (RULES, 5000))}
+    left = {gate: (at_work.batch.num_rows, next_row) for gate, (at_work, next_row) in task.rests().items()}
+    assert left == {gate: (whole, dict(rows.slices)[gate]) for gate, whole in ((SLOW, 1000), (RULES, 5000))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-import pyarrow as pa
 import pytest
 
 from in_memory import MemoryStorage
@@ -13,11 +12,12 @@ from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, Trigg
 from midstream.checkpoint.channel_state import Captured, read_segment
 from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import RECOVERED, InputGate
+from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge, Partitioning
-from midstream.worker.checkpoints import Rest, TaskCheckpoints
+from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 from recovering import SCHEMA, Steps, batch, rows_in, store
@@ -61,7 +61,6 @@ class World:
         self.snapshots = FakeSnapshots()
         self.failures: list[BaseException] = []
         self.taken: list[int] = []
-        self.current: Rest | None = None
         self.mails: list[Callable[[], None]] = []
         self.pool = BufferPool(pool_buffers * 4096, 4096)
         edge = Edge(0, 0, 1, Partitioning(kind), SCHEMA)
@@ -97,7 +96,7 @@ class World:
             overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
             snapshots=cast(TaskSnapshots, self.snapshots),
             take=lambda barrier, alignment_ms: self.taken.append(barrier.checkpoint_id),
-            rests=lambda: {} if self.current is None else {0: self.current},
+            rests=lambda: {} if self.gate.at_work is None else {0: (self.gate.at_work, 0)},
             mail=self.mails.append,
             fail=self.failures.append,
             clock=self.clock,
@@ -137,15 +136,14 @@ class World:
         self.run_mails()
 
     def read(self) -> list[int]:
-        """Everything that can be read, worked off."""
+        """Everything that can be read, processed."""
         found = []
         while (polled := self.gate.poll(1)) is not None:
-            channel, element = polled
-            if isinstance(element, pa.RecordBatch):
-                found += [n for _, n in rows_in(element)]
-                self.gate.done(channel)
-            elif isinstance(element, CheckpointBarrier):
-                self.checkpoints.handle(BarrierReceived(channel, element))
+            if isinstance(polled, LeasedBatch):
+                found += [n for _, n in rows_in(polled.batch)]
+                self.gate.done()
+            elif isinstance(polled[1], CheckpointBarrier):
+                self.checkpoints.handle(BarrierReceived(polled[0], polled[1]))
         return found
 
     def check(self) -> None:
@@ -173,13 +171,11 @@ class World:
         assert self.pool.in_use == 0
 
 
-def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_let_go() -> None:
+def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_released() -> None:
     world = World()
     world.put(0, 1, 2)
     world.put(1, 3)
-    polled = world.gate.poll(1)
-    assert polled is not None and isinstance(polled[1], pa.RecordBatch)
-    world.current = Rest(polled[1], world.gate.taken(0))
+    assert isinstance(world.gate.poll(1), LeasedBatch)
     world.output.emit(batch([(0, 9)]))
     world.put(1, world.barrier())
     world.put(0, 4, world.barrier(), 5)
@@ -187,7 +183,7 @@ def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_let_
     world.run_io()
     assert world.numbers() == [(0, False, [1]), (0, False, [2, 4]), (1, False, [3]), (0, True, [9])]
     assert world.snapshots.stored[1].files == ("shared/e1-a0-c1-v1-s0.channels",)
-    world.gate.done(0)
+    world.gate.done()
     assert sorted(world.read()) == [2, 3, 4, 5]
     world.close()
 
@@ -242,9 +238,8 @@ def test_buffers_are_not_kept_for_ever_while_a_barrier_is_slow_to_come() -> None
 
 def test_what_a_gate_still_has_to_recover_is_referred_to() -> None:
     world = World(recovered=True)
-    polled = world.gate.poll(1)
-    assert polled is not None and polled[0] == RECOVERED
-    world.gate.done(RECOVERED)
+    assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
+    world.gate.done()
     world.put(0, world.barrier())
     world.put(1, world.barrier())
     world.run_io()
@@ -275,14 +270,13 @@ def test_producers_are_not_asked_for_rows_before_the_last_recovered_one_is_taken
     world.inputs[0].wake_when_available(lambda: woken.append(True))
     for left in (1, 0):
         assert not world.inputs[0].is_available() and not woken
-        polled = world.gate.poll(1)
-        assert polled is not None and polled[0] == RECOVERED
+        assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
         assert world.inputs[0].is_available() == (left == 0)
-        world.gate.done(RECOVERED)
+        world.gate.done()
     assert woken == [True] and world.inputs[1].is_available()
     world.put(0, 5)
     assert world.gate.poll(1) is not None
-    world.gate.done(0)
+    world.gate.done()
     world.close()
 
 
@@ -291,16 +285,13 @@ def test_an_end_at_any_moment_leaves_the_pool_whole(moment: str) -> None:
     """Even when the recovered batch that is held was the last one, and the gate has forgotten its recovery."""
     world = World(recovered=True)
     world.gate.poll(1)
-    world.gate.done(RECOVERED)
-    polled = world.gate.poll(1)
-    assert polled is not None and isinstance(polled[1], pa.RecordBatch)
-    world.current = Rest(polled[1], world.gate.taken(RECOVERED))
+    world.gate.done()
+    assert isinstance(world.gate.poll(1), LeasedBatch)
     world.output.emit(batch([(0, 9)]))
     world.put(0, 1, world.barrier())
     if moment != "capturing":
         world.put(1, world.barrier())
-    world.current = None
-    world.gate.done(RECOVERED)
+    world.gate.done()
     world.read()
     assert world.gate.recovered is None
     if moment == "written":
@@ -388,8 +379,7 @@ def test_a_barrier_that_waits_in_the_output_overtakes_when_its_time_has_come() -
     world.ring()
     world.run_io()
     assert world.numbers() == [(0, True, [7])]
-    head = world.output.subpartitions[0].take(1)
-    assert head is not None and isinstance(head[0], CheckpointBarrier)
+    assert isinstance(world.output.subpartitions[0].take(1), CheckpointBarrier)
     world.close()
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
+from midstream.api.core import StreamCore
 from midstream.api.keyed import require_function, side_schemas
 from midstream.api.program import located
-from midstream.api.stream import BroadcastStream, DataStream, schema_of
+from midstream.api.stream import DataStream, main_output
 from midstream.core.config import Duration, duration_us
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.schemas import SchemaLike, as_schema
+from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction
 from midstream.operators.function_operator import two_ports
 from midstream.operators.interval_join import interval_join_operator
@@ -24,14 +27,12 @@ class ConnectedStreams:
     Event time is the minimum of both: it does not advance while one of them has no watermark.
     """
 
-    def __init__(
-        self, first: DataStream, first_keys: tuple[str, ...], second: DataStream, second_keys: tuple[str, ...]
-    ) -> None:
+    def __init__(self, first: StreamCore, second: StreamCore) -> None:
         self._first = first
         self._second = second
-        self._keys = (first_keys, second_keys)
-        self._inputs = [*first._inputs(0, first_keys), *second._inputs(1, second_keys)]
-        self._ports = two_ports(self._keys, (first.event_time, second.event_time), (first.schema, second.schema))
+        self._ports = two_ports(
+            (first.keys, second.keys), (first.event_time, second.event_time), (first.schema, second.schema)
+        )
 
     @located
     def process(
@@ -46,17 +47,18 @@ class ConnectedStreams:
         `schema`: the columns of the rows that `function` returns. `side_outputs`: the columns of each side output,
         by tag. No order holds between the two inputs.
         """
-        first, second = self._first, self._second
         require_function(function, CoProcessFunction, "process")
         made = as_schema(schema, "process")
         sides = side_schemas(side_outputs, "process")
-        node, _ = first._program.add(
-            "co_process",
-            self._inputs,
-            lambda name: ProcessOperator(name, function, self._ports, made, sides),
-            schema=lambda _: made,
+        return main_output(
+            self._first.then(
+                "co_process",
+                lambda name: ProcessOperator(name, function, self._ports, made, sides),
+                made,
+                sides,
+                second=self._second,
+            )
         )
-        return first._behind(node.id, made, sides, second.event_time)
 
     @located
     def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
@@ -65,21 +67,21 @@ class ConnectedStreams:
         `schema`: the columns of the frames that `function` returns. The engine decides where batches are cut:
         a result must not depend on which rows share one. Raises JobError if the streams are not keyed.
         """
-        first, second = self._first, self._second
         require_function(function, CoBatchFunction, "process_batches")
-        if not self._keys[0]:
+        if not self._first.keys:
             raise JobError(
                 "process_batches: tables are of keyed streams; connect a.key_by(…) with b.key_by(…) "
                 "(process() also takes streams without keys)"
             )
         made = as_schema(schema, "process_batches")
-        node, _ = first._program.add(
-            "co_process_batches",
-            self._inputs,
-            lambda name: BatchFunctionOperator(name, function, self._ports, made),
-            schema=lambda _: made,
+        return main_output(
+            self._first.then(
+                "co_process_batches",
+                lambda name: BatchFunctionOperator(name, function, self._ports, made),
+                made,
+                second=self._second,
+            )
         )
-        return first._behind(node.id, made, {}, second.event_time)
 
     @located
     def interval_join(self, lower: Duration, upper: Duration) -> DataStream:
@@ -94,7 +96,7 @@ class ConnectedStreams:
         ConfigError if `lower` is above `upper`.
         """
         first, second = self._first, self._second
-        if not self._keys[0] or first.event_time is None or second.event_time is None:
+        if not first.keys or first.event_time is None or second.event_time is None:
             raise JobError(
                 "interval_join: both streams need keys and event time: "
                 "a.with_watermarks(…).key_by(…).connect(b.with_watermarks(…).key_by(…))"
@@ -102,17 +104,13 @@ class ConnectedStreams:
         lower_us, upper_us = (_signed_us(value, "interval_join") for value in (lower, upper))
         if lower_us > upper_us:
             raise ConfigError(f"interval_join: lower ({lower}) is above upper ({upper}): there are no such pairs")
-        node, operator = first._program.add(
-            "interval_join",
-            self._inputs,
-            lambda name: interval_join_operator(name, self._ports, lower_us, upper_us),
-            schema=schema_of,
+        result = first.then(
+            "interval_join", lambda name: interval_join_operator(name, self._ports, lower_us, upper_us), second=second
         )
-        result = first._behind(node.id, schema_of(operator))
         # a pair is emitted when its later row arrives, so that row's time is not late downstream
-        of_second = dict(zip(self._keys[1], self._keys[0], strict=True)).get(second.event_time, second.event_time)
-        result.event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
-        return result
+        of_second = dict(zip(second.keys, first.keys, strict=True)).get(second.event_time, second.event_time)
+        event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
+        return main_output(replace(result, event_time=event_time))
 
 
 def _signed_us(value: Duration, name: str) -> int:
@@ -130,9 +128,8 @@ class BroadcastConnectedStreams:
     Event time is the minimum of both: a broadcast stream without watermarks holds it back until it ends.
     """
 
-    def __init__(self, stream: DataStream, keys: tuple[str, ...], broadcast: BroadcastStream) -> None:
+    def __init__(self, stream: StreamCore, broadcast: StreamCore) -> None:
         self._stream = stream
-        self._keys = keys
         self._broadcast = broadcast
 
     @located
@@ -152,18 +149,18 @@ class BroadcastConnectedStreams:
         require_function(function, BroadcastProcessFunction, "process")
         made = as_schema(schema, "process")
         sides = side_schemas(side_outputs, "process")
-        node, _ = stream._program.add(
-            "broadcast_process",
-            [*stream._inputs(0, self._keys), *broadcast._inputs(1)],
-            lambda name: broadcast_process_operator(
+
+        def make(name: str) -> Operator:
+            return broadcast_process_operator(
                 name,
                 function,
-                keys=self._keys,
+                keys=stream.keys,
                 event_times=(stream.event_time, broadcast.event_time),
                 input_schemas=(stream.schema, broadcast.schema),
                 schema=made,
                 side_outputs=sides,
-            ),
-            schema=lambda _: made,
-        )
-        return stream._behind(node.id, made, sides)
+            )
+
+        # what is broadcast does not lend its event time to the result
+        second = replace(broadcast, event_time=None)
+        return main_output(stream.then("broadcast_process", make, made, sides, second=second))

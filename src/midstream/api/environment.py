@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.api.arguments import calling_file, calling_module, calling_place, require_callable
+from midstream.api.core import Origin, StreamCore
 from midstream.api.modules import check_extra, job_file, note_modules
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
-from midstream.api.stream import DataStream, Origin
+from midstream.api.stream import DataStream, main_output
 from midstream.connectors.bad_records import BadRecordsMax, OnBadRecord
 from midstream.connectors.collection import from_arrow, from_polars, from_rows
 from midstream.connectors.files import CsvOptions, FileSource, Format
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
-    from midstream.api.submit import Submission
+    from midstream.api.submit import StartOptions, Submission
     from midstream.connectors.kafka import OnGap, Start, Stop, Topics
     from midstream.connectors.kafka_client import OptionValue
     from midstream.connectors.kafka_records import KafkaFormat
@@ -126,7 +127,7 @@ class Environment:
             raise ConfigError(
                 f"restart: {restart!r} is not a strategy; use no_restart(), fixed_restarts(3) or exponential_restarts()"
             )
-        self._config = JobConfig(
+        config = JobConfig(
             name=name,
             parallelism=parallelism,
             max_parallelism=_whole(max_parallelism, "max_parallelism"),
@@ -149,19 +150,15 @@ class Environment:
             tls=_tls(tls),
             trusted_packages=_packages(trusted_packages),
         ).check()
-        self._program = Program(self._config, job_file(calling_file(), calling_module()), check_extra(modules))
+        self.program = Program(config, job_file(calling_file(), calling_module()), check_extra(modules))
         note_modules()
 
-    def _add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """Add modules like `modules=` of the Environment. Raises ConfigError for a path that cannot be imported."""
-        self._program.modules += check_extra(paths)
-
     def __repr__(self) -> str:
-        return f"Environment({self.name!r}, {len(self._program.graph.nodes)} operators)"
+        return f"Environment({self.name!r}, {len(self.program.graph.nodes)} operators)"
 
     @property
     def name(self) -> str:
-        return self._config.name
+        return self.program.config.name
 
     # ---- sources
 
@@ -360,22 +357,22 @@ class Environment:
         )
 
     def _begin(self, kind: str, source: Source) -> DataStream:
-        node = self._program.add_source(kind, source)
-        sides = {BAD_RECORDS: (BAD_RECORDS_SCHEMA, None)} if source.drops_bad_records else None
-        return DataStream(self._program, (Origin(node.id),), source.schema, node=node.id, side_outputs=sides)
+        node = self.program.add_source(kind, source)
+        sides = {BAD_RECORDS: (BAD_RECORDS_SCHEMA, None)} if source.drops_bad_records else {}
+        return main_output(StreamCore(self.program, (Origin(node.id),), source.schema, side_outputs=sides))
 
     # ---- running it
 
     def explain(self) -> str:
         """Return the job graph as text: chains of operators, their parallelism, and the partitioning between them."""
-        return describe_text(build_job_graph(self._program.graph, self._config))
+        return describe_text(build_job_graph(self.program.graph, self.program.config))
 
     @located
     def preview(self, rows: int = 20, *, seconds: float = 1.0) -> list[Preview]:
         """The first rows of each stream that the job ends with, as `DataStream.preview`; sinks are not written to."""
         from midstream.inprocess.preview import preview
 
-        return preview(self._program.graph, self._config, None, rows, seconds, time.time_ns() // 1000)
+        return preview(self.program.graph, self.program.config, None, rows, seconds, time.time_ns() // 1000)
 
     def execute(
         self,
@@ -445,7 +442,9 @@ class Environment:
         Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or ClusterError if
         its environment does not permit it.
         """
-        return self.submission(
+        from midstream.api.submit import StartOptions
+
+        options = StartOptions(
             parallelism=parallelism,
             master=master,
             restore_from=restore_from,
@@ -456,22 +455,10 @@ class Environment:
             checkpoint_dir=checkpoint_dir,
             aligned_timeout=aligned_timeout,
             slots=slots,
-        ).start()
+        )
+        return self.submission(options).start()
 
-    def submission(
-        self,
-        *,
-        parallelism: int | None = None,
-        master: str | None = None,
-        restore_from: str | int | None = None,
-        allow_dropped_state: bool = False,
-        newer_output: NewerOutput | None = None,
-        fresh: bool = False,
-        resume: bool = False,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        aligned_timeout: Duration | None = None,
-        slots: SlotProvider | None = None,
-    ) -> Submission:
+    def submission(self, options: StartOptions) -> Submission:
         """Run the checks of `start` that need neither Spark nor slots, with the same arguments and errors."""
         if FILES_BEING_LOADED:
             raise JobError(
@@ -480,30 +467,17 @@ class Environment:
             )
         from midstream.api.submit import submission
 
-        config = self._config
-        if parallelism is not None:
-            check_parallelism(parallelism, config.max_parallelism, "the job")
-            config = msgspec.structs.replace(config, parallelism=parallelism)
-        if checkpoint_dir is not None:
-            config = msgspec.structs.replace(config, checkpoint_dir=_directory(checkpoint_dir))
-        if aligned_timeout is not None:
-            config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(aligned_timeout))
-        if newer_output not in (None, "take-back", "keep"):
-            raise ConfigError(f"newer_output: {newer_output!r} is neither 'take-back' nor 'keep'")
-        restore = None if restore_from is None else str(restore_from)
-        code = self._program.collected
-        return submission(
-            self._program.graph,
-            config.check(),
-            code,
-            restore,
-            allow_dropped_state,
-            newer_output,
-            fresh,
-            resume,
-            master,
-            slots,
-        )
+        config = self.program.config
+        if options.parallelism is not None:
+            check_parallelism(options.parallelism, config.max_parallelism, "the job")
+            config = msgspec.structs.replace(config, parallelism=options.parallelism)
+        if options.checkpoint_dir is not None:
+            config = msgspec.structs.replace(config, checkpoint_dir=_directory(options.checkpoint_dir))
+        if options.aligned_timeout is not None:
+            config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(options.aligned_timeout))
+        if options.newer_output not in (None, "take-back", "keep"):
+            raise ConfigError(f"newer_output: {options.newer_output!r} is neither 'take-back' nor 'keep'")
+        return submission(self.program.graph, config.check(), self.program.collected, options)
 
 
 def _directory(path: str | os.PathLike[str] | None) -> str | None:

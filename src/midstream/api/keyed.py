@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 import pyarrow as pa
 
+from midstream.api.core import StreamCore
 from midstream.api.program import located
 from midstream.api.shipping import check_shippable
-from midstream.api.stream import BroadcastStream, DataStream, schema_of, timestamps_text
+from midstream.api.stream import BroadcastStream, DataStream, main_output
 from midstream.core.config import Duration, duration_s
 from midstream.core.errors import JobError
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.operators.function_operator import Port
 from midstream.operators.process import KeyedProcessFunction, process_operator
@@ -28,11 +31,11 @@ if TYPE_CHECKING:
 class KeyedStream:
     """A stream partitioned by the values of `keys`. Its methods process each key on its own."""
 
-    def __init__(self, stream: DataStream, keys: tuple[str, ...]) -> None:
-        self._stream = stream
-        self.keys = keys
-        self.schema = stream.schema
-        self.event_time = stream.event_time
+    def __init__(self, core: StreamCore) -> None:
+        self.core = core  # for midstream's own modules
+        self.keys = core.keys
+        self.schema = core.schema
+        self.event_time = core.event_time
 
     @located
     def window(self, window: Window) -> WindowedStream:
@@ -43,7 +46,7 @@ class KeyedStream:
 
             stream.key_by("user").window(tumbling("1 h")).aggregate(clicks=Count(), spent=Sum("price"))
         """
-        return WindowedStream(self._stream, self.keys, window)
+        return WindowedStream(self.core, window)
 
     @located
     def process(
@@ -59,25 +62,22 @@ class KeyedStream:
         by tag. Returns the stream of the returned rows; its `.side_output(tag)` has the rows of a side output.
         Raises JobError for a function that cannot be sent to the slots, SchemaError for columns that do not fit.
         """
-        stream = self._stream
         require_function(function, KeyedProcessFunction, "process")
         made = as_schema(schema, "process")
         sides = side_schemas(side_outputs, "process")
-        node, _ = stream._program.add(
-            "process",
-            stream._inputs(keys=self.keys),
-            lambda name: process_operator(
+
+        def make(name: str) -> Operator:
+            return process_operator(
                 name,
                 function,
                 keys=self.keys,
-                event_time=stream.event_time,
-                input_schema=stream.schema,
+                event_time=self.event_time,
+                input_schema=self.schema,
                 schema=made,
                 side_outputs=sides,
-            ),
-            schema=lambda _: made,
-        )
-        return stream._behind(node.id, made, sides)
+            )
+
+        return main_output(self.core.then("process", make, made, sides))
 
     @located
     def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
@@ -86,17 +86,12 @@ class KeyedStream:
         `schema`: the columns of the frames that `function` returns. The engine decides where batches are cut:
         a result must not depend on which rows share one. Raises as `process` does.
         """
-        stream = self._stream
         require_function(function, KeyedBatchFunction, "process_batches")
         made = as_schema(schema, "process_batches")
-        port = Port("process", self.keys, stream.event_time, stream.schema)
-        node, _ = stream._program.add(
-            "process_batches",
-            stream._inputs(keys=self.keys),
-            lambda name: BatchFunctionOperator(name, function, [port], made),
-            schema=lambda _: made,
+        port = Port("process", self.keys, self.event_time, self.schema)
+        return main_output(
+            self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made), made)
         )
-        return stream._behind(node.id, made)
 
     @overload
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...
@@ -113,7 +108,7 @@ class KeyedStream:
         from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
         if isinstance(other, KeyedStream):
-            self._stream._require_stream(other._stream, "connect")
+            self.core.check_program(other.core, "connect")
             ours = [self.schema.field(key).type for key in self.keys]
             theirs = [other.schema.field(key).type for key in other.keys]
             if ours != theirs:
@@ -121,30 +116,28 @@ class KeyedStream:
                     f"connect: the keys do not match: {_keys_text(self)} and {_keys_text(other)}; "
                     "both streams need key columns of the same types in the same order"
                 )
-            return ConnectedStreams(self._stream, self.keys, other._stream, other.keys)
+            return ConnectedStreams(self.core, other.core)
         if isinstance(other, BroadcastStream):
-            self._stream._require_stream(other, "connect")
-            return BroadcastConnectedStreams(self._stream, self.keys, other)
+            self.core.check_program(other.core, "connect")
+            return BroadcastConnectedStreams(self.core, other.core)
         raise JobError("connect: a keyed stream connects with another keyed stream (key_by) or with a broadcast() one")
 
 
 class WindowedStream:
     """Rows in windows; `aggregate` computes the result."""
 
-    def __init__(
-        self, stream: DataStream, keys: tuple[str, ...], window: Window, allowed_lateness: Duration = 0
-    ) -> None:
+    def __init__(self, core: StreamCore, window: Window, allowed_lateness: Duration = 0) -> None:
         if not isinstance(window, (Sliding, Session)):
             raise JobError(
                 f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
             )
-        if stream.event_time is None:
+        if core.event_time is None:
+            timestamps = [field.name for field in core.schema if pa.types.is_timestamp(field.type)]
             raise JobError(
                 "window: the stream has no event time; call with_watermarks(column, strategy) before it "
-                f"(timestamp columns: {timestamps_text(stream.schema)})"
+                f"(timestamp columns: {', '.join(timestamps) or 'none'})"
             )
-        self._stream = stream
-        self._keys = keys
+        self._core = core
         self._window = window
         self._allowed_lateness = allowed_lateness
 
@@ -152,7 +145,7 @@ class WindowedStream:
     def allowed_lateness(self, lateness: Duration) -> WindowedStream:
         """Accept rows that are up to `lateness` too late; each of them makes its windows be emitted again, updated."""
         duration_s(lateness, "allowed_lateness")
-        return WindowedStream(self._stream, self._keys, self._window, lateness)
+        return WindowedStream(self._core, self._window, lateness)
 
     @located
     def aggregate(self, **aggregates: AnyAggregate) -> DataStream:
@@ -162,8 +155,8 @@ class WindowedStream:
         too late are in `.side_output(LATE)` of the result, unchanged. The result has no event time; to window it
         again, declare one: `.with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`.
         """
-        stream = self._stream
-        event_time = stream.event_time
+        core = self._core
+        event_time = core.event_time
         assert event_time is not None
         for column, aggregate in aggregates.items():
             if not isinstance(aggregate, (Aggregate, Accumulator)):
@@ -173,24 +166,24 @@ class WindowedStream:
             check_shippable(aggregate, f"aggregate: {column}")
         if not aggregates:
             raise JobError("aggregate: name at least one aggregate, for example n=Count()")
-        node, operator = stream._program.add(
-            "window" if self._keys else "window_all",
-            stream._inputs(keys=self._keys, partitioning=None if self._keys else Partitioning.GLOBAL),
-            lambda name: window_operator(
+
+        def make(name: str) -> Operator:
+            return window_operator(
                 name,
                 window=self._window,
-                keys=self._keys,
+                keys=core.keys,
                 event_time=event_time,
                 aggregates=aggregates,
-                schema=stream.schema,
+                schema=core.schema,
                 allowed_lateness=self._allowed_lateness,
-            ),
-            schema=schema_of,
-            parallelism=None if self._keys else 1,
-        )
-        result = stream._behind(node.id, schema_of(operator), {LATE: stream.schema})
-        result.event_time = None
-        return result
+            )
+
+        late = {LATE: core.schema}
+        if core.keys:
+            result = core.then("window", make, side_outputs=late)
+        else:
+            result = core.toward(Partitioning.GLOBAL).then("window_all", make, side_outputs=late, parallelism=1)
+        return main_output(replace(result, event_time=None))
 
 
 def require_function(function: object, kind: type, method: str) -> None:

@@ -54,7 +54,7 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
         if before is not None:
             sys.modules[RUN_NAME] = before
     environment = _only_environment(module, shown)
-    environment._add_modules(extra)
+    environment.program.add_modules(extra)
     return environment
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 
 from midstream.api.arguments import calling_place, check_name, check_uid
-from midstream.api.modules import JobFile, collect
+from midstream.api.modules import JobFile, check_extra, collect
 from midstream.core.config import JobConfig, is_whole
 from midstream.core.errors import ConfigError, JobError, MidstreamError
 from midstream.graph.logical import Input, LogicalGraph, Node
@@ -58,6 +59,10 @@ class Program:
         """The modules that slots need for the pickled graph; errors as of `collect`."""
         return collect(self.file, self.modules, pickled)
 
+    def add_modules(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """Add modules like `modules=` of the Environment. Raises ConfigError for a path that cannot be imported."""
+        self.modules += check_extra(paths)
+
     def add_source(self, kind: str, source: Source) -> Node:
         return self.graph.add(kind, schema=source.schema, source=source, place=calling_place())
 
@@ -67,23 +72,29 @@ class Program:
         inputs: Sequence[Input],
         make: MakeOperator,
         *,
-        schema: Callable[[Operator], pa.Schema | None],
+        schema: pa.Schema | None = None,
         sink: Sink | None = None,
         parallelism: int | None = None,
-    ) -> tuple[Node, Operator]:
-        """Add a node and return it with its operator. `make` raises an error for wrong arguments."""
+    ) -> Node:
+        """Add a node and return it. `make` raises an error for wrong arguments.
+
+        `schema`: that of its output, by default the attribute of that name which all operators have except sinks.
+        """
         operator = make(kind)
+        if schema is None and sink is None:
+            schema = getattr(operator, "schema", None)
+            assert isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
         node = self.graph.add(
             kind,
             inputs=inputs,
             operator=operator,
-            schema=schema(operator),
+            schema=schema,
             sink=sink,
             parallelism=parallelism,
             place=calling_place(),
         )
         self._makers[node.id] = make
-        return node, operator
+        return node
 
     def rename(self, node_id: int, name: str) -> None:
         node = self.graph.nodes[node_id]
@@ -109,9 +120,11 @@ class Program:
 class Handle:
     """Settings of an operator of the program, made after it was added; each call returns the same object."""
 
-    _program: Program
-    _node: int | None
-    """The operator that these calls configure; None if there is none, as after a union or rebalance()."""
+    def __init__(self, program: Program, node: int | None) -> None:
+        self._program = program
+        self.node = (
+            node  # the operator that these calls configure; None if there is none, as after a union or rebalance()
+        )
 
     @located
     def uid(self: H, uid: str) -> H:
@@ -136,9 +149,9 @@ class Handle:
         return self
 
     def _named(self, method: str) -> int:
-        if self._node is None:
+        if self.node is None:
             raise JobError(
                 f"{method}() belongs directly behind an operator; a union, a side output, or a stream behind "
                 "rebalance(), forward(), global_() or broadcast() is none"
             )
-        return self._node
+        return self.node

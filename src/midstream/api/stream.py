@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import polars as pl
@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.api.arguments import columns_text, require_callable, require_column
-from midstream.api.program import Handle, MakeOperator, Program, located
+from midstream.api.core import StreamCore
+from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.shipping import check_shippable
 from midstream.connectors.collect import CollectSink
 from midstream.connectors.file_sink import FileSink
@@ -24,9 +25,7 @@ from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.graph.job_graph import Partitioning
-from midstream.graph.logical import Input
 from midstream.operators.bad_records import BAD_RECORDS
-from midstream.operators.base import Operator
 from midstream.operators.rows import Row
 from midstream.operators.sink import Sink
 from midstream.operators.sinks import SinkOperator
@@ -51,20 +50,8 @@ if TYPE_CHECKING:
     from midstream.inprocess.preview import Preview
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """One of the outputs from which a stream's rows come; a union has several."""
-
-    node: int
-    tag: str | None = None
-
-
 class StreamSink(Handle):
     """The end of a stream, returned by the methods that write. It takes `uid`, `name` and `parallelism`."""
-
-    def __init__(self, program: Program, node: int) -> None:
-        self._program = program
-        self._node = node
 
 
 class DataStream(Handle):
@@ -75,25 +62,12 @@ class DataStream(Handle):
     column stays the event time as long as the output has a timestamp column of that name.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        origins: tuple[Origin, ...],
-        schema: pa.Schema,
-        event_time: str | None = None,
-        *,
-        node: int | None = None,
-        side_outputs: Mapping[str, tuple[pa.Schema, str | None]] | None = None,
-        partitioning: Partitioning | None = None,
-    ) -> None:
-        self._program = program
-        self._node = node
-        self._origins = origins
-        self._side_outputs = dict(side_outputs or {})
-        self._partitioning = partitioning
-        self.schema = schema
+    def __init__(self, core: StreamCore, node: int | None = None) -> None:
+        super().__init__(core.program, node)
+        self.core = core  # for midstream's own modules
+        self.schema = core.schema
         """The columns, as an Arrow schema."""
-        self.event_time = event_time
+        self.event_time = core.event_time
         """The event-time column; None before with_watermarks() and after a window."""
 
     # ---- rows to rows
@@ -178,9 +152,8 @@ class DataStream(Handle):
                 "WatermarkStrategy.bounded('5 s') or WatermarkStrategy.monotonous()"
             )
         require_column(self.schema, column, "with_watermarks", "column", "Name a timestamp column.")
-        stream = self._then("watermarks", lambda name: TimestampsOperator(name, column, strategy, self.schema))
-        stream.event_time = column
-        return stream
+        made = self.core.then("watermarks", lambda name: TimestampsOperator(name, column, strategy, self.schema))
+        return main_output(replace(made, event_time=column))
 
     # ---- several streams
 
@@ -204,10 +177,10 @@ class DataStream(Handle):
                     f"union: one stream has event time {self.event_time!r}, another {other.event_time!r}; "
                     "call with_watermarks() behind the union, or on all of its streams"
                 )
-            if other._partitioning is not self._partitioning:
+            if other.core.partitioning is not self.core.partitioning:
                 raise JobError("union: call rebalance(), broadcast(), global_() or forward() behind the union")
-        origins = tuple(origin for stream in (self, *others) for origin in stream._origins)
-        return DataStream(self._program, origins, self.schema, self.event_time, partitioning=self._partitioning)
+        origins = tuple(origin for stream in (self, *others) for origin in stream.core.origins)
+        return DataStream(replace(self.core, origins=origins, side_outputs={}))
 
     @overload  # a BroadcastStream is a DataStream too, so its overload comes first
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStreams: ...  # type: ignore[overload-overlap]
@@ -228,8 +201,8 @@ class DataStream(Handle):
         if isinstance(self, BroadcastStream):
             raise JobError("connect: the broadcast stream is the argument: stream.connect(small.broadcast())")
         if isinstance(other, BroadcastStream):
-            return BroadcastConnectedStreams(self, (), other)
-        return ConnectedStreams(self, (), other, ())
+            return BroadcastConnectedStreams(self.core, other.core)
+        return ConnectedStreams(self.core, other.core)
 
     @located
     def key_by(self, *columns: str) -> KeyedStream:
@@ -251,16 +224,17 @@ class DataStream(Handle):
                 )
         if len(set(columns)) < len(columns):
             raise JobError(f"key_by: a column is named twice in {', '.join(columns)}")
-        if self._partitioning is not None:
-            raise JobError(f"key_by: says where rows go, and so does {_METHOD[self._partitioning]}(); use one of them")
-        return KeyedStream(self, columns)
+        how = self.core.partitioning
+        if how is not None:
+            raise JobError(f"key_by: says where rows go, and so does {_METHOD[how]}(); use one of them")
+        return KeyedStream(replace(self.core, keys=columns))
 
     @located
     def window_all(self, window: Window) -> WindowedStream:
         """Put all rows into windows, whatever their key, in a single subtask; see `KeyedStream.window`."""
         from midstream.api.keyed import WindowedStream
 
-        return WindowedStream(self, (), window)
+        return WindowedStream(self.core, window)
 
     @located
     def side_output(self, tag: str) -> DataStream:
@@ -270,8 +244,9 @@ class DataStream(Handle):
         source that drops bad records. Raises JobError
         for a tag that the operator does not have.
         """
-        if self._node is None or tag not in self._side_outputs:
-            known = ", ".join(map(repr, self._side_outputs)) or "none"
+        core = self.core
+        if tag not in core.side_outputs:
+            known = ", ".join(map(repr, core.side_outputs)) or "none"
             if tag == BAD_RECORDS:
                 raise JobError(
                     "side_output: bad records are with the stream that read_kafka or read_files made, of which "
@@ -281,28 +256,27 @@ class DataStream(Handle):
                 f"side_output: there is no side output {tag!r} here (there is: {known}); "
                 "call it on the stream that a window or process() made, which must declare it"
             )
-        schema, event_time = self._side_outputs[tag]
-        return DataStream(self._program, (Origin(self._node, tag),), schema, event_time)
+        schema, event_time = core.side_outputs[tag]
+        [origin] = core.origins
+        return DataStream(StreamCore(core.program, (replace(origin, tag=tag),), schema, event_time))
 
     # ---- which subtask gets a row
 
     def rebalance(self) -> DataStream:
         """Send batches to the subtasks of the next operator in turn."""
-        return self._toward(Partitioning.REBALANCE)
+        return DataStream(self.core.toward(Partitioning.REBALANCE))
 
     def forward(self) -> DataStream:
         """Send the rows of subtask i to subtask i of the next operator, which must have the same parallelism."""
-        return self._toward(Partitioning.FORWARD)
+        return DataStream(self.core.toward(Partitioning.FORWARD))
 
     def global_(self) -> DataStream:
         """Send all rows to the first subtask of the next operator."""
-        return self._toward(Partitioning.GLOBAL)
+        return DataStream(self.core.toward(Partitioning.GLOBAL))
 
     def broadcast(self) -> BroadcastStream:
         """Send all rows to every subtask of the next operator."""
-        return BroadcastStream(
-            self._program, self._origins, self.schema, self.event_time, partitioning=Partitioning.BROADCAST
-        )
+        return BroadcastStream(self.core.toward(Partitioning.BROADCAST))
 
     # ---- ends
 
@@ -462,43 +436,19 @@ class DataStream(Handle):
         from midstream.inprocess.preview import preview
         from midstream.inprocess.rewriting import End
 
-        end = End(tuple((origin.node, origin.tag) for origin in self._origins), self.schema)
-        [found] = preview(self._program.graph, self._program.config, [end], rows, seconds, time.time_ns() // 1000)
+        program = self.core.program
+        end = End(tuple((origin.node, origin.tag) for origin in self.core.origins), self.schema)
+        [found] = preview(program.graph, program.config, [end], rows, seconds, time.time_ns() // 1000)
         return found
 
-    # ---- for the modules of this room
-
-    def _inputs(
-        self, port: int = 0, keys: tuple[str, ...] = (), partitioning: Partitioning | None = None
-    ) -> list[Input]:
-        how = Partitioning.KEYED if keys else partitioning or self._partitioning
-        return [Input(origin.node, self.schema, origin.tag, how, keys, port) for origin in self._origins]
-
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
-        """Add an operator with this stream as its only input and an attribute `schema`; return its output."""
-        node, _ = self._program.add(kind, self._inputs(), make, schema=schema_of)
-        assert node.schema is not None
-        return self._behind(node.id, node.schema)
-
-    def _behind(
-        self, node: int, schema: pa.Schema, side_outputs: Mapping[str, pa.Schema] | None = None, *events: str | None
-    ) -> DataStream:
-        """Return the stream of node `node`. `events`: event-time columns that may survive in it, after our own."""
-        names = (self.event_time, *events)
-        sides = {tag: (side, surviving(names, side)) for tag, side in (side_outputs or {}).items()}
-        return DataStream(
-            self._program, (Origin(node),), schema, surviving(names, schema), node=node, side_outputs=sides
-        )
+        return main_output(self.core.then(kind, make))
 
     def _end(self, kind: str, sink: Sink) -> StreamSink:
         check_shippable(sink, kind)
-        node, _ = self._program.add(
-            kind, self._inputs(), lambda name: SinkOperator(name, sink, self.schema), schema=lambda _: None, sink=sink
-        )
-        return StreamSink(self._program, node.id)
-
-    def _toward(self, partitioning: Partitioning) -> DataStream:
-        return DataStream(self._program, self._origins, self.schema, self.event_time, partitioning=partitioning)
+        program, inputs = self.core.program, self.core.inputs()
+        node = program.add(kind, inputs, lambda name: SinkOperator(name, sink, self.schema), sink=sink)
+        return StreamSink(program, node.id)
 
     def _schema_of(self, function: object, schema: SchemaLike | None, kind: str) -> pa.Schema:
         require_callable(function, kind, f"write for example {kind}(my_function, schema={{'word': str}})")
@@ -510,8 +460,7 @@ class DataStream(Handle):
             kind = type(other).__name__
             hint = "; both sides of connect() are keyed, or neither" if kind == "KeyedStream" else ""
             raise JobError(f"{method}: needs a DataStream, got a {kind}{hint}")
-        if other._program is not self._program:
-            raise JobError(f"{method}: the streams are of two Environments; build a job from one")
+        self.core.check_program(other.core, method)
 
 
 class BroadcastStream(DataStream):
@@ -526,25 +475,10 @@ _METHOD = {
 }
 
 
-def schema_of(operator: Operator) -> pa.Schema:
-    """Return the schema of an operator's output; every operator except sinks has this attribute."""
-    schema = getattr(operator, "schema", None)
-    assert isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
-    return schema
-
-
-def surviving(event_times: Iterable[str | None], schema: pa.Schema) -> str | None:
-    """Return the first of these event-time columns that is still a timestamp column of `schema`."""
-    for name in event_times:
-        if name is not None:
-            index = schema.get_field_index(name)
-            if index >= 0 and pa.types.is_timestamp(schema.field(index).type):
-                return name
-    return None
-
-
-def timestamps_text(schema: pa.Schema) -> str:
-    return ", ".join(field.name for field in schema if pa.types.is_timestamp(field.type)) or "none"
+def main_output(core: StreamCore) -> DataStream:
+    """Return the stream of an operator's main output, on which the operator is named and configured."""
+    [origin] = core.origins
+    return DataStream(core, origin.node)
 
 
 def _expressions(kind: str, columns: tuple[str | pl.Expr, ...], named: Mapping[str, pl.Expr]) -> list[pl.Expr]:

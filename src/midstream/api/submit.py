@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from midstream.api.modules import top_level_names
 from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.coordinator.opening import check_plan, check_start, find_start
-from midstream.core.config import JobConfig
+from midstream.core.config import Duration, JobConfig
 from midstream.core.errors import ClusterError, ConfigError, JobError
 from midstream.core.pickling import pickled, unpickled_apart
 from midstream.exchange.capacity import check_pool
@@ -31,6 +32,22 @@ from midstream.runtime.storage import FileStorage, absolute, check_can_create
 from midstream.state.own_code import own_code
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """The arguments of `Environment.start`, which describes them."""
+
+    parallelism: int | None = None
+    master: str | None = None
+    restore_from: str | int | None = None
+    allow_dropped_state: bool = False
+    newer_output: NewerOutput | None = None
+    fresh: bool = False
+    resume: bool = False
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    aligned_timeout: Duration | None = None
+    slots: SlotProvider | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +100,17 @@ def submission(
     logical: LogicalGraph,
     config: JobConfig,
     modules: Callable[[bytes], JobModules],
-    restore_from: str | None,
-    allow_dropped_state: bool,
-    newer_output: NewerOutput | None,
-    fresh: bool,
-    resume: bool,
-    master: str | None,
-    slots: SlotProvider | None,
+    options: StartOptions,
 ) -> Submission:
-    """Check the job and return its Submission; `Environment.start` describes the arguments.
+    """Check the job, which runs with `config`, and return its Submission.
 
     `modules`: returns the modules that the slots need for the pickled graph.
     """
-    if slots is not None and master is not None:
+    if options.slots is not None and options.master is not None:
         raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
-    if resume:
-        _check_resume(restore_from, newer_output, fresh)
+    restore_from = None if options.restore_from is None else str(options.restore_from)
+    if options.resume:
+        _check_resume(options)
         restore_from = "latest"
     if restore_from is not None and config.checkpoint_dir is None:
         raise JobError(
@@ -117,10 +129,10 @@ def submission(
         b"",
         config,
         restore_from,
-        allow_dropped_state,
-        newer_output=newer_output,
-        fresh=fresh,
-        resume=resume,
+        options.allow_dropped_state,
+        newer_output=options.newer_output,
+        fresh=options.fresh,
+        resume=options.resume,
     )
     check_plan(plan)
     start = find_start(plan, FileStorage)
@@ -131,11 +143,15 @@ def submission(
     plan = replace(plan, modules=modules(pickled(graph)))
     checkpoint = None if start.metadata is None else start.metadata.checkpoint_id
     restoring = plan.restore is not None and not start.starts_over
-    return Submission(plan, tuple(logical.nodes), master, slots, checkpoint, restoring)
+    return Submission(plan, tuple(logical.nodes), options.master, options.slots, checkpoint, restoring)
 
 
-def _check_resume(restore_from: str | None, newer_output: NewerOutput | None, fresh: bool) -> None:
-    given = (("--from", restore_from), ("--newer-output", newer_output), ("--fresh", fresh or None))
+def _check_resume(options: StartOptions) -> None:
+    given = (
+        ("--from", options.restore_from),
+        ("--newer-output", options.newer_output),
+        ("--fresh", options.fresh or None),
+    )
     for option, value in given:
         if value is not None:
             raise ConfigError(

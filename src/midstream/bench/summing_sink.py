@@ -89,10 +89,8 @@ class _Gathering(Committer):
 
 def keyed_sink(stream: KeyedStream, sink: Sink) -> None:
     """`sink` directly behind the keyed exchange: something only a benchmark wants, so the API has no word for it."""
-    inputs = stream._stream._inputs(keys=stream.keys)
-    stream._stream._program.add(
-        "sink", inputs, lambda name: SinkOperator(name, sink, stream.schema), schema=lambda _: None, sink=sink
-    )
+    core = stream.core
+    core.program.add("sink", core.inputs(), lambda name: SinkOperator(name, sink, core.schema), sink=sink)
 
 
 @dataclass(frozen=True, slots=True)

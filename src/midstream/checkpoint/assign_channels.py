@@ -1,7 +1,7 @@
 """Who gets the rows in flight back: channel state dealt out to the consumers of a graph.
 
 Always to consumers: what a producer had not sent is theirs too, behind what they had received. An
-edge is known by the operators at its ends, since its number may be another in the graph as it is now.
+edge is known by its ends (`checkpoint/edge_ends.py`), since its number may be another in the graph as it is now.
 
     partitioning now   consumer j of q gets
     keyed              every state that can hold rows of its key groups; the reader filters them. States that
@@ -14,20 +14,17 @@ Pure functions; only handles are moved.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
-from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of
+from midstream.checkpoint.edge_ends import EdgeEnds, edge_ends
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of, layout_of
 from midstream.checkpoint.references import Piece, joined, left_of, pieces_of, sharing
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
 from midstream.graph.job_graph import Edge, JobGraph, Partitioning
 from midstream.protocol.messages import ChannelState
-
-_Ends = tuple[str, str, int, str | None, int]
-"""uid of the last operator before an edge and of the first one behind it, input port, side output; which of those alike."""
 
 
 def assign_channels(
@@ -38,12 +35,12 @@ def assign_channels(
     Raises ConfigError when rows were in flight on an edge that is gone, has other columns now, or cannot
     tell whom to give them.
     """
-    there = dict(zip(_ends_now(graph), graph.edges, strict=True))
+    there = dict(zip(edge_ends(*layout_of(graph)), graph.edges, strict=True))
     of_edge: dict[int, list[ChannelState]] = {}
     for state in metadata.channels:
         of_edge.setdefault(state.edge, []).append(state)
     found: dict[TaskId, list[ChannelState]] = {}
-    for ends, old in zip(_ends_then(metadata), metadata.edges, strict=True):
+    for ends, old in zip(edge_ends(metadata.vertices, metadata.edges), metadata.edges, strict=True):
         if old.id not in of_edge:
             continue
         states = _in_order(of_edge[old.id])
@@ -51,8 +48,8 @@ def assign_channels(
         if edge is None or edge.partitioning is Partitioning.BROADCAST:
             if allow_dropped_state:
                 continue
-            raise _nowhere(metadata, old, states, edge)
-        _check_columns(metadata, old, edge)
+            raise _lost_edge_error(metadata, ends, states, edge)
+        _check_columns(metadata, ends, old, edge)
         had = metadata.vertices[old.target].parallelism
         # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
         # (all of this) comes before what did not.
@@ -175,49 +172,25 @@ def _each_once(
             yield state, pieces_of(state, whose[state.consumer]) if state.skip or state.ahead else None
 
 
-def _ends_now(graph: JobGraph) -> list[_Ends]:
-    vertices = graph.vertices
-    return _numbered(
-        (vertices[e.source].specs[-1].uid, vertices[e.target].specs[0].uid, e.port, e.tag) for e in graph.edges
-    )
-
-
-def _ends_then(metadata: CheckpointMetadata) -> list[_Ends]:
-    vertices = metadata.vertices
-    return _numbered((vertices[e.source].uids[-1], vertices[e.target].uids[0], e.port, e.tag) for e in metadata.edges)
-
-
-def _numbered(ends: Iterable[tuple[str, str, int, str | None]]) -> list[_Ends]:
-    """A stream may be united with itself, by other keys: then two edges have the same ends."""
-    seen: Counter[tuple[str, str, int, str | None]] = Counter()
-    found = []
-    for end in ends:
-        found.append((*end, seen[end]))
-        seen[end] += 1
-    return found
-
-
-def _check_columns(metadata: CheckpointMetadata, old: EdgeLayout, edge: Edge) -> None:
+def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout, edge: Edge) -> None:
     now = columns_of(edge)
     if old.columns in ((), now):
         return
     then = ", ".join(f"{name} {kind}" for name, kind in old.columns)
-    source, target = metadata.vertices[old.source].uids[-1], metadata.vertices[old.target].uids[0]
     raise ConfigError(
-        f"checkpoint {metadata.checkpoint_id} holds rows in flight from {source!r} to {target!r} with the columns "
+        f"checkpoint {metadata.checkpoint_id} holds rows in flight from {ends.source!r} to {ends.target!r} with the columns "
         f"{then}; now they are {', '.join(f'{name} {kind}' for name, kind in now)}. Go on with the columns as they "
         "were, or stop it with a savepoint first, which has no rows in flight"
     )
 
 
-def _nowhere(
-    metadata: CheckpointMetadata, old: EdgeLayout, states: list[ChannelState], edge: Edge | None
+def _lost_edge_error(
+    metadata: CheckpointMetadata, ends: EdgeEnds, states: list[ChannelState], edge: Edge | None
 ) -> ConfigError:
-    source, target = metadata.vertices[old.source].uids[-1], metadata.vertices[old.target].uids[0]
     rows = sum(segment.rows for state in states for segment in state.segments)
     why = "they are not connected like this any more" if edge is None else "that edge is a broadcast now"
     return ConfigError(
-        f"checkpoint {metadata.checkpoint_id} holds up to {rows} rows in flight from {source!r} to {target!r}, but {why} "
+        f"checkpoint {metadata.checkpoint_id} holds up to {rows} rows in flight from {ends.source!r} to {ends.target!r}, but {why} "
         "(or run in one task at this parallelism). Go on with the graph as it was, stop it with a savepoint "
         "(which has no rows in flight), or give the rows up (--allow-dropped-state)"
     )

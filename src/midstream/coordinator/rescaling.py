@@ -21,6 +21,7 @@ from functools import partial
 
 import msgspec
 
+from midstream.checkpoint.edge_ends import loses_edges
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.effects import Effects, IoKind
@@ -29,7 +30,6 @@ from midstream.coordinator.requests import NO_STORAGE
 from midstream.coordinator.restoring import Restoring
 from midstream.coordinator.slots import Slots
 from midstream.core.seams import Done, Failed
-from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import Reply
 
 
@@ -260,17 +260,3 @@ class Rescaling:
 
     def _refuse(self, client: int, reason: str) -> None:
         self._effects.reply(client, Reply(error=reason))
-
-
-def loses_edges(graph: JobGraph, other: JobGraph) -> bool:
-    """Whether rows in flight in the one could have nowhere to go in the other."""
-    return graph is not other and bool(_ends(graph) - _ends(other))
-
-
-def _ends(graph: JobGraph) -> set[tuple[str, str, int, str | None]]:
-    """Between which operators rows can be in flight."""
-    return {
-        (graph.vertices[e.source].specs[-1].uid, graph.vertices[e.target].specs[0].uid, e.port, e.tag)
-        for e in graph.edges
-        if e.partitioning.redistributable
-    }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midstream.coordinator.rescaling import Stage, loses_edges
+from midstream.checkpoint.edge_ends import loses_edges
+from midstream.coordinator.rescaling import Stage
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator

@@ -1,7 +1,7 @@
 """The consumer side of one channel. Local and remote ones differ only in where elements come from.
 
-A channel gives elements in the order they were emitted. What it has given stays charged to the
-pool until the task calls `done`: a batch is worked in slices, and its rest is in-flight data.
+A channel gives elements in the order they were emitted. A batch that it has given stays charged to the
+pool until its lease is over: it is processed in slices, and its rest is in-flight data.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from midstream.core.elements import CheckpointBarrier, Element, Event
+from midstream.core.elements import CheckpointBarrier, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
-from midstream.exchange.partition import Subpartition
+from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, InFlight, QueueTime, Taken, buffers_of, let_go
+from midstream.exchange.queue import ElementQueue, QueueTime
+from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
 
 
@@ -29,22 +30,18 @@ class InputChannel(Protocol):
         """Ask the producer for rows. Events come without."""
         ...
 
-    def take(self, rows_max: int) -> Element | None:
-        """The next element; small batches that already wait come joined, up to `rows_max` rows."""
-        ...
-
-    def taken(self) -> Taken:
-        """What the batch taken last is made of, until `done`."""
-        ...
-
-    def done(self) -> None:
-        """The batch taken last is worked off: its buffers are free."""
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """See `ElementQueue.take`."""
         ...
 
     def has_data(self) -> bool: ...
 
     def discard(self) -> None:
         """Drop everything and give back every buffer (the attempt is over)."""
+        ...
+
+    def check(self, at_work: LeasedBatch | None = None) -> None:
+        """At least what waits here, and what the task has `at_work`, is charged."""
         ...
 
 
@@ -55,7 +52,6 @@ class LocalChannel:
         self.id = subpartition.channel
         self.queue = subpartition.queue
         self._subpartition = subpartition
-        self._is_taken = False
 
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
@@ -63,36 +59,27 @@ class LocalChannel:
     def open(self) -> None:
         self._subpartition.ask()
 
-    def take(self, rows_max: int) -> Element | None:
-        assert not self._is_taken, f"{self.id}: taken again before done"
-        head = self._subpartition.take(rows_max)
-        if head is None:
-            return None
-        self._is_taken = bool(head[1])
-        return head[0]
-
-    def taken(self) -> Taken:
-        return self._subpartition.sending
-
-    def done(self) -> None:
-        self._is_taken = False
-        self._subpartition.done()
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        return self._subpartition.take(rows_max)
 
     def has_data(self) -> bool:
         return not self._subpartition.is_empty
 
     def discard(self) -> None:
-        self._is_taken = False  # the subpartition gives back everything that is still charged to it
+        """The subpartition gives back everything that is charged to it."""
+
+    def check(self, at_work: LeasedBatch | None = None) -> None:
+        self._subpartition.check(at_work)
 
 
 class RemoteChannel:
     """Receives buffers, puts batches together, and grants credit.
 
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged
-    from its announcement until the batch that used it is done, and `credit + held <= window`: a
-    static window per channel, so that no channel can starve another and a batch never waits for
+    from its announcement until the lease of the batch that used it is over, and `credit + held <= window`:
+    a static window per channel, so that no channel can starve another and a batch never waits for
     a round trip of credit while there is room. Within the window no more is asked for than the
-    queue's limit; the batch that is being worked off does not count there, so that the next one
+    queue's limit; the batch that is being processed does not count there, so that the next one
     comes meanwhile.
 
     One exception: where nothing waits but the first part of a batch larger than that, its rest is
@@ -123,7 +110,6 @@ class RemoteChannel:
         """Announced and not yet used."""
         self._held = 0
         """Buffers that batches are charged as: the queued and the partial ones, the one being worked, and captured ones."""
-        self._taken: Taken = ()
         self._partial: bytearray | None = None
         self._partial_filled = 0
         self._partial_buffers = 0
@@ -179,34 +165,24 @@ class RemoteChannel:
         self._partial_filled = end
         if end == len(self._partial):
             batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._schema)
-            self.queue.append(InFlight(batch, self._partial_buffers, self))
+            self.queue.append(LeasedBatch(batch, self._partial_buffers, self))
             self._partial = None
             self._partial_buffers = 0
             self._on_data()
 
     # ---- to the task ----
 
-    def take(self, rows_max: int) -> Element | None:
-        assert not self._taken, f"{self.id}: taken again before done"
-        head = self.queue.take(rows_max)
-        if head is None:
-            return None
-        self._taken = head[1]
-        self._top_up()
-        return head[0]
-
-    def taken(self) -> Taken:
-        return self._taken
-
-    def done(self) -> None:
-        taken, self._taken = self._taken, ()
-        let_go(taken)
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        taken = self.queue.take(rows_max)
+        if taken is not None:
+            self._top_up()
+        return taken
 
     def freed(self, buffers: int) -> None:
         if self._closed:
             return  # everything has been given back
         self._held -= buffers
-        self._quota.give(buffers)
+        self._quota.free(buffers)
         self._top_up()
 
     def has_data(self) -> bool:
@@ -225,14 +201,13 @@ class RemoteChannel:
         elif wanted * 2 < min(self._window, limit) and self._credit:
             return  # not worth a message yet
         if wanted > 0:
-            self._quota.take(wanted)
+            self._quota.charge(wanted)
             self._credit += wanted
             self._grant(self.id, wanted)
 
     def discard(self) -> None:
-        self._quota.give(self._credit + self._held)
+        self._quota.free(self._credit + self._held)
         self._credit = self._held = self._partial_buffers = 0
-        self._taken = ()
         self.queue.clear()
         self._partial = None
         self._closed = True
@@ -244,7 +219,8 @@ class RemoteChannel:
             f"limit {self.queue.limit}"
         )
 
-    def check(self) -> None:
-        queued = buffers_of([*self.queue]) + buffers_of(self._taken)
-        if self._held < queued + self._partial_buffers:
-            raise InvariantError(f"{self.id}: holds {self._held}, queued {queued}, partial {self._partial_buffers}")
+    def check(self, at_work: LeasedBatch | None = None) -> None:
+        self.queue.check()
+        used = self.queue.waiting + (at_work.charged_to(self) if at_work is not None else 0)
+        if self._held < used + self._partial_buffers:
+            raise InvariantError(f"{self.id}: holds {self._held}, in use {used}, partial {self._partial_buffers}")

@@ -14,19 +14,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Protocol
 
-import pyarrow as pa
-
-from midstream.core.batches import concat
-from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition
+from midstream.core.elements import CheckpointBarrier, EndOfPartition, Event
 from midstream.core.errors import InvariantError
 from midstream.exchange.channel import InputChannel
-from midstream.exchange.queue import InFlight, Taken
+from midstream.exchange.lease import LeasedBatch, joined
 from midstream.graph.job_graph import Edge
 
-RECOVERED: Final = -1
-"""In place of a channel: the batch comes from recovered data."""
 Arrival = CheckpointBarrier | EndOfPartition
 
 
@@ -41,13 +36,11 @@ class Recovered(Protocol):
     @property
     def is_over(self) -> bool: ...
 
-    def take(self) -> Batch | None: ...
-
-    def taken(self) -> Taken: ...
-
-    def done(self) -> None: ...
+    def take(self) -> LeasedBatch | None: ...
 
     def discard(self) -> None: ...
+
+    def check(self, at_work: LeasedBatch | None = None) -> None: ...
 
 
 class InputGate:
@@ -69,8 +62,10 @@ class InputGate:
         self._is_open = False
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
-        self._joined: list[int] = []
-        """Channels from which rows were taken along with the batch that was polled last, until `done`."""
+        self.at_work: LeasedBatch | None = None
+        """The batch that was polled last, until `done`."""
+        self.read_from: list[int] = []
+        """The channels that its rows are from; none if they are recovered."""
         self._blocked: set[int] = set()
 
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
@@ -93,19 +88,21 @@ class InputGate:
             self._ready.append(channel)
             self._wake()
 
-    def poll(self, rows_max: int) -> tuple[int, Element] | None:
-        """The next element and the index of its channel (or RECOVERED); None when nothing can be read now.
+    def poll(self, rows_max: int) -> LeasedBatch | tuple[int, Event] | None:
+        """The next batch, or event and the index of its channel; None when nothing can be read now.
 
         A small batch comes joined with those that wait in other channels, up to `rows_max` rows: the more channels there
         are, the smaller are their batches, and each call of an operator costs something whatever its rows.
-        After a batch, call `done(channel)` when all its rows are worked off.
+        A batch is `at_work` until all its rows are processed, and `done` is called.
         """
+        assert self.at_work is None, f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work"
         batch = self.recovered.take() if self.recovered is not None else None
         if not self._is_open:
             self.open()
         if self.recovered is not None:
             if batch is not None:
-                return RECOVERED, batch
+                self.at_work = batch
+                return batch
             if not self.recovered.is_over:
                 return None
             self.recovered = None
@@ -113,18 +110,23 @@ class InputGate:
             channel = self._ready.popleft()
             self._is_ready[channel] = False
             element = self.channels[channel].take(rows_max)
-            if element is not None:
-                if isinstance(element, pa.RecordBatch) and self._ready:
-                    element = self._join(element, rows_max)
-                if self.channels[channel].has_data():
-                    self._is_ready[channel] = True
-                    self._ready.append(channel)
-                return channel, element
+            if element is None:
+                continue
+            polled: LeasedBatch | tuple[int, Event]
+            if isinstance(element, LeasedBatch):
+                self.read_from.append(channel)
+                polled = self.at_work = self._join(element, rows_max) if self._ready else element
+            else:
+                polled = channel, element
+            if self.channels[channel].has_data():
+                self._is_ready[channel] = True
+                self._ready.append(channel)
+            return polled
         return None
 
-    def _join(self, first: Batch, rows_max: int) -> Batch:
+    def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
         """Only if the copy pays, as in a queue. The channels that give rows for it have had their turn."""
-        rows = first.num_rows
+        rows = first.batch.num_rows
         if rows * 2 > rows_max:
             return first
         batches, ready, self._ready = [first], self._ready, deque()
@@ -135,36 +137,27 @@ class InputGate:
                 self._ready.append(index)
                 continue
             batch = channel.take(rows_max - rows)
-            assert isinstance(batch, pa.RecordBatch), (channel.id, batch)
+            assert isinstance(batch, LeasedBatch), (channel.id, batch)
             batches.append(batch)
-            rows += batch.num_rows
-            self._joined.append(index)
+            rows += batch.batch.num_rows
+            self.read_from.append(index)
             self._is_ready[index] = channel.has_data()
             if self._is_ready[index]:
                 more.append(index)
         self._ready.extend(more)
-        return concat(batches)
+        return joined(batches)
+
+    def done(self) -> None:
+        """The rows of the batch at work have been processed."""
+        assert self.at_work is not None, f"edge {self.edge.id}, consumer {self.consumer}: done with nothing"
+        done, self.at_work = self.at_work, None
+        self.read_from.clear()
+        done.release()
 
     @property
     def may_have_data(self) -> bool:
         """Whether `poll` may give something now, or has to open the gate; if not, `wake` will be called."""
         return bool(self._ready) or self.recovered is not None or not self._is_open
-
-    def done(self, channel: int) -> None:
-        if channel == RECOVERED:
-            assert self.recovered is not None
-            self.recovered.done()
-        else:
-            joined, self._joined = self._joined, []
-            for index in (channel, *joined):
-                self.channels[index].done()
-
-    def taken(self, channel: int) -> Taken:
-        """What the batch that was polled last, from `channel`, is made of, until `done`."""
-        if channel == RECOVERED:
-            assert self.recovered is not None
-            return self.recovered.taken()
-        return tuple(item for index in (channel, *self._joined) for item in self.channels[index].taken())
 
     def block(self, channel: int) -> None:
         if channel in self._blocked:
@@ -181,7 +174,7 @@ class InputGate:
         if self.channels[channel].has_data():
             self.on_data(channel)
 
-    def capture(self, channel: int, checkpoint_id: int) -> list[InFlight]:
+    def capture(self, channel: int, checkpoint_id: int) -> list[LeasedBatch]:
         """See `ElementQueue.capture`."""
         queue = self.channels[channel].queue
         captured = queue.capture(checkpoint_id)
@@ -191,8 +184,8 @@ class InputGate:
         return captured
 
     def is_clear(self, channel: int, event: Arrival) -> bool:
-        """Whether no row lies before `event` in that channel, nor is one being worked on, nor left to be recovered."""
-        if self.recovered is not None or self.channels[channel].taken():
+        """Whether no row lies before `event` in that channel, nor is one being processed, nor left to be recovered."""
+        if self.recovered is not None or channel in self.read_from:
             return False
         return self.channels[channel].queue.is_clear(event)
 
@@ -206,7 +199,8 @@ class InputGate:
         for channel in self.channels:
             channel.discard()
         self._ready.clear()
-        self._joined.clear()
+        self.at_work = None
+        self.read_from.clear()
 
     def describe(self, channel: int) -> str:
         """For a report: what holds channel `channel` up."""
@@ -218,11 +212,17 @@ class InputGate:
             raise InvariantError(
                 f"edge {self.edge.id}, consumer {self.consumer}: asks for rows while others are left to be recovered"
             )
-        if not self._is_open and any(isinstance(item, InFlight) for channel in self.channels for item in channel.queue):
+        if not self._is_open and any(
+            isinstance(item, LeasedBatch) for channel in self.channels for item in channel.queue
+        ):
             raise InvariantError(
                 f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for"
             )
+        if self.at_work is not None:
+            self.at_work.check()
+        if self.recovered is not None:
+            self.recovered.check(self.at_work)
         for index, channel in enumerate(self.channels):
-            channel.queue.check()
+            channel.check(self.at_work)
             if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: ready is {self._is_ready[index]}, but that is not so")

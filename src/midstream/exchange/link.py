@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-import pyarrow as pa
 
 from midstream.core.elements import decode_event, encode_event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.core.seams import DataLink
 from midstream.exchange.channel import RemoteChannel
-from midstream.exchange.partition import Subpartition
+from midstream.exchange.lease import LeasedBatch
+from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
 
 
@@ -54,12 +54,11 @@ class Sender:
         """Append one frame to `pieces`; how many bytes it has. Only when `can_send`."""
         inside = self._element is not None
         if not inside or self._sub.is_urgent:
-            head = self._sub.take(self._rows_max)
-            assert head is not None, f"{self._sub.channel}: nothing to send"
-            element = head[0]
-            if not isinstance(element, pa.RecordBatch):
+            element = self._sub.take(self._rows_max)
+            assert element is not None, f"{self._sub.channel}: nothing to send"
+            if not isinstance(element, LeasedBatch):
                 return self._frame(pieces, FrameKind.EVENT, (encode_event(element),), inside)
-            message = element.serialize()
+            message = element.batch.serialize()
             prefix = ELEMENT_LENGTH.pack(message.size)
             view = memoryview(message)
             first = view[: self._buffer_bytes - len(prefix)]
@@ -74,7 +73,7 @@ class Sender:
         self._credit -= 1
         if not self._element:
             self._element = None
-            self._sub.done()
+            self._sub.sent()
         return sent
 
     def _frame(

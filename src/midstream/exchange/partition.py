@@ -1,198 +1,31 @@
-"""The producer side of an edge: one result partition per subtask, one subpartition per consumer.
-
-A subpartition is a queue of whole elements. They are serialised, and cut into buffers, only when
-a remote consumer's credit lets them go; a local consumer takes them by reference. That is why
-small batches can still be joined while they wait, and why nothing is ever half emitted.
+"""The producer side of an edge: one result partition per subtask, which routes rows to one subpartition per consumer.
 
 Rows are produced only for consumers that have asked for them, which one that still has recovered rows
-to work off has not: else every restart would put another pool full of rows behind what is in flight.
-
-Order within a subpartition: as emitted. Consecutive watermarks are one (the last): a consumer
-that cannot keep up would otherwise collect them without bound.
+to process has not: else every restart would put another pool full of rows behind what is in flight.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.core.batches import batch_bytes
-from midstream.core.elements import Batch, CheckpointBarrier, Element, EndOfPartition, Event
-from midstream.core.errors import InvariantError, assert_never
+from midstream.core.elements import Batch, CheckpointBarrier, Event
+from midstream.core.errors import assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
-from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, InFlight, QueueTime, Taken, buffers_of, let_go
+from midstream.exchange.lease import LeasedBatch
+from midstream.exchange.pool import BufferPool
+from midstream.exchange.queue import QueueTime
+from midstream.exchange.subpartition import Subpartition
 from midstream.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
 """Batches with at least so many rows per consumer are dealt out in parts."""
 FEW_ROWS = 1024
 """Batches of up to so many rows are split with one gather."""
-
-
-class Subpartition:
-    """FIFO queue of elements for one consumer. Charged to the partition's quota until they are done with.
-
-    A remote consumer has a `queue` of its own, and gets what `take` gives; a local one reads `queue`
-    itself, so that what lies here is captured by the consumer, never by the producer.
-    """
-
-    __slots__ = (
-        "_charged",
-        "_on_asked",
-        "_on_data",
-        "_on_sent",
-        "_pool",
-        "_quota",
-        "_urgent",
-        "asked",
-        "batches_added",
-        "bytes_added",
-        "channel",
-        "closed",
-        "is_local",
-        "on_empty",
-        "queue",
-        "rows_added",
-        "sending",
-    )
-
-    def __init__(
-        self,
-        channel: ChannelId,
-        pool: BufferPool,
-        quota: Quota,
-        on_sent: Callable[[int], None],
-        on_asked: Callable[[], None],
-        buffers_max: int,
-        queue_time: QueueTime | None,
-    ) -> None:
-        self.channel = channel
-        self.queue = ElementQueue(buffers_max, queue_time)
-        self._pool = pool
-        self._quota = quota
-        self._on_sent = on_sent
-        self._on_asked = on_asked
-        self.asked = False
-        """Whether the consumer wants rows; events need not be asked for."""
-        self._on_data: Callable[[], None] | None = None
-        self._urgent: deque[CheckpointBarrier] = deque()
-        """Barriers that have overtaken everything here."""
-        self.sending: Taken = ()
-        """What the batch is made of that is being sent or worked off."""
-        self._charged = 0
-        self.rows_added = self.bytes_added = self.batches_added = 0
-        """All so far."""
-        self.is_local = False
-        self.closed = False
-        self.on_empty: Callable[[], None] | None = None
-        """Called when the last element has been taken."""
-
-    def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
-        """`on_data` is called whenever an element is added, and once now if some already were."""
-        self._on_data = on_data
-        self.is_local = local
-        if len(self.queue):
-            on_data()
-
-    def ask(self) -> None:
-        """The consumer takes rows from now on."""
-        if not self.asked:
-            self.asked = True
-            self._on_asked()
-
-    def add(self, element: Element) -> None:
-        if self.closed:
-            raise InvariantError(f"{self.channel}: {type(element).__name__} added after the end of the partition")
-        if isinstance(element, pa.RecordBatch):
-            size = batch_bytes(element)
-            self.rows_added += element.num_rows
-            self.bytes_added += size
-            self.batches_added += 1
-            buffers = self._pool.buffers_for(size)
-            self._quota.take(buffers)
-            self._charged += buffers
-            self.queue.append(InFlight(element, buffers, self))
-        else:
-            self.closed = isinstance(element, EndOfPartition)
-            self.queue.append(element)
-        if self._on_data is not None and len(self.queue):
-            self._on_data()
-
-    def take(self, rows_max: int) -> tuple[Element, Taken] | None:
-        """The next element; when it is a batch, `done` must follow when all of it has been sent or worked off."""
-        head: tuple[Element, Taken] | None
-        if self._urgent:
-            head = self._urgent.popleft(), ()
-        else:
-            head = self.queue.take(rows_max)
-            if head is None:
-                return None
-            self.sending = head[1]
-            if self.is_local:
-                self._pool.returned()  # what is being worked off waits no more
-            elif isinstance(head[0], CheckpointBarrier):
-                self._on_sent(head[0].checkpoint_id)
-        if self.on_empty is not None and self.is_empty:
-            self.on_empty()
-        return head
-
-    def done(self) -> None:
-        taken, self.sending = self.sending, ()
-        let_go(taken)
-        if not self.is_local:
-            self._pool.returned()  # even if a checkpoint still holds them, there is room here
-
-    def freed(self, buffers: int) -> None:
-        if self._charged:  # else everything has been given back
-            self._charged -= buffers
-            self._quota.give(buffers)
-
-    @property
-    def waiting(self) -> int:
-        """Buffers that have not been sent, or that a local consumer has not begun with."""
-        return self.queue.waiting + (0 if self.is_local else buffers_of(self.sending))
-
-    @property
-    def is_empty(self) -> bool:
-        return not len(self.queue) and not self._urgent
-
-    def head_is_event(self) -> bool:
-        return bool(self._urgent) or self.queue.head_is_event()
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether the next element goes out at once, even inside a batch that is being sent."""
-        return bool(self._urgent)
-
-    def overtake(self, barrier: CheckpointBarrier) -> list[InFlight]:
-        """Send the barrier before everything that is here, which is returned: it is the producer's to store.
-
-        The barrier may be here already, waiting its turn: then what lies behind it is not returned.
-        """
-        assert not self.is_local, self.channel
-        captured = [item.hold() for item in self.sending]
-        captured += self.queue.capture(barrier.checkpoint_id)
-        self.queue.stop_capture()
-        self._urgent.append(barrier)
-        if self._on_data is not None:
-            self._on_data()
-        return captured
-
-    def discard(self) -> None:
-        """Drop everything that is queued (the attempt is over)."""
-        charged, self._charged = self._charged, 0
-        self._quota.give(charged)
-        self.queue.clear()
-        self._urgent.clear()
-        self.sending = ()
-        self._on_data = self.on_empty = None
-        self.closed = True
 
 
 class ResultPartition:
@@ -249,7 +82,7 @@ class ResultPartition:
     @property
     def is_sent(self) -> bool:
         """Whether everything is with the consumers, and theirs to store. What a local one has not read yet is, too."""
-        return all(sub.is_local or (sub.is_empty and not sub.sending) for sub in self.subpartitions)
+        return all(sub.is_local or (sub.is_empty and sub.sending is None) for sub in self.subpartitions)
 
     def wake_when_sent(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from now on, whenever `is_sent` may have become true."""
@@ -299,7 +132,7 @@ class ResultPartition:
         for sub in self.subpartitions:
             sub.add(event)
 
-    def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[InFlight]]]:
+    def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Send the barrier before everything else; what it overtakes is the producer's to store, by channel."""
         captured = []
         for sub in self.subpartitions:
@@ -309,7 +142,7 @@ class ResultPartition:
                 captured.append((sub.channel, sub.overtake(barrier)))
         return captured
 
-    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[InFlight]]]:
+    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Likewise, but only where the barrier is still waiting its turn."""
         waiting = [
             sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(barrier.checkpoint_id)
@@ -353,7 +186,7 @@ class ResultPartition:
 
     def check(self) -> None:
         for sub in self.subpartitions:
-            sub.queue.check()
+            sub.check()
 
 
 def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:

@@ -4,8 +4,8 @@ Every queued byte is charged here, in whole buffers, by whoever queues it. A quo
 that is reserved for it, which no other can take (so that a consumer can always get on, however
 much its producers have queued), and beyond that competes for the rest, which all share.
 
-`take` never refuses: a step of a task always completes, even if its output overdraws the pool.
-It is the taker who asks `available()` before it starts the next step.
+`charge` never refuses: a step of a task always completes, even if its output overdraws the pool.
+The task asks `available()` before it starts the next step.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class Quota:
         self.in_use = 0
 
     def available(self) -> int:
-        """How many buffers can be taken without overdrawing; 0 or less when none."""
+        """How many buffers can be charged without overdrawing; 0 or less when none."""
         own = self.reserved - self.in_use
         shared = self._pool.shared_free
         return own + max(0, shared) if own > 0 else shared
 
-    def take(self, buffers: int) -> None:
+    def charge(self, buffers: int) -> None:
         self._change(buffers)
 
-    def give(self, buffers: int) -> None:
+    def free(self, buffers: int) -> None:
         if buffers > self.in_use:
             raise InvariantError(f"quota {self.name}: {buffers} buffers given back, {self.in_use} in use")
         self._change(-buffers)

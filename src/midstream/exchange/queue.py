@@ -1,7 +1,7 @@
 """Elements that wait for their consumer, and the capture of them for an unaligned checkpoint.
 
-A queue holds whole elements in order. What is captured is held, not copied: the buffers that an
-element is charged as are given back once the consumer is done with it *and* it has been written.
+A queue holds whole elements in order. What is captured is held, not copied: its lease (`exchange.lease`) is over
+once the consumer has processed it *and* it has been written.
 
 Capture of checkpoint n: every batch that lies before barrier n, whether it is here or still to
 come. Who captures what: the queue in which a batch lies when the barrier overtakes it, and only
@@ -11,21 +11,13 @@ that one; a batch of which any byte is still with the producer lies there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from midstream.core.batches import concat
-from midstream.core.elements import (
-    MAX_WATERMARK_US,
-    Batch,
-    CheckpointBarrier,
-    Element,
-    EndOfPartition,
-    Event,
-    Watermark,
-)
+from midstream.core.elements import MAX_WATERMARK_US, CheckpointBarrier, EndOfPartition, Event, Watermark
 from midstream.core.errors import InvariantError
+from midstream.exchange.lease import LeasedBatch, buffers_of, joined
 
 FIRST_BUFFERS: Final = 2
 """May wait in a queue of which it is not known yet how fast it is read."""
@@ -37,43 +29,6 @@ class QueueTime:
 
     wanted_s: float
     now_s: Callable[[], float]
-
-
-class Charger(Protocol):
-    """Whoever accounts for the buffers of an element."""
-
-    def freed(self, buffers: int) -> None:
-        """Nobody holds them any more."""
-        ...
-
-
-class InFlight:
-    """A batch on its way, charged as `buffers` until everyone who holds it has let go."""
-
-    __slots__ = ("_charger", "_holders", "batch", "buffers", "buffers_waiting", "queued_s")
-
-    def __init__(self, batch: Batch, buffers: int, charger: Charger) -> None:
-        self.batch = batch
-        self.buffers = buffers
-        self._charger = charger
-        self._holders = 1
-        self.queued_s = 0.0
-        self.buffers_waiting = buffers
-        """In its queue when it came, with its own."""
-
-    def hold(self) -> InFlight:
-        self._holders += 1
-        return self
-
-    def let_go(self) -> None:
-        self._holders -= 1
-        assert self._holders >= 0, "let go more often than held"
-        if self._holders == 0:
-            self._charger.freed(self.buffers)
-
-
-Taken = tuple[InFlight, ...]
-"""What a batch that was taken is made of: to be let go of when its rows are worked off."""
 
 
 class ElementQueue:
@@ -103,8 +58,8 @@ class ElementQueue:
         """Buffers that the batches here are charged as."""
         self.was_short = False
         """Somewhere rows waited because of the limit, which nobody can tell from what is here."""
-        self._items: deque[InFlight | Event] = deque()
-        self._capture: list[InFlight] | None = None
+        self._items: deque[LeasedBatch | Event] = deque()
+        self._capture: list[LeasedBatch] | None = None
         """Where to put what arrives before barrier `_capture_id`."""
         self._capture_id = -1
         self.on_event: Callable[[CheckpointBarrier | EndOfPartition], None] | None = None
@@ -112,15 +67,15 @@ class ElementQueue:
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[InFlight | Event]:
+    def __iter__(self) -> Iterator[LeasedBatch | Event]:
         return iter(self._items)
 
-    def append(self, item: InFlight | Event) -> None:
+    def append(self, item: LeasedBatch | Event) -> None:
         """A watermark behind a watermark replaces it: a slow consumer would collect them without bound.
 
         The last one, which says that the channel has ended, does not: how far the channel came matters to who has heard it.
         """
-        if isinstance(item, InFlight):
+        if isinstance(item, LeasedBatch):
             self.waiting += item.buffers
             if self._queue_time is not None:
                 item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
@@ -149,20 +104,24 @@ class ElementQueue:
         if self.on_event is not None:
             self.on_event(event)
 
-    def take(self, rows_max: int) -> tuple[Element, Taken] | None:
-        """The next element; small batches that wait behind one another come joined, up to `rows_max` rows."""
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """The next element; small batches that wait behind one another come joined, up to `rows_max` rows.
+
+        A batch is the taker's to release.
+        """
         if not self._items:
             return None
         item = self._items.popleft()
-        if not isinstance(item, InFlight):
-            return item, ()
-        joined = self._join(item, rows_max)
-        self.waiting -= buffers_of(joined[1])
+        if not isinstance(item, LeasedBatch):
+            return item
+        run = self._run(item, rows_max)
+        taken = joined(run)
+        self.waiting -= taken.buffers
         if self._queue_time is not None:
-            self._set_limit(item, joined[1][-1], self._queue_time)
-        return joined
+            self._set_limit(item, run[-1], self._queue_time)
+        return taken
 
-    def _set_limit(self, first: InFlight, last: InFlight, queue_time: QueueTime) -> None:
+    def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
         """Of what was read together, and as if that were one batch.
 
         Down at once: `buffers_waiting` were read while `first` waited. Up by one batch, if the limit held back more.
@@ -175,39 +134,39 @@ class ElementQueue:
         self.limit = max(self.limit, first.buffers)
         self.was_short = False
 
-    def _join(self, first: InFlight, rows_max: int) -> tuple[Batch, Taken]:
-        """A batch is only joined if the copy pays: not to one that is already of full size."""
-        rows = first.batch.num_rows
-        if not self._items or rows * 2 > rows_max:
-            return first.batch, (first,)
+    def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
+        """The batches to join. One is only joined if the copy pays: not to a batch that is already of full size."""
         run = [first]
+        rows = first.batch.num_rows
+        if rows * 2 > rows_max:
+            return run
         while self._items:
             item = self._items[0]
-            if not isinstance(item, InFlight) or rows + item.batch.num_rows > rows_max:
+            if not isinstance(item, LeasedBatch) or rows + item.batch.num_rows > rows_max:
                 break
             self._items.popleft()
             run.append(item)
             rows += item.batch.num_rows
-        return concat([item.batch for item in run]), tuple(run)
+        return run
 
     def head_is_event(self) -> bool:
-        return bool(self._items) and not isinstance(self._items[0], InFlight)
+        return bool(self._items) and not isinstance(self._items[0], LeasedBatch)
 
     def head_rows(self) -> int:
         """Of the batch that is next; 0 if that is none."""
         head = self._items[0] if self._items else None
-        return head.batch.num_rows if isinstance(head, InFlight) else 0
+        return head.batch.num_rows if isinstance(head, LeasedBatch) else 0
 
     # ---- capture ----
 
-    def capture(self, checkpoint_id: int) -> list[InFlight]:
+    def capture(self, checkpoint_id: int) -> list[LeasedBatch]:
         """Every batch before barrier `checkpoint_id`, which is removed; the list grows until that has come.
 
         Each is held, for whoever gets the list.
         """
-        captured: list[InFlight] = []
+        captured: list[LeasedBatch] = []
         for index, item in enumerate(self._items):
-            if isinstance(item, InFlight):
+            if isinstance(item, LeasedBatch):
                 captured.append(item.hold())
             elif isinstance(item, EndOfPartition):
                 return captured
@@ -226,7 +185,7 @@ class ElementQueue:
         for item in self._items:
             if item == event:
                 return True
-            if isinstance(item, InFlight):
+            if isinstance(item, LeasedBatch):
                 return False
         return True
 
@@ -234,27 +193,17 @@ class ElementQueue:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 
     def check(self) -> None:
-        """What waits is what is here, and there is always room for something where nothing is."""
+        """What waits is what is here, its leases last, and there is always room for something where nothing is."""
         if self.waiting != buffers_of(self._items) or self.limit < 1:
             raise InvariantError(
                 f"a queue counts {self.waiting} of {buffers_of(self._items)} buffers, limit {self.limit}"
             )
+        for item in self._items:
+            if isinstance(item, LeasedBatch):
+                item.check()
 
     def clear(self) -> None:
         self._items.clear()
         self.waiting = 0
         self._capture = None
         self.on_event = None
-
-
-def let_go(items: Iterable[InFlight]) -> None:
-    for item in items:
-        item.let_go()
-
-
-def buffers_of(items: Iterable[InFlight | Event]) -> int:
-    buffers = 0  # a loop: most often there is nothing, or next to nothing, and a generator takes longer to make
-    for item in items:
-        if isinstance(item, InFlight):
-            buffers += item.buffers
-    return buffers

@@ -8,8 +8,9 @@ from typing import Any, Final
 from midstream.checkpoint import barriers
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch, release
 from midstream.exchange.partition import ResultPartition
-from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.exchange.queue import ElementQueue
 from midstream.graph.job_graph import JobGraph
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
@@ -80,7 +81,7 @@ def captured_channel_forgotten() -> Replacements:
     def capture(self: Any, channel: int, checkpoint_id: int) -> Any:
         captured = original(self, channel, checkpoint_id)
         if channel and channel == len(self.channels) - 1:
-            let_go(captured)
+            release(captured)
             captured.clear()
         return captured
 
@@ -123,7 +124,7 @@ def overtakes_without_rows() -> Replacements:
 
     def overtake_waiting(self: Any, barrier: Any) -> Any:
         for _, items in original(self, barrier):
-            let_go(items)
+            release(items)
         return []
 
     return [(ResultPartition, "overtake_waiting", overtake_waiting)]
@@ -143,7 +144,7 @@ def clear_while_recovering() -> Replacements:
     """A channel counts as read up to its barrier while rows that come before it are still to be recovered."""
 
     def is_clear(self: Any, channel: int, event: Any) -> bool:
-        return not self.channels[channel].taken() and self.channels[channel].queue.is_clear(event)
+        return channel not in self.read_from and self.channels[channel].queue.is_clear(event)
 
     return [(InputGate, "is_clear", is_clear)]
 
@@ -172,7 +173,7 @@ def captured_up_to_the_next_barrier() -> Replacements:
         for item in self._items:
             if isinstance(item, CheckpointBarrier) and item.checkpoint_id == checkpoint_id:
                 behind = True
-            elif behind and isinstance(item, InFlight):
+            elif behind and isinstance(item, LeasedBatch):
                 more.append(item.hold())
         return original(self, checkpoint_id) + more
 

@@ -25,7 +25,7 @@ from midstream.coordinator.slots import PYTHON
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.exchange.queue import InFlight
+from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
@@ -555,7 +555,7 @@ class Slot:
         task = self.machine.tasks.get(ref) if self.machine is not None else None  # None: it had finished before
         for partition in task.partitions if task is not None else ():
             for sub in partition.subpartitions:
-                waiting = [*sub.sending, *(item for item in sub.queue if isinstance(item, InFlight))]
+                waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
                 if waiting and not sub.is_local:
                     self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
         if task is not None and task._snapshots._taken:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from midstream.checkpoint import channel_state
-from midstream.core.batches import concat
 from midstream.core.elements import Batch
 from midstream.exchange import queue
+from midstream.exchange.lease import LeasedBatch, joined
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
@@ -47,8 +46,13 @@ def _recovered(change: Callable[[Batch], Batch]) -> Replacements:
 
 
 def _joined(change: Callable[[Batch], Batch]) -> Replacements:
-    original = concat
-    return [(queue, "concat", lambda batches: change(original(batches)))]
+    def changed(parts: Any) -> LeasedBatch:
+        found = joined(parts)
+        if len(parts) > 1:
+            found.batch = change(found.batch)
+        return found
+
+    return [(queue, "joined", changed)]
 
 
 def recovered_columns_wiped() -> Replacements:
@@ -84,8 +88,7 @@ def joined_text_swapped() -> Replacements:
 
 def joined_rows_reversed() -> Replacements:
     """Batches that wait behind one another are joined the wrong way round."""
-    original = concat
-    return [(queue, "concat", lambda batches: original(batches[::-1]))]
+    return [(queue, "joined", lambda parts: joined(parts[::-1]))]
 
 
 def filtered_columns_shifted() -> Replacements:
@@ -120,10 +123,7 @@ def rest_off_by_one() -> Replacements:
 
     def rests(self: Any) -> Any:
         found = original(self)
-        for number, rest in found.items():
-            reader = self._readers[number]
-            found[number] = replace(rest, batch=reader.batch.slice(max(0, reader.next_row - 1)))
-        return found
+        return {number: (at_work, max(0, next_row - 1)) for number, (at_work, next_row) in found.items()}
 
     return [(TaskInput, "rests", rests)]
 

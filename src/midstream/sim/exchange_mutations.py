@@ -10,9 +10,11 @@ from midstream.core.keys import subtask_of as subtask_of_groups
 from midstream.exchange import partition
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.gate import InputGate
+from midstream.exchange.lease import LeasedBatch, release
 from midstream.exchange.link import PeerLink
-from midstream.exchange.partition import ResultPartition, Subpartition
-from midstream.exchange.queue import ElementQueue, InFlight, buffers_of, let_go
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.queue import ElementQueue
+from midstream.exchange.subpartition import Subpartition
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker.slot import SlotMachine
@@ -37,7 +39,7 @@ def leak_credit() -> Replacements:
     def freed(self: Any, buffers: int) -> None:
         original(self, buffers)
         if buffers > 1:
-            self._quota.take(1)
+            self._quota.charge(1)
 
     return [(RemoteChannel, "freed", freed)]
 
@@ -93,8 +95,7 @@ def drop_an_element() -> Replacements:
         original(self, channel)
         queue = self.channels[channel].queue
         if len(queue) and not queue.head_is_event():
-            self.channels[channel].take(1)
-            self.channels[channel].done()
+            self.channels[channel].take(1).release()
 
     return [(InputGate, "block", block)]
 
@@ -151,45 +152,59 @@ def freed_when_taken() -> Replacements:
 
     def take(self: Any, rows_max: int) -> Any:
         element = original(self, rows_max)
-        self.freed(buffers_of(self._taken))
+        if isinstance(element, LeasedBatch):
+            self.freed(element.buffers)
+            element.hold()  # so that they are not freed again
         return element
 
-    def done(self: Any) -> None:
-        self._taken = ()
-
-    return [(RemoteChannel, "take", take), (RemoteChannel, "done", done)]
+    return [(RemoteChannel, "take", take)]
 
 
 def freed_with_the_next() -> Replacements:
     """The buffers of a batch are free when the next one is processed."""
+    original, done = RemoteChannel.take, InputGate.done
 
-    def done(self: Any) -> None:
-        taken, self._taken = self._taken, ()
-        let_go(getattr(self, "worked_off", ()))
-        self.worked_off = taken
+    def take(self: Any, rows_max: int) -> Any:
+        element = original(self, rows_max)
+        if isinstance(element, LeasedBatch):
+            self.at_work = element.hold()
+        return element
 
-    return [(RemoteChannel, "done", done)]
+    def release_the_last(self: Any) -> None:
+        remote = [self.channels[i] for i in self.read_from if isinstance(self.channels[i], RemoteChannel)]
+        done(self)
+        for channel in remote:
+            release(getattr(channel, "processed", ()))
+            channel.processed = (channel.at_work,)
+
+    return [(RemoteChannel, "take", take), (InputGate, "done", release_the_last)]
 
 
 def local_batch_never_freed() -> Replacements:
     """What a consumer in the same slot has processed is charged for ever, when it was joined of several."""
-    original = Subpartition.done
+    original = Subpartition.take
 
-    def done_first(self: Any) -> None:
-        if self.is_local and len(self.sending) > 1:
-            self.sending = self.sending[:1]
-        original(self)
+    def take(self: Any, rows_max: int) -> Any:
+        taken = original(self, rows_max)
+        if self.is_local and isinstance(taken, LeasedBatch):
+            _keep_all_but_the_first(taken)
+        return taken
 
-    return [(Subpartition, "done", done_first)]
+    return [(Subpartition, "take", take)]
+
+
+def _keep_all_but_the_first(batch: Any) -> None:
+    for part in getattr(batch._account, "parts", ())[1:]:
+        part.hold()
 
 
 def captured_is_freed_at_once() -> Replacements:
     """What a checkpoint holds is not charged while it is written."""
 
     def hold(self: Any) -> Any:
-        return InFlight(self.batch, 0, _Nobody())
+        return LeasedBatch(self.batch, 0, _Nobody())
 
-    return [(InFlight, "hold", hold)]
+    return [(LeasedBatch, "hold", hold)]
 
 
 class _Nobody:
@@ -234,7 +249,7 @@ def watermark_before_rows() -> Replacements:
                 if isinstance(self._items[index], Watermark):
                     self._items[index] = item
                     return
-                if not isinstance(self._items[index], InFlight):
+                if not isinstance(self._items[index], LeasedBatch):
                     break
         original(self, item)
 
@@ -243,42 +258,43 @@ def watermark_before_rows() -> Replacements:
 
 def joined_over_a_barrier() -> Replacements:
     """Small batches are joined with those behind a barrier."""
-    original = ElementQueue._join
+    original = ElementQueue._run
 
-    def join(self: Any, first: Any, rows_max: int) -> Any:
+    def run(self: Any, first: Any, rows_max: int) -> Any:
         items = self._items
-        if len(items) > 1 and isinstance(items[0], CheckpointBarrier) and isinstance(items[1], InFlight):
+        if len(items) > 1 and isinstance(items[0], CheckpointBarrier) and isinstance(items[1], LeasedBatch):
             barrier = items.popleft()
-            joined = original(self, first, rows_max)
+            found = original(self, first, rows_max)
             items.appendleft(barrier)
-            return joined
+            return found
         return original(self, first, rows_max)
 
-    return [(ElementQueue, "_join", join)]
+    return [(ElementQueue, "_run", run)]
 
 
 def first_of_a_run_is_lost() -> Replacements:
     """Of batches that are joined, the one that is one row too many is dropped."""
-    original = ElementQueue._join
+    original = ElementQueue._run
 
-    def join(self: Any, first: Any, rows_max: int) -> Any:
-        batch, run = original(self, first, rows_max)
-        if len(run) > 1 and self._items and isinstance(self._items[0], InFlight):
+    def run(self: Any, first: Any, rows_max: int) -> Any:
+        found = original(self, first, rows_max)
+        if len(found) > 1 and self._items and isinstance(self._items[0], LeasedBatch):
             dropped = self._items.popleft()
             self.waiting -= dropped.buffers
-            dropped.let_go()
-        return batch, run
+            dropped.release()
+        return found
 
-    return [(ElementQueue, "_join", join)]
+    return [(ElementQueue, "_run", run)]
 
 
 def joined_is_never_done() -> Replacements:
-    """Of a batch that came from several channels, only the first is told that it was processed."""
+    """Of a batch that came from several channels, only the first has its buffers back when it was processed."""
     original = InputGate.done
 
-    def done(self: Any, channel: int) -> None:
-        self._joined.clear()
-        original(self, channel)
+    def done(self: Any) -> None:
+        if len(self.read_from) > 1:
+            _keep_all_but_the_first(self.at_work)
+        original(self)
 
     return [(InputGate, "done", done)]
 
@@ -305,11 +321,11 @@ def joined_without_the_last() -> Replacements:
     original = InputGate._join
 
     def join(self: Any, first: Any, rows_max: int) -> Any:
-        joined = original(self, first, rows_max)
-        if not self._joined:
-            return joined
-        lost = sum(item.batch.num_rows for item in self.channels[self._joined[-1]].taken())
-        return joined.slice(0, joined.num_rows - lost)
+        joined: Any = original(self, first, rows_max)
+        if len(self.read_from) > 1:
+            lost = joined._account.parts[-1].batch.num_rows
+            joined.batch = joined.batch.slice(0, joined.batch.num_rows - lost)
+        return joined
 
     return [(InputGate, "_join", join)]
 
@@ -320,7 +336,7 @@ def turn_is_lost() -> Replacements:
 
     def poll(self: Any, rows_max: int) -> Any:
         polled = original(self, rows_max)
-        if polled is not None and isinstance(polled[1], Watermark) and self._is_ready[polled[0]]:
+        if isinstance(polled, tuple) and isinstance(polled[1], Watermark) and self._is_ready[polled[0]]:
             self._is_ready[polled[0]] = False
             self._ready.remove(polled[0])
         return polled
@@ -378,7 +394,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, regions.rejoined),
     "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
     "joined_is_never_done": Mutation(
-        "of channels that are read together one is told when that is done", joined_is_never_done
+        "of channels that are read together one gets its buffers back", joined_is_never_done, scenarios.joining_tight
     ),
     "joined_with_what_is_blocked": Mutation(
         "a blocked channel is read together with others", joined_with_what_is_blocked, regions.joining

@@ -12,8 +12,10 @@ from midstream.checkpoint import assign_channels, references, state_files
 from midstream.coordinator import checkpoints, completing
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
-from midstream.exchange.partition import ResultPartition, Subpartition
-from midstream.exchange.queue import ElementQueue, InFlight, let_go
+from midstream.exchange.lease import LeasedBatch, release
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.queue import ElementQueue
+from midstream.exchange.subpartition import Subpartition
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
@@ -37,7 +39,7 @@ def forget_partly_sent() -> Replacements:
     original = Subpartition.overtake
 
     def overtake(self: Any, barrier: Any) -> Any:
-        sending, self.sending = self.sending, ()
+        sending, self.sending = self.sending, None
         captured = original(self, barrier)
         self.sending = sending
         return captured
@@ -45,9 +47,9 @@ def forget_partly_sent() -> Replacements:
     return [(Subpartition, "overtake", overtake)]
 
 
-class _Nowhere(list[InFlight]):
-    def append(self, item: InFlight) -> None:
-        item.let_go()
+class _Nowhere(list[LeasedBatch]):
+    def append(self, item: LeasedBatch) -> None:
+        item.release()
 
 
 def forget_arrivals() -> Replacements:
@@ -68,7 +70,7 @@ def forget_output() -> Replacements:
 
     def overtake(self: Any, barrier: Any) -> Any:
         for _, items in original(self, barrier):
-            let_go(items)
+            release(items)
         return []
 
     return [(ResultPartition, "overtake", overtake)]
@@ -205,19 +207,24 @@ def barrier_later() -> Replacements:
 
 def position_late() -> Replacements:
     """The batch at work counts as still to be recovered until it is done."""
-    originals = GateRecovery.take, GateRecovery.remaining
+    originals = GateRecovery.take, GateRecovery.remaining, InputGate.done
 
     def take(self: Any) -> Any:
         self.at = self._queue[0][0] if self._queue else None
         return originals[0](self)
 
+    def done(self: Any) -> None:
+        originals[2](self)
+        if self.recovered is not None:
+            self.recovered.at = None
+
     def remaining(self: Any) -> Any:
-        if not self._taken:
+        if getattr(self, "at", None) is None:
             return originals[1](self)
         head = msgspec.structs.replace(self._states[self.at.state], skip=self.at.index)
         return (head, *self._states[self.at.state + 1 :])
 
-    return [(GateRecovery, "take", take), (GateRecovery, "remaining", remaining)]
+    return [(GateRecovery, "take", take), (GateRecovery, "remaining", remaining), (InputGate, "done", done)]
 
 
 def forgotten_channel_files() -> Replacements:

@@ -209,7 +209,8 @@ def watch_tasks() -> Sequence[Watched]:
         return of_call
 
     return [
-        Watched(TaskInput, "_on_element", of_element, ELEMENTS),
+        Watched(TaskInput, "_on_event", of_element, ELEMENTS[1:]),
+        Watched(TaskInput, "_on_batch", of_element, ("rows",)),
         *(Watched(Task, mail, of_mail(mail), (mail,)) for mail in TASK_MAILS),
     ]
 
@@ -451,11 +452,10 @@ def watch_channels() -> Sequence[Watched]:
 
         return of_call
 
-    taken = ("take", "done", "discard")
     return [
         Watched(RemoteChannel, "receive_data", remote("buffer"), ("buffer",)),
         Watched(RemoteChannel, "receive_event", remote("event"), ("event", "event inside a batch")),
-        *(Watched(RemoteChannel, method, remote(method), (method,)) for method in taken),
-        *(Watched(LocalChannel, method, local(method), (method,)) for method in taken),
+        *(Watched(RemoteChannel, method, remote(method), (method,)) for method in ("take", "freed", "discard")),
+        *(Watched(LocalChannel, method, local(method), (method,)) for method in ("take", "discard")),
         *(Watched(InputGate, method, gate(method), (method,)) for method in ("block", "resume")),
     ]

@@ -6,24 +6,21 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midstream.checkpoint import assign, assign_channels
+from midstream.checkpoint.edge_ends import EdgeEnds, edge_ends
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 
 
 def edges_by_number() -> Replacements:
-    return [
-        (assign_channels, "_ends_now", lambda graph: [edge.id for edge in graph.edges]),
-        (assign_channels, "_ends_then", lambda metadata: [edge.id for edge in metadata.edges]),
-    ]
+    def ends(vertices: Any, edges: Any) -> list[Any]:
+        return [EdgeEnds("", "", 0, None, edge.id) for edge in edges]
+
+    return [(assign_channels, "edge_ends", ends)]
 
 
 def edges_by_their_readers() -> Replacements:
     """Rows in flight from one producer may come in by the edge of another."""
-    now, then = assign_channels._ends_now, assign_channels._ends_then
-    return [
-        (assign_channels, "_ends_now", lambda graph: [("", *ends[1:]) for ends in now(graph)]),
-        (assign_channels, "_ends_then", lambda metadata: [("", *ends[1:]) for ends in then(metadata)]),
-    ]
+    return [(assign_channels, "edge_ends", lambda *of: [ends._replace(source="") for ends in edge_ends(*of)])]
 
 
 def rows_of_gone_edges_are_dropped() -> Replacements:

@@ -270,7 +270,7 @@ def recovered_at_once() -> Replacements:
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         class Free:
             in_use = 0
-            take = give = staticmethod(lambda buffers: None)
+            charge = free = staticmethod(lambda buffers: None)
 
         original(self, *arguments, **{**named, "quota": Free})
 

@@ -508,6 +508,11 @@ def joining(seed: int) -> Scenario:
     return replace(drawn, batch_rows=10, splits=7, rounds=1, row_us=0, sink_rows=0, queue_time_s=None)
 
 
+def joining_tight(seed: int) -> Scenario:
+    """As `joining`, with no buffer more than it takes."""
+    return replace(joining(seed), pool_buffers=0)
+
+
 def of_one_topology(seed: int) -> Scenario:
     """A shape that has a name, and whatever befalls it."""
     return draw(seed, topology=Random(f"topology {seed}").choice(tuple(SHAPES)))

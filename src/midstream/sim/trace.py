@@ -17,11 +17,12 @@ from unittest.mock import patch
 import msgspec
 import pyarrow as pa
 
-from midstream.core.elements import Element, decode_event
+from midstream.core.elements import Element, Event, decode_event
 from midstream.core.errors import ConfigError
 from midstream.core.ids import ChannelId, TaskId
 from midstream.exchange.gate import InputGate
-from midstream.exchange.partition import Subpartition
+from midstream.exchange.lease import LeasedBatch
+from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import HEADER, FrameKind
 
 _TEXT_MAX: Final = 220
@@ -100,11 +101,13 @@ def following_elements(note: Callable[[str], None]) -> Iterator[None]:
         note(f"{self.channel} + {describe_element(element)}")
         add(self, element)
 
-    def noted_poll(self: InputGate, rows_max: int) -> tuple[int, Element] | None:
+    def noted_poll(self: InputGate, rows_max: int) -> LeasedBatch | tuple[int, Event] | None:
         polled = poll(self, rows_max)
-        if polled is not None:
-            channel = self.channels[polled[0]].id if polled[0] >= 0 else f"e{self.edge.id}:*>{self.consumer} recovered"
-            note(f"{channel} - {describe_element(polled[1])}")
+        if isinstance(polled, LeasedBatch):
+            from_one = self.channels[self.read_from[0]].id if self.read_from else None
+            note(f"{from_one or f'e{self.edge.id}:*>{self.consumer} recovered'} - {describe_element(polled.batch)}")
+        elif polled is not None:
+            note(f"{self.channels[polled[0]].id} - {describe_element(polled[1])}")
         return polled
 
     with patch.object(Subpartition, "add", noted_add), patch.object(InputGate, "poll", noted_poll):

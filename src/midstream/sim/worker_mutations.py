@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfPartition
-from midstream.exchange.partition import Subpartition
-from midstream.exchange.queue import InFlight
+from midstream.exchange.lease import LeasedBatch
+from midstream.exchange.subpartition import Subpartition
 from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import regions
@@ -104,7 +104,7 @@ def barrier_before_the_last_batch() -> Replacements:
 
     def add(self: Any, element: Any) -> None:
         items = self.queue._items
-        if not isinstance(element, CheckpointBarrier) or not items or not isinstance(items[-1], InFlight):
+        if not isinstance(element, CheckpointBarrier) or not items or not isinstance(items[-1], LeasedBatch):
             original(self, element)
             return
         last = items.pop()

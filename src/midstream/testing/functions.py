@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from midstream.api.arguments import require_column
 from midstream.api.environment import Environment
 from midstream.api.program import located
-from midstream.api.stream import DataStream
+from midstream.api.stream import DataStream, main_output
 from midstream.core.config import Duration
 from midstream.core.errors import ConfigError
 from midstream.core.schemas import SchemaLike, as_schema
@@ -114,11 +115,11 @@ def _stream(
 def _input(env: Environment, uid: str, columns: SchemaLike, event_time: str | None) -> DataStream:
     schema: pa.Schema = as_schema(columns, f"harness: {uid}")
     stream = env.from_collection([], schema=schema).uid(uid)
-    marked = stream._then("marks", lambda name: MarksOperator(stream.schema))
+    marked = stream.core.then("marks", lambda name: MarksOperator(stream.schema))
     if event_time is not None:
         require_column(schema, event_time, "harness", "event_time", "Name a timestamp column.")
-        marked.event_time = event_time
-    return marked
+        marked = replace(marked, event_time=event_time)
+    return main_output(marked)
 
 
 class Harness:

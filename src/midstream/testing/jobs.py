@@ -309,14 +309,17 @@ class RunningJob:
 
 def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:
     if isinstance(what, Environment):
-        return what._program, what._config, None
+        return what.program, what.program.config, None
     streams = [what] if isinstance(what, DataStream) else list(what) if isinstance(what, Iterable) else []
     if not streams or not all(isinstance(stream, DataStream) for stream in streams):
         raise ConfigError(f"{what!r} is neither an Environment nor a stream; give a job, or the stream to look at")
-    if len({id(stream._program) for stream in streams}) > 1:
+    if len({id(stream.core.program) for stream in streams}) > 1:
         raise ConfigError("the streams are of different Environments; give those of one")
-    ends = [End(tuple((origin.node, origin.tag) for origin in stream._origins), stream.schema) for stream in streams]
-    return streams[0]._program, streams[0]._program.config, ends
+    ends = [
+        End(tuple((origin.node, origin.tag) for origin in stream.core.origins), stream.schema) for stream in streams
+    ]
+    program = streams[0].core.program
+    return program, program.config, ends
 
 
 def _may_be_rows(value: object) -> bool:

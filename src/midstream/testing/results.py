@@ -89,8 +89,8 @@ def only(outputs: Sequence[Output]) -> Output:
 
 def find(outputs: Sequence[Output], name: Name) -> Output:
     """The output of that name. A uid goes before a name, and that before a side output's tag."""
-    origin = (name._origins[0].node, name._origins[0].tag) if isinstance(name, DataStream) else None
-    node = (name._node, None) if isinstance(name, StreamSink) else origin
+    first = name.core.origins[0] if isinstance(name, DataStream) else None
+    node = (name.node, None) if isinstance(name, StreamSink) else (first.node, first.tag) if first else None
     ways: list[Callable[[Output], bool]] = [
         lambda output: isinstance(name, Sink) and output.sink is name,
         lambda output: (output.node, output.tag) == node and output.is_end,

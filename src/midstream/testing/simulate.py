@@ -14,6 +14,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from midstream.api.core import StreamCore
 from midstream.api.environment import Environment
 from midstream.api.modules import top_level_names
 from midstream.api.stream import DataStream
@@ -120,14 +121,15 @@ def campaign_of(
 def _graph_of(job: Environment | DataStream) -> tuple[LogicalGraph, JobConfig, frozenset[str]]:
     if not isinstance(job, (Environment, DataStream)):
         raise JobError(f"simulate: {job!r} is neither an Environment nor a stream")
-    graph = job._program.graph if isinstance(job, Environment) else _graph_of_stream(job)
-    return graph, job._program.config, top_level_names(job._program.collected(pickled(graph)))
+    program = job.program if isinstance(job, Environment) else job.core.program
+    graph = program.graph if isinstance(job, Environment) else _graph_of_stream(job.core)
+    return graph, program.config, top_level_names(program.collected(pickled(graph)))
 
 
-def _graph_of_stream(stream: DataStream) -> LogicalGraph:
+def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
     """What the stream is made of, and a sink behind it."""
-    nodes = stream._program.graph.nodes
-    inputs = stream._inputs()
+    nodes = stream.program.graph.nodes
+    inputs = stream.inputs()
     needed: set[int] = set()
     waiting = [entry.node for entry in inputs]
     while waiting:

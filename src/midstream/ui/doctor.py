@@ -134,13 +134,16 @@ def _look_at_this_machine(checks: _Checks) -> None:
 def _load(checks: _Checks, path: Path, overrides: Overrides) -> Submission | None:
     with checks.of(f"job {path.name}"):
         py_files = overrides.modules
-        submission = load_with_its_own_logging(path, py_files).submission(
+        from midstream.api.submit import StartOptions
+
+        options = StartOptions(
             parallelism=overrides.parallelism,
             master=overrides.master,
             restore_from=overrides.restore,
             checkpoint_dir=overrides.checkpoint_dir,
             fresh=overrides.fresh,
         )
+        submission = load_with_its_own_logging(path, py_files).submission(options)
         plan = submission.plan
         start = f"from {plan.restore}" if plan.restore else "from the beginning"
         checks.ok(f"job {path.name}", f"{plan.config.name!r} can start {start}, on {plan.graph.slots} slots")

@@ -82,7 +82,9 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     end_with_the_supervisor()
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
-    submission = load_with_its_own_logging(path, overrides.modules).submission(
+    from midstream.api.submit import StartOptions  # what it imports takes a while
+
+    options = StartOptions(
         parallelism=overrides.parallelism,
         master=overrides.master,
         restore_from=overrides.restore,
@@ -94,6 +96,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         aligned_timeout=overrides.aligned_timeout,
         slots=provider,
     )
+    submission = load_with_its_own_logging(path, overrides.modules).submission(options)
     if overrides.resume and submission.checkpoint is not None:  # the other case is a warning of its own
         config = submission.plan.config
         going_on = f"job {config.name} goes on from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"

@@ -7,7 +7,7 @@ overtaken is held for storing. What happens later only adds to it: batches that 
 time has come. When nothing can be added any more it is encoded and written, off the loop, and
 acknowledged together with the operators' state.
 
-Batches are held (and charged to the pool) until they are written. Should the barriers be slow to come,
+Batches are held (`exchange.lease`), and charged to the pool, until they are written. Should the barriers be slow to come,
 what is there is written every now and then: a producer that still has to work its way to the
 barrier, over an edge that cannot be overtaken, may need those buffers for it.
 
@@ -19,9 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
-
-import pyarrow as pa
+from dataclasses import dataclass, field, replace
 
 from midstream.checkpoint.barriers import (
     AbortCheckpoint,
@@ -43,9 +41,8 @@ from midstream.core.errors import StorageError, assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
 from midstream.exchange.gate import Arrival, InputGate, first_channels
+from midstream.exchange.lease import LeasedBatch, release
 from midstream.exchange.partition import ResultPartition
-from midstream.exchange.queue import InFlight, Taken, let_go
-from midstream.protocol.messages import ChannelState
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
@@ -55,66 +52,48 @@ FLUSH_S = 0.1
 """How long captured batches keep their buffers while barriers are still to come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """What is left of the batch that is being worked on."""
-
-    batch: pa.RecordBatch
-    taken: Taken
-
-
-def _with(where: Captured, batches: tuple[pa.RecordBatch, ...], stored: tuple[ChannelState, ...]) -> Captured:
-    return Captured(where.edge, where.producer, where.consumer, where.is_output, batches, stored)
-
-
 @dataclass(slots=True, eq=False)
 class _InFlightState:
     """What one checkpoint of this task has overtaken, and not written yet."""
 
     barrier: CheckpointBarrier
-    inputs: list[tuple[Captured, list[InFlight]]] = field(default_factory=list)
+    inputs: list[tuple[Captured, list[LeasedBatch]]] = field(default_factory=list)
     """In the order in which they are to be read again; the lists grow until all barriers are announced."""
-    outputs: list[tuple[ChannelId, list[InFlight]]] = field(default_factory=list)
-    held: list[InFlight] = field(default_factory=list)
-    """What else has to be let go of."""
+    outputs: list[tuple[ChannelId, list[LeasedBatch]]] = field(default_factory=list)
     capturing: bool = False
     stored: StoredInFlight = field(default_factory=StoredInFlight)
     """What has been written."""
     parts: int = 0
     """How many files have been begun."""
-    writing: list[InFlight] | None = None
+    writing: list[LeasedBatch] | None = None
     """Held for the write that is going on."""
     flush: Timer | None = None
     dropped: bool = False
 
-    def take(self) -> tuple[list[Captured], list[InFlight]]:
-        """All that is to be written, and whom to let go of afterwards; it is no longer here."""
-        captured = []
-        items, self.held = self.held, []
+    def drain(self) -> tuple[list[Captured], list[LeasedBatch]]:
+        """All that is to be written, and what has to be released afterwards; it is no longer here."""
+        captured: list[Captured] = []
+        items: list[LeasedBatch] = []
         outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
         for where, found in (*self.inputs, *outputs):
-            batches = (*where.batches, *(item.batch for item in found))
+            batches = tuple(item.batch for item in found)
             if batches or where.stored:
-                captured.append(_with(where, batches, where.stored))
+                captured.append(replace(where, batches=batches))
             items += found
             found.clear()  # in place: what is still to come goes into the same list
-        self.inputs = [(_with(where, (), ()), found) for where, found in self.inputs]
+        self.inputs = [(replace(where, stored=()), found) for where, found in self.inputs]
         self.outputs = []
         return captured, items
-
-    def let_go(self) -> None:
-        """Of everything that is not being written."""
-        let_go(self.take()[1])
 
     def close(self) -> None:
         """Nothing more will come of it."""
         if self.flush is not None:
             self.flush.cancel()
-        self.let_go()
+        release(self.drain()[1])
 
 
 class TaskCheckpoints:
-    """`overtakable`: edges, by id; `take(barrier)` snapshots the operators; `rests()`: the batches at work, by gate; `mail`: a step between slices."""
+    """`overtakable`: edges, by id; `take(barrier)` snapshots the operators; `rests()`: see `TaskInput.rests`; `mail`: a step between slices."""
 
     def __init__(
         self,
@@ -125,7 +104,7 @@ class TaskCheckpoints:
         overtakable: Set[int],
         snapshots: TaskSnapshots,
         take: Callable[[CheckpointBarrier, float], None],
-        rests: Callable[[], dict[int, Rest]],
+        rests: Callable[[], dict[int, tuple[LeasedBatch, int]]],
         mail: Callable[[Callable[[], None]], None],
         fail: Callable[[BaseException], None],
         clock: Clock,
@@ -180,7 +159,7 @@ class TaskCheckpoints:
         self._in_flight.clear()
         for state in self._writing:
             assert state.writing is not None
-            let_go(state.writing)
+            release(state.writing)
         self._writing.clear()
 
     # ---- what happens ----
@@ -318,10 +297,10 @@ class TaskCheckpoints:
             mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
             if not mine:
                 continue
-            rest = rests.pop(number, None)
-            if rest is not None:
-                state.inputs.append((Captured(gate.edge.id, gate.consumer, gate.consumer, False, (rest.batch,)), []))
-                state.held += [item.hold() for item in rest.taken]
+            if number in rests:
+                at_work, next_row = rests.pop(number)
+                where = Captured(gate.edge.id, gate.consumer, gate.consumer, False)
+                state.inputs.append((where, [at_work.rest(next_row)]))
             if isinstance(gate.recovered, GateRecovery):
                 remaining = gate.recovered.remaining()
                 state.inputs.append((Captured(gate.edge.id, 0, gate.consumer, False, stored=remaining), []))
@@ -355,9 +334,9 @@ class TaskCheckpoints:
 
     def _write(self, state: _InFlightState) -> bool:
         """Whether there was something to write."""
-        captured, items = state.take()
+        captured, items = state.drain()
         if not captured:
-            let_go(items)
+            release(items)
             return False
         state.writing = items
         self._writing.add(state)
@@ -381,7 +360,7 @@ class TaskCheckpoints:
                 return  # nothing is held any more
             self._writing.remove(state)
             state.writing = None
-            let_go(items)
+            release(items)
             if isinstance(outcome, Failed):
                 self._fail(outcome.error)
                 return
@@ -403,7 +382,5 @@ class TaskCheckpoints:
         for checkpoint_id, state in self._in_flight.items():
             assert not state.capturing or checkpoint_id == pending, (checkpoint_id, pending)
             found = [item for _, items in (*state.inputs, *state.outputs) for item in items]
-            for item in (*found, *state.held, *(state.writing or ())):
-                assert item.buffers > 0, (
-                    f"rows are held for checkpoint {checkpoint_id}, and no pool is charged for them"
-                )
+            for item in (*found, *(state.writing or ())):
+                item.check()

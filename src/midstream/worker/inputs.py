@@ -1,6 +1,6 @@
-"""What comes into one task through its gates: batches, worked off in slices; event time; the end.
+"""What comes into one task through its gates: batches, processed in slices; event time; the end.
 
-A batch is worked off in slices, of SHORT_SLICE_S where calls cost little and of up to SLICE_S where they cost more.
+A batch is processed in slices, of SHORT_SLICE_S where calls cost little and of up to SLICE_S where they cost more.
 Between two of them mails and the other gates have their turn: nobody waits for the whole of a slow batch. What is
 left of it is in flight, see `rests`.
 """
@@ -17,20 +17,20 @@ from midstream.checkpoint.barriers import BarrierEvent, BarrierReceived, CancelR
 from midstream.core.elements import (
     CancelCheckpointMarker,
     CheckpointBarrier,
-    Element,
     EndOfData,
     EndOfPartition,
+    Event,
     Watermark,
     WatermarkStatus,
 )
 from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import TaskId
 from midstream.core.seams import Clock
-from midstream.exchange.gate import RECOVERED, InputGate, first_channels
+from midstream.exchange.gate import InputGate, first_channels
+from midstream.exchange.lease import LeasedBatch
 from midstream.graph.origins import Origin
 from midstream.protocol.task_metrics import InputMetrics
 from midstream.worker.chain import Chain
-from midstream.worker.checkpoints import Rest
 from midstream.worker.pace import Pace
 from midstream.worker.source import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
@@ -47,16 +47,13 @@ AWAITED_MAX = 64
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """What is being read of one gate, and how fast its rows have been worked off."""
+    """How far the batch at work in one gate has been processed, and how fast the rows of that gate are."""
 
     gate: InputGate
     port: int
     pace: Pace
-    channel: int = 0
-    """That `batch` is from."""
-    batch: pa.RecordBatch | None = None
-    """It is being worked off, from `next_row` on."""
     next_row: int = 0
+    """The first row of the batch at work that has not been processed."""
 
 
 class TaskInput:
@@ -136,47 +133,51 @@ class TaskInput:
     @property
     def may_go_on(self) -> bool:
         """Whether `work` may find something now; if not, one of the gates will wake the task."""
-        return any(reader.batch is not None or reader.gate.may_have_data for reader in self._readers)
+        return any(reader.gate.at_work is not None or reader.gate.may_have_data for reader in self._readers)
 
-    def rests(self) -> dict[int, Rest]:
-        """By gate: what is left of the batch that is being worked off."""
+    def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
+        """By gate: the batch at work, and the first row that is left of it."""
         return {
-            number: Rest(reader.batch.slice(reader.next_row), reader.gate.taken(reader.channel))
+            number: (reader.gate.at_work, reader.next_row)
             for number, reader in enumerate(self._readers)
-            if reader.batch is not None
+            if reader.gate.at_work is not None
         }
 
     def _read(self, index: int) -> bool:
         reader = self._readers[index]
-        if reader.batch is not None:
-            self._process_slice(reader, reader.batch)
-            return True
-        polled = reader.gate.poll(min(self._rows_max, self._slice_rows(reader)))
-        if polled is None:
-            return False
-        self._on_element(index, *polled)
+        gate = reader.gate
+        if gate.at_work is None:
+            polled = gate.poll(min(self._rows_max, self._slice_rows(reader)))
+            if polled is None:
+                return False
+            if not isinstance(polled, LeasedBatch):
+                self._on_event(index, *polled)
+                return True
+            self._on_batch(index, polled.batch)
+        self._process_slice(reader)
         return True
 
     def _slice_rows(self, reader: _Reader) -> int:
         return reader.pace.rows(FIRST_ROWS // 2, self._clock.core_share)
 
-    def _on_element(self, gate: int, index: int, element: Element) -> None:
+    def _on_batch(self, gate: int, batch: pa.RecordBatch) -> None:
+        reader, first = self._readers[gate], self._first_channel[gate]
+        for channel in reader.gate.read_from:
+            if self._ended_data[first + channel]:
+                raise InvariantError(f"{reader.gate.channels[channel].id}: rows after the end of data")
+        self.rows_in += batch.num_rows
+        reader.next_row = 0
+
+    def _on_event(self, gate: int, index: int, event: Event) -> None:
         channel = self._first_channel[gate] + index
         reader = self._readers[gate]
-        if isinstance(element, pa.RecordBatch):
-            if index != RECOVERED and self._ended_data[channel]:
-                raise InvariantError(f"{reader.gate.channels[index].id}: rows after the end of data")
-            self.rows_in += element.num_rows
-            reader.channel, reader.batch, reader.next_row = index, element, 0
-            self._process_slice(reader, element)
-            return
-        match element:
+        match event:
             case Watermark(timestamp_us):
                 self._advance(self._valve.advance(channel, timestamp_us))
             case WatermarkStatus(idle):
                 self._advance(self._valve.set_idle(channel, idle))
             case CheckpointBarrier():
-                self._handle(BarrierReceived(channel, element))
+                self._handle(BarrierReceived(channel, event))
             case CancelCheckpointMarker(checkpoint_id):
                 self._handle(CancelReceived(checkpoint_id))
             case EndOfData(drain):
@@ -186,11 +187,13 @@ class TaskInput:
                     raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
                 self._handle(ChannelEnded(channel))
             case _:
-                assert_never(element)
+                assert_never(event)
 
-    def _process_slice(self, reader: _Reader, batch: pa.RecordBatch) -> None:
+    def _process_slice(self, reader: _Reader) -> None:
         """About as many rows of the batch as fit the budget, judged by those of that gate before them; all slices alike."""
-        clock = self._clock
+        clock, at_work = self._clock, reader.gate.at_work
+        assert at_work is not None
+        batch = at_work.batch
         rest = batch.num_rows - reader.next_row
         budget = self._slice_rows(reader)
         rows = -(-rest // max(1, round(rest / budget)))
@@ -200,8 +203,7 @@ class TaskInput:
         reader.pace.took(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
-            reader.batch = None
-            reader.gate.done(reader.channel)
+            reader.gate.done()
 
     def _advance(self, watermark_us: int | None) -> None:
         if watermark_us is not None:

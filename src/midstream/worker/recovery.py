@@ -23,11 +23,10 @@ import pyarrow as pa
 from midstream.checkpoint.channel_state import ReadAhead, read_segment, rows_of, where
 from midstream.checkpoint.references import left_bytes, without_first
 from midstream.core.batches import batch_bytes
-from midstream.core.elements import Batch
 from midstream.core.errors import InvariantError
 from midstream.core.seams import Done, Executor, Failed, Storage
+from midstream.exchange.lease import LeasedBatch, buffers_of
 from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import InFlight, Taken, buffers_of, let_go
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
 
@@ -70,8 +69,7 @@ class GateRecovery:
         """Shared with the other gates of the slot: what is taken from here is read no second time."""
         self._wake = wake
         self._fail = fail
-        self._queue: deque[tuple[_Position, InFlight]] = deque()
-        self._taken: Taken = ()
+        self._queue: deque[tuple[_Position, LeasedBatch]] = deque()
         self._next: _Position | None = self._settle(_Position(0))
         """The first batch that has not been read."""
         self._reading = False
@@ -86,24 +84,14 @@ class GateRecovery:
     def start(self) -> None:
         self._read_on()
 
-    def take(self) -> Batch | None:
-        """The next batch, if one has been read."""
-        if self._taken:
-            raise InvariantError(f"edge {self.edge.id}: a recovered batch is taken before the last one is done")
+    def take(self) -> LeasedBatch | None:
+        """The next batch, if one has been read; it is the taker's to release."""
         if not self._queue:
             return None
-        _, item = self._queue.popleft()
-        self._taken = (item,)
+        _, batch = self._queue.popleft()
         if not self._queue:
             self._read_on()
-        return item.batch
-
-    def taken(self) -> Taken:
-        return self._taken
-
-    def done(self) -> None:
-        taken, self._taken = self._taken, ()
-        let_go(taken)
+        return batch
 
     def remaining(self) -> tuple[ChannelState, ...]:
         """What has not been taken."""
@@ -120,20 +108,22 @@ class GateRecovery:
     def freed(self, buffers: int) -> None:
         if not self._closed:
             self._charged -= buffers
-            self._quota.give(buffers)
+            self._quota.free(buffers)
 
     def discard(self) -> None:
         self._closed = True
-        self._quota.give(self._charged)
+        self._quota.free(self._charged)
         self._charged = 0
         self._queue.clear()
-        self._taken = ()
 
-    def check(self) -> None:
+    def check(self, at_work: LeasedBatch | None = None) -> None:
         """What has been read and is not processed yet is charged."""
-        read = buffers_of([item for _, item in self._queue]) + buffers_of(self._taken)
-        if not self._closed and self._quota.in_use < read:
-            raise InvariantError(f"edge {self.edge.id}: {read} recovered buffers, {self._quota.in_use} are charged")
+        used = buffers_of([batch for _, batch in self._queue])
+        used += at_work.charged_to(self) if at_work is not None else 0
+        if not self._closed and self._quota.in_use < used:
+            raise InvariantError(f"edge {self.edge.id}: {used} recovered buffers, {self._quota.in_use} are charged")
+        for _, batch in self._queue:
+            batch.check()
 
     # ---- reading ----
 
@@ -180,10 +170,10 @@ class GateRecovery:
             for offset, batch in enumerate(outcome.value):
                 if batch.num_rows:
                     buffers = self._pool.buffers_for(batch_bytes(batch))
-                    self._quota.take(buffers)
+                    self._quota.charge(buffers)
                     self._charged += buffers
                     position = replace(at, batch=at.batch + offset, index=at.index + offset)
-                    self._queue.append((position, InFlight(batch, buffers, self)))
+                    self._queue.append((position, LeasedBatch(batch, buffers, self)))
             read = len(outcome.value)
             self._next = self._settle(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
             if not self._queue:

@@ -644,7 +644,5 @@ class Task:
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()
-            if isinstance(gate.recovered, GateRecovery):
-                gate.recovered.check()
         for partition in self.partitions:
             partition.check()
