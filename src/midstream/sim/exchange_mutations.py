@@ -394,7 +394,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, regions.rejoined),
     "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
     "joined_is_never_done": Mutation(
-        "of channels that are read together one gets its buffers back", joined_is_never_done, scenarios.joining_tight
+        "of channels that are read together one gets its buffers back", joined_is_never_done, regions.joining_tight
     ),
     "joined_with_what_is_blocked": Mutation(
         "a blocked channel is read together with others", joined_with_what_is_blocked, regions.joining
