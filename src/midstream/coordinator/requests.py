@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import NO_STORAGE
 from midstream.core.errors import assert_never
 from midstream.protocol.messages import DoCheckpoint, DoStop, Reply
-
-NO_STORAGE = "job has no checkpoint_dir: pass checkpoint_dir=…"
 
 
 @dataclass(slots=True)

@@ -24,8 +24,7 @@ import msgspec
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.effects import Effects, IoKind
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.requests import NO_STORAGE
+from midstream.coordinator.events import NO_STORAGE, JobPlan
 from midstream.coordinator.restoring import Restoring
 from midstream.coordinator.slots import Slots
 from midstream.core.seams import Done, Failed

@@ -25,8 +25,8 @@ from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, di
 from midstream.checkpoint.store import FencedError, check_epoch
 from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects, IoKind
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.requests import NO_STORAGE, Requests, Stop
+from midstream.coordinator.events import NO_STORAGE, JobPlan
+from midstream.coordinator.requests import Requests, Stop
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply
