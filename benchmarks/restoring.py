@@ -27,11 +27,11 @@ import pyarrow as pa
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata
 from midstream.checkpoint.references import InFlight
-from midstream.coordinator.attempt import Attempt
-from midstream.coordinator.completing import build_metadata, channels_of, operator_states, refusal
-from midstream.coordinator.deploying import deployments
+from midstream.coordinator.checkpointing.completing import build_metadata, channels_of, operator_states, refusal
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.restoring import deal
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.placement.deploying import deployments
+from midstream.coordinator.restoring.dealing import deal
 from midstream.core.config import JobConfig
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex

@@ -23,8 +23,8 @@ from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator import Coordinator
 from midstream.coordinator.effects import IoKind, io_kind
 from midstream.coordinator.events import Instruction, JobEnded, JobPlan, RunIo
+from midstream.coordinator.placement.slots import PYTHON
 from midstream.coordinator.shell import Shell
-from midstream.coordinator.slots import PYTHON
 from midstream.core.ids import TaskId
 from midstream.core.pickling import pickled
 from midstream.core.seams import Done, Failed, Mail

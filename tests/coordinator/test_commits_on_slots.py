@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.lanes import AT_ONCE_MAX
+from midstream.coordinator.checkpointing.lanes import AT_ONCE_MAX
 from midstream.core.ids import TaskId
 from midstream.operators.sink import Committer, CommitterContext
 from midstream.protocol import messages as m

@@ -16,7 +16,7 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream import coordinator
-from midstream.coordinator.sources import Askers
+from midstream.coordinator.placement.sources import Askers
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 from midstream.runtime.control import SharedEncoding

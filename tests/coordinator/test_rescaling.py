@@ -7,7 +7,7 @@ from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, restored, t
 
 from in_memory import NeverRun
 from midstream.checkpoint.metadata import decode_metadata
-from midstream.coordinator.rescaling import Stage
+from midstream.coordinator.placement.rescaling import Stage
 from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex

@@ -146,7 +146,7 @@ class Effects:
         waits_for: str,
         has_limit: bool = False,
     ) -> None:
-        """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.waiting`."""
+        """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.requests.waiting`."""
         token = self._token(kind, about)
         told = cast("Callable[[Done[object] | Failed], None]", done)
         self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)

@@ -23,25 +23,25 @@ from typing import Final
 
 from midstream.checkpoint.assign import has_finished
 from midstream.coordinator import events as ev
-from midstream.coordinator import status as shown
-from midstream.coordinator.attempt import Attempt, TaskPhase
-from midstream.coordinator.attempts import Attempts
-from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, Listener
-from midstream.coordinator.cleaning import Cleaning
-from midstream.coordinator.committing import Committing
+from midstream.coordinator.checkpointing.checkpoints import Aborted, Checkpoints, Completed, Listener
+from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.checkpointing.committing import Committing
+from midstream.coordinator.checkpointing.lanes import SlotsForCommits, commit_slots
+from midstream.coordinator.checkpointing.triggering import trigger_when_due
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.coordinator.lanes import SlotsForCommits, commit_slots
-from midstream.coordinator.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
-from midstream.coordinator.restoring import Dealt, Restoring
-from midstream.coordinator.savepoints import Savepoints
-from midstream.coordinator.slots import PYTHON, Slots, other_python
-from midstream.coordinator.sources import Sources
-from midstream.coordinator.triggering import trigger_when_due
-from midstream.coordinator.waiting import Waiting
+from midstream.coordinator.placement.attempt import Attempt, TaskPhase
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.rescaling import Rescaling, Stage
+from midstream.coordinator.placement.slots import PYTHON, Slots, other_python
+from midstream.coordinator.placement.sources import Sources
+from midstream.coordinator.requests import status as shown
+from midstream.coordinator.requests.requests import Requests
+from midstream.coordinator.requests.savepoints import Savepoints
+from midstream.coordinator.requests.waiting import Waiting
+from midstream.coordinator.restoring.dealing import Dealt, Restoring
+from midstream.coordinator.restoring.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.protocol import messages as m

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from midstream.coordinator import checkpoints, committing, completing
-from midstream.coordinator.checkpoints import Checkpoints
-from midstream.coordinator.committing import Committing
+from midstream.coordinator.checkpointing import checkpoints, committing, completing
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.machine import Coordinator
 from midstream.core.seams import Done
 from midstream.operators.base import Snapshot, SnapshotResult

@@ -11,12 +11,14 @@ from unittest.mock import patch
 import msgspec
 
 from midstream.checkpoint import assign, store
-from midstream.coordinator import checkpoints, completing, machine, sources, triggering
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator import machine
+from midstream.coordinator.checkpointing import checkpoints, completing, triggering
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.failures import Restarts
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement import sources
+from midstream.coordinator.placement.rescaling import Rescaling, Stage
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.requests.requests import Requests
 from midstream.core.elements import MAX_WATERMARK_US, EndOfData
 from midstream.core.ids import TaskId
 from midstream.operators import watermarks

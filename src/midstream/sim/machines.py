@@ -18,14 +18,17 @@ from typing import Any, Final, TypeAlias, get_args
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from midstream.checkpoint import barriers
-from midstream.coordinator import checkpoints, machine, rescaling, savepoints
 from midstream.coordinator import events as ev
-from midstream.coordinator.attempt import Attempt, TaskPhase
-from midstream.coordinator.checkpoints import Checkpoints, Progress
+from midstream.coordinator import machine
+from midstream.coordinator.checkpointing import checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints, Progress
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.machine import Coordinator
-from midstream.coordinator.rescaling import Rescaling
-from midstream.coordinator.savepoints import Savepoints
+from midstream.coordinator.placement import rescaling
+from midstream.coordinator.placement.attempt import Attempt, TaskPhase
+from midstream.coordinator.placement.rescaling import Rescaling
+from midstream.coordinator.requests import savepoints
+from midstream.coordinator.requests.savepoints import Savepoints
 from midstream.coordinator.shell import Shell
 from midstream.core import elements
 from midstream.core.seams import Failed

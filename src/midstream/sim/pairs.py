@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.checkpoint.barriers import Alignment
-from midstream.coordinator.attempt import TaskPhase
-from midstream.coordinator.checkpoints import Progress
+from midstream.coordinator.checkpointing.checkpoints import Progress
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.savepoints import Stage
+from midstream.coordinator.placement.attempt import TaskPhase
+from midstream.coordinator.requests.savepoints import Stage
 from midstream.protocol import messages as m
 from midstream.sim.machines import (
     COORDINATOR_EVENTS,

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from midstream.coordinator.attempt import Attempt, CheckpointPlan, TaskPhase
-from midstream.coordinator.attempts import Attempts
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
-from midstream.coordinator.restoring import Restoring
-from midstream.coordinator.savepoints import Savepoints
+from midstream.coordinator.placement.attempt import Attempt, CheckpointPlan, TaskPhase
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.rescaling import Rescaling, Stage
+from midstream.coordinator.requests.requests import Requests
+from midstream.coordinator.requests.savepoints import Savepoints
+from midstream.coordinator.restoring.dealing import Restoring
 from midstream.protocol.messages import DoStop, Reply
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements

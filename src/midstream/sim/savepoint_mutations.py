@@ -13,10 +13,10 @@ from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.savepoint import Place
 from midstream.checkpoint.state_files import SHARED
 from midstream.checkpoint.store import metadata_path
-from midstream.coordinator import savepoints
-from midstream.coordinator.checkpoints import Checkpoints
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.savepoints import Savepoints, Stage
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.requests import savepoints
+from midstream.coordinator.requests.requests import Requests
+from midstream.coordinator.requests.savepoints import Savepoints, Stage
 from midstream.core.seams import Storage
 from midstream.sim import mutation_scenarios as scenarios
 from midstream.sim.mutation import Mutation, Replacements

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from midstream.coordinator import committing, lanes, machine
-from midstream.coordinator.committing import Committing
-from midstream.coordinator.lanes import Lanes
+from midstream.coordinator import machine
+from midstream.coordinator.checkpointing import committing, lanes
+from midstream.coordinator.checkpointing.committing import Committing
+from midstream.coordinator.checkpointing.lanes import Lanes
 from midstream.coordinator.machine import Coordinator
 from midstream.protocol import messages as m
 from midstream.sim.mutation import Mutation, Replacements

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from midstream.checkpoint.metadata import SourcePosition
-from midstream.coordinator.sources import Sources
+from midstream.coordinator.placement.sources import Sources
 from midstream.core.seams import Done
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import Fault, Scenario, draw

@@ -22,11 +22,11 @@ from functools import partial
 import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
-from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import NO_STORAGE, JobPlan
-from midstream.coordinator.restoring import Restoring
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.restoring.dealing import Restoring
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import Reply

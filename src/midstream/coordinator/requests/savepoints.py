@@ -23,10 +23,10 @@ from functools import partial
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
 from midstream.checkpoint.store import FencedError, check_epoch
-from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import NO_STORAGE, JobPlan
-from midstream.coordinator.requests import Requests, Stop
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.requests.requests import Requests, Stop
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply

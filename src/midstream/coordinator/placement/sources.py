@@ -24,9 +24,9 @@ import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition
 from midstream.checkpoint.state_files import read_parts
-from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.failures import Failure, failure_of
+from midstream.coordinator.placement.attempt import Attempt
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import JobGraph, SourceSpec

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midstream.coordinator.rescaling import Stage, loses_edges
+from midstream.coordinator.placement.rescaling import Stage, loses_edges
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
-    from midstream.coordinator.sources import Sources
+    from midstream.coordinator.placement.sources import Sources
     from midstream.graph.job_graph import JobGraph
 
 

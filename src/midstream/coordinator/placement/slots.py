@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from midstream.coordinator.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.failures import Failure
+from midstream.coordinator.placement.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.core.errors import ClusterError, UnavailableError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph

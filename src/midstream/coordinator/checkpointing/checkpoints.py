@@ -33,10 +33,8 @@ from midstream.checkpoint.store import (
     publish,
     split_retained,
 )
-from midstream.coordinator.attempt import Attempt, CheckpointPlan
-from midstream.coordinator.checkpoint_history import CheckpointHistory, phases_of
-from midstream.coordinator.cleaning import Cleaning
-from midstream.coordinator.completing import (
+from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.checkpointing.completing import (
     build_metadata,
     channels_of,
     committables_of,
@@ -44,9 +42,11 @@ from midstream.coordinator.completing import (
     operator_states,
     refusal,
 )
+from midstream.coordinator.checkpointing.history import CheckpointHistory, phases_of
+from midstream.coordinator.checkpointing.state_sizes import StateSizes
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.state_sizes import StateSizes
+from midstream.coordinator.placement.attempt import Attempt, CheckpointPlan
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.places import below
@@ -270,7 +270,7 @@ class Checkpoints:
         is_savepoint: bool = False,
         must_align: bool = False,
     ) -> int:
-        """Begin one: its id. `sources` is as of this very step, see `coordinator.sources`. `must_align`: whatever the job's timeout says."""
+        """Begin one: its id. `sources` is as of this very step, see `coordinator.placement.sources`. `must_align`: whatever the job's timeout says."""
         assert self.pending is None, self.pending
         assert self.storage is not None
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms

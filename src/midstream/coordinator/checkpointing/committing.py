@@ -1,7 +1,7 @@
 """What sinks have prepared is made visible here, once the checkpoint that holds it is complete.
 
 One checkpoint and sink at a time, in the order of checkpoints: on the driver, in one call of its
-committer, or on slots, in one call for each lane (see `coordinator.lanes`). A commit that fails is
+committer, or on slots, in one call for each lane (see `coordinator.checkpointing.lanes`). A commit that fails is
 tried again a few times; then the attempt fails, and nothing is deployed until the queue is empty.
 What is in the queue is also in the metadata of the newest checkpoint, so it survives the
 coordinator. Before each call the epochs are looked at: a driver that was thought dead, and whose job
@@ -17,12 +17,12 @@ from functools import partial
 
 from midstream.checkpoint.metadata import Committables, names_of
 from midstream.checkpoint.store import check_epoch
-from midstream.coordinator.completing import merged
+from midstream.coordinator.checkpointing.completing import merged
+from midstream.coordinator.checkpointing.lanes import Lanes, SlotsForCommits, Work, lanes_of
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code
-from midstream.coordinator.lanes import Lanes, SlotsForCommits, Work, lanes_of
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement.slots import Slots
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.operators.sink import Committer, CommitterContext, Sink

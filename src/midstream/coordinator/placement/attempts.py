@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from midstream.coordinator.attempt import Attempt
-from midstream.coordinator.deploying import deployments
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure
-from midstream.coordinator.restoring import Dealt
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.placement.deploying import deployments
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.restoring.dealing import Dealt
 from midstream.protocol.messages import Cancel, ReadOn, Start, ToSlot
 
 CAUSE_WAIT_S: Final = 1.0
