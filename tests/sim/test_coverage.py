@@ -37,7 +37,7 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
         ("slot", "RUNNING", "Cancel"),
         ("coordinator", "RUNNING", "CheckpointAck"),
         ("coordinator", "CANCELLING", "Cancelled"),
-        ("task, to the coordinator", "FINISHING", "FINISHED"),
+        ("task, to the coordinator", "FINISHING", "TaskFinished"),
         ("checkpoint", "COLLECTING", "acknowledge"),
         ("channel", "remote: empty", "buffer"),
         ("channel", "local: data", "take"),

@@ -1,10 +1,7 @@
 """The coordinator of one job: what is running, what comes next.
 
-    CREATED -> OPENING -> GATHERING -> DEPLOYING -> STARTING -> RUNNING
-                             ^             |            |          |
-                             |             +------------+----------+-- a failure --> CANCELLING
-                             +-----------------------------------------------------------+
-    any of them -- finished, stopped, cancelled, failed for good --> ENDING -> ENDED
+Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING, DEPLOYING,
+STARTING, RUNNING for each attempt, CANCELLING after a failure; at last ENDING, ENDED.
 
 `handle` takes one event: `_on` notes what it means, then `_step` looks, as often as something
 changes, whether the job can go on. Conditions are looked at anew each time and are nowhere
@@ -30,8 +27,8 @@ from midstream.coordinator.checkpointing.lanes import SlotsForCommits, commit_sl
 from midstream.coordinator.checkpointing.triggering import trigger_when_due
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.coordinator.phase import Phase
-from midstream.coordinator.placement.attempt import Attempt, TaskPhase
+from midstream.coordinator.phase import PHASE_TABLE, Phase, Turn
+from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.placement.attempts import Attempts
 from midstream.coordinator.placement.rescaling import Rescaling, Stage
 from midstream.coordinator.placement.slots import PYTHON, Slots, other_python
@@ -142,6 +139,9 @@ class Coordinator:
 
     # ---- events ----
 
+    def _turn(self, what: Turn) -> None:
+        self.phase = PHASE_TABLE.next(self.phase, what)
+
     def _on(self, event: ev.CoordinatorEvent) -> None:
         if self.phase is Phase.ENDED:
             raise InvariantError(f"{type(event).__name__} after the end")
@@ -176,14 +176,12 @@ class Coordinator:
                 assert_never(event)
 
     def _start(self) -> None:
-        if self.phase is not Phase.CREATED:
-            raise InvariantError(f"started a second time, while {self.phase.name}")
+        self._turn(Turn.STARTED)
         try:
             check_plan(self.plan)
         except MidstreamError as error:
             self._end("failed", error, str(error))
             return
-        self.phase = Phase.OPENING
         if self.plan.config.checkpoint_dir is None:
             self._gather()
             return
@@ -220,7 +218,7 @@ class Coordinator:
         self._gather()
 
     def _gather(self) -> None:
-        self.phase = Phase.GATHERING
+        self._turn(Turn.OPENED)
         if self.attempt is None:
             self._reset_sources()
         self.slots.gather()
@@ -317,15 +315,12 @@ class Coordinator:
                 return
             case m.Deployed():
                 attempt.awaited.discard(slot)
-            case m.TaskRunning(_, ref):
+            case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
                 attempt.check_owner(slot, ref)
-                attempt.advance(ref, TaskPhase.RUNNING)
-            case m.TaskEndOfData(_, ref):
-                attempt.check_owner(slot, ref)
-                attempt.advance(ref, TaskPhase.FINISHING)
+                attempt.advance(ref, type(message))
             case m.TaskFinished(_, ref, committables):
                 attempt.check_owner(slot, ref)
-                attempt.advance(ref, TaskPhase.FINISHED)
+                attempt.advance(ref, type(message))
                 self._committing.hold(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline(_, _, ref):
@@ -392,7 +387,7 @@ class Coordinator:
         self.restored_from = self.checkpoints.newest_path
         self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
         self._restoring.forget()
-        self.phase = Phase.DEPLOYING
+        self._turn(Turn.DEPLOYED)
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
@@ -413,7 +408,7 @@ class Coordinator:
             return False
         self._sources.deployed(self.attempt)
         self.attempts.start()
-        self.phase = Phase.STARTING
+        self._turn(Turn.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
         return True
@@ -422,7 +417,7 @@ class Coordinator:
         assert self.attempt is not None
         if not self.attempt.all_started:
             return False
-        self.phase = Phase.RUNNING
+        self._turn(Turn.RUNS)
         self.slots.job_has_run = True
         self.restarts.running()
         self.checkpoints.running()
@@ -588,14 +583,14 @@ class Coordinator:
         self._committing.abort_held()
         self.checkpoints.look_at_the_epochs()
         self.attempts.cancel(self.plan.config.heartbeat_timeout_s)
-        self.phase = Phase.CANCELLING
+        self._turn(Turn.ATTEMPT_OVER)
         self.slots.gather()
 
     def _try_gather(self) -> bool:
         if not self.attempts.answered or self._committing.on_slots:  # a slot that a rescale lets go may be at it
             return False
         self.attempts.cancelled()
-        self.phase = Phase.GATHERING
+        self._turn(Turn.CANCELLED)
         if self.rescaling.stage is Stage.SWITCHING:
             self._go_on_with(self.rescaling.plan)
             self.slots.gather()
@@ -608,7 +603,7 @@ class Coordinator:
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         assert (error is None) == (state != "failed"), (state, error)
-        self.phase = Phase.ENDING
+        self._turn(Turn.ENDS)
         self.outcome = state, error
         self._why = why
         self._effects.cancel_all_timers()
@@ -638,7 +633,7 @@ class Coordinator:
     def _conclude(self) -> None:
         assert self.outcome is not None
         state, error = self.outcome
-        self.phase = Phase.ENDED
+        self._turn(Turn.CONCLUDED)
         self._effects.cancel_all_timers()
         stop = self.requests.stop
         path = stop.checkpoint if stop is not None and state == "stopped" else None

@@ -25,7 +25,7 @@ from midstream.coordinator.checkpointing.checkpoints import Checkpoints, Progres
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.placement import rescaling
-from midstream.coordinator.placement.attempt import Attempt, TaskPhase
+from midstream.coordinator.placement.attempt import Attempt, Said
 from midstream.coordinator.placement.rescaling import Rescaling
 from midstream.coordinator.requests import savepoints
 from midstream.coordinator.requests.savepoints import Savepoints
@@ -249,10 +249,10 @@ def watch_coordinator() -> Sequence[Watched]:
 
 
 def watch_attempt_tasks() -> Sequence[Watched]:
-    def of_call(attempt: Any, task: Any, phase: Any) -> tuple[str, str]:
-        return attempt.phases[task].name, phase.name
+    def of_call(attempt: Any, task: Any, said: Any) -> tuple[str, str]:
+        return attempt.phases[task].name, said.__name__
 
-    return [Watched(Attempt, "advance", of_call, tuple(n for n in names_of(TaskPhase) if n != "DEPLOYING"))]
+    return [Watched(Attempt, "advance", of_call, classes_of(Said))]
 
 
 _CHECKPOINT_READS: Final = frozenset(

@@ -136,10 +136,10 @@ MACHINES: Final[tuple[Machine, ...]] = (
         names_of(TaskPhase),
         watch_attempt_tasks,
         (
-            ("RUNNING|FINISHING|FINISHED", "RUNNING", "it is said once"),
-            ("DEPLOYING", "FINISHING|FINISHED", "it runs first"),
-            ("FINISHING|FINISHED", "FINISHING", "it is said once"),
-            ("FINISHED", "FINISHED", "it is said once"),
+            ("RUNNING|FINISHING|FINISHED", "TaskRunning", "it is said once"),
+            ("DEPLOYING", "TaskEndOfData|TaskFinished", "it runs first"),
+            ("FINISHING|FINISHED", "TaskEndOfData", "it is said once"),
+            ("FINISHED", "TaskFinished", "it is said once"),
         ),
     ),
     Machine(
