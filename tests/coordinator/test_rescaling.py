@@ -229,7 +229,7 @@ def test_whoever_asked_hears_of_the_jobs_end() -> None:
     bench.fail(TaskId(0, 0))
     assert "ValueError: row 7 is bad" in bench.replies[client].error
     bench.release("rescale")
-    assert bench.job.rescaling.stage is None
+    assert bench.job.rescaling.stage is Stage.NONE
 
 
 def test_a_stop_during_the_switch_comes_after_it() -> None:

@@ -20,10 +20,11 @@ from typing import Final
 
 from midstream.checkpoint.assign import has_finished
 from midstream.coordinator import events as ev
-from midstream.coordinator.checkpointing.checkpoints import Aborted, Checkpoints, Completed, Listener
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints, Listener
 from midstream.coordinator.checkpointing.cleaning import Cleaning
 from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.checkpointing.lanes import SlotsForCommits, commit_slots
+from midstream.coordinator.checkpointing.pending import Aborted, Completed
 from midstream.coordinator.checkpointing.triggering import trigger_when_due
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
@@ -134,7 +135,7 @@ class Coordinator:
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
         pending = self.checkpoints.pending
-        assert pending is None or pending.publishing or self.phase is Phase.RUNNING, (self.phase, pending)
+        assert pending is None or not self.checkpoints.settled or self.phase is Phase.RUNNING, (self.phase, pending)
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
 
     # ---- events ----

@@ -14,6 +14,7 @@ from midstream.checkpoint import assign, store
 from midstream.coordinator import machine
 from midstream.coordinator.checkpointing import checkpoints, completing, triggering
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.pending import Progress
 from midstream.coordinator.failures import Restarts
 from midstream.coordinator.placement import sources
 from midstream.coordinator.placement.rescaling import Rescaling, Stage
@@ -38,7 +39,7 @@ def late_metadata_is_failed() -> Replacements:
     """A checkpoint whose metadata was not written in time is taken for one that will never be."""
 
     def expired(self: Any, checkpoint_id: int, timeout_s: float) -> None:
-        self.pending.timer, self.pending.publishing = None, False
+        self.pending.timer = None
         self._abort(self.pending, "not complete within its time", counts=True, retry=False)
 
     return [(Checkpoints, "_expired", expired)]
@@ -50,7 +51,7 @@ def late_metadata_completes() -> Replacements:
 
     def published(self: Any, pending: Any, metadata: Any, own: Any, outcome: Any) -> None:
         if self.pending is None:
-            self.pending, pending.publishing = pending, True
+            self.pending, self.progress = pending, Progress.PUBLISHING
         original(self, pending, metadata, own, outcome)
 
     return [(Checkpoints, "_published", published)]
@@ -123,11 +124,13 @@ def rescale_before_stored() -> Replacements:
     def publish(self: Any, pending: Any) -> None:
         original(self, pending)
         owner = self._listener.completed.__self__
-        if pending.is_rescale and pending.publishing and owner.rescaling.stage is Stage.STORING:
-            rescale = owner.rescaling._current
-            rescale.checkpoint, rescale.stage = self.path_of(pending.checkpoint_id), Stage.STORED
+        if pending.is_rescale and not self.settled and owner.rescaling.stage is Stage.STORING:
+            owner.rescaling._current.checkpoint, owner.rescaling.stage = (
+                self.path_of(pending.checkpoint_id),
+                Stage.STORED,
+            )
             self._effects.cancel_timer(pending.timer)
-            self.pending = None
+            self.pending, self.progress = None, Progress.NONE
 
     def published(self: Any, pending: Any, *rest: Any) -> None:
         if self.pending is pending:
@@ -303,7 +306,7 @@ def metadata_before_acks() -> Replacements:
     def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
         original(self, slot, ack, attempt)
         pending = self.pending
-        if pending is not None and not pending.publishing and len(pending.missing) == 1 and len(pending.acks) > 1:
+        if pending is not None and self.settled and len(pending.missing) == 1 and len(pending.acks) > 1:
             ref = next(iter(pending.missing))
             pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
             self._publish(pending)

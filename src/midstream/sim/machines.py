@@ -21,7 +21,7 @@ from midstream.checkpoint import barriers
 from midstream.coordinator import events as ev
 from midstream.coordinator import machine
 from midstream.coordinator.checkpointing import checkpoints
-from midstream.coordinator.checkpointing.checkpoints import Checkpoints, Progress
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.placement import rescaling
@@ -274,8 +274,7 @@ def watch_checkpoints() -> Sequence[Watched]:
     """All that the coordinator calls, and all that comes back; of messages and outcomes also which."""
 
     def state(of: Any) -> str:
-        progress: Progress = of.progress
-        return progress.name
+        return str(of.progress.name)
 
     def of_message(what: str, at: int) -> Callable[..., tuple[str, str]]:
         def of_call(of: Any, *arguments: Any) -> tuple[str, str]:
@@ -328,7 +327,7 @@ def watch_savepoints() -> Sequence[Watched]:
     ]
 
 
-RESCALE_STATES: Final = ("NONE", *names_of(rescaling.Stage))
+RESCALE_STATES: Final = names_of(rescaling.Stage)
 RESCALE_METHODS: Final = (
     *methods_called(machine, Rescaling, ("self.rescaling",)),
     *callbacks(rescaling, Rescaling),
@@ -338,7 +337,7 @@ RESCALE_METHODS: Final = (
 def watch_rescales() -> Sequence[Watched]:
     def of_method(name: str) -> Callable[..., tuple[str, str]]:
         def of_call(rescaling: Any, *arguments: Any, **_: Any) -> tuple[str, str]:
-            state = rescaling.stage.name if rescaling.stage is not None else "NONE"
+            state = rescaling.stage.name
             if not name.startswith("_"):
                 return state, name
             is_old = rescaling._current is not arguments[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.checkpoint.barriers import Alignment
-from midstream.coordinator.checkpointing.checkpoints import Progress
+from midstream.coordinator.checkpointing.pending import Progress
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.placement.attempt import TaskPhase
 from midstream.coordinator.requests.savepoints import Stage

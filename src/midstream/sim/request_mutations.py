@@ -159,8 +159,8 @@ def rescaled_before_it_runs() -> Replacements:
             original_refuse(self, client, reason)
 
     def running(self: Any) -> None:
-        if self._current is not None and self._current.stage is Stage.SWITCHING:
-            self._current = None
+        if self._current is not None and self.stage is Stage.SWITCHING:
+            self._current, self.stage = None, Stage.NONE
         self._goes_back = False
 
     original, original_refuse = Rescaling.switching, Rescaling._refuse
@@ -205,7 +205,7 @@ def asked_after_the_trigger() -> Replacements:
     def asked(self: Any, client: int, request: Any) -> None:
         original(self, client, request)
         pending = self.checkpoints.pending
-        if pending is not None and not pending.publishing and self.phase is Phase.RUNNING:
+        if pending is not None and self.checkpoints.settled and self.phase is Phase.RUNNING:
             pending.clients = (*pending.clients, *self.requests.take_checkpoint())
 
     original = Coordinator._asked

@@ -1,9 +1,6 @@
 """One checkpoint at a time: triggered, acknowledged by every task that lives, published, completed.
 
-    (none) --trigger--> COLLECTING --all acknowledged--> PUBLISHING --durable--> completed
-                            |                                |
-                            +---- declined, timed out, ------+--- not written, timed out --> failed
-                                  a task ended or failed
+How far it is, and what leads on from there, is in `pending.CHECKPOINT_TABLE`.
 
 While the metadata is being written the outcome is open, whatever happens to the job meanwhile:
 nobody restores before it is known (`settled`), or the time is up. A write that has not come back
@@ -16,13 +13,11 @@ finds it there later has a checkpoint like any other, or, under a newer epoch, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
-from midstream.checkpoint.references import InFlight
 from midstream.checkpoint.store import (
     FencedError,
     Opened,
@@ -43,10 +38,11 @@ from midstream.coordinator.checkpointing.completing import (
     refusal,
 )
 from midstream.coordinator.checkpointing.history import CheckpointHistory, phases_of
+from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Aborted, Completed, Pending, Progress, Turn
 from midstream.coordinator.checkpointing.state_sizes import StateSizes
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.placement.attempt import Attempt, CheckpointPlan
+from midstream.coordinator.placement.attempt import Attempt
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.places import below
@@ -59,66 +55,6 @@ RETRY_MS: Final = 100
 FINAL_RETRY_MS: Final = 1_000
 """The same before the next one without which the job's end cannot come; doubles with each failure."""
 FINAL_RETRY_MS_MAX: Final = 60_000
-
-
-class Progress(Enum):
-    """How far the one in progress is."""
-
-    NONE = auto()
-    COLLECTING = auto()
-    PUBLISHING = auto()
-    ORPHANED = auto()
-    """PUBLISHING, and the attempt is over."""
-
-
-@dataclass(slots=True)
-class Pending:
-    checkpoint_id: int
-    attempt: Attempt
-    created_ms: int
-    plan: CheckpointPlan
-    sources: tuple[SourcePosition, ...]
-    clients: tuple[int, ...]
-    """Who asked for a checkpoint and waits for this one."""
-    is_stop: bool
-    """The job stops with this one."""
-    is_rescale: bool
-    """It goes on at another parallelism, or on other slots, from this one."""
-    is_savepoint: bool
-    """It fails for itself only: a job that cannot make one has no failure that a restart would mend."""
-    acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
-    in_flight: InFlight = field(default_factory=InFlight)
-    """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""
-    timer: str | None = None
-    publishing: bool = False
-    attempt_is_over: bool = False
-    files: frozenset[str] = frozenset()
-    """What its metadata refers to, once that is being written."""
-
-    @property
-    def alignment_ms(self) -> float:
-        """How long the task that waited longest for its barriers has done so."""
-        return max((ack.alignment_ms for ack in self.acks.values()), default=0.0)
-
-    @property
-    def missing(self) -> frozenset[TaskId]:
-        return self.plan.expected - self.acks.keys()
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    pending: Pending
-    metadata: CheckpointMetadata
-    committables: tuple[Committables, ...]
-    """To be committed now; what older checkpoints hold is not among them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    pending: Pending
-    reason: str
-    retry: bool
-    """Nothing is wrong: it only has to be taken again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +74,7 @@ class Checkpoints:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: Pending | None = None
+        self.progress = Progress.NONE
         self.state_sizes = StateSizes()
         self.newest: CheckpointMetadata | None = None
         """To restore: the newest completed one, or the one that the job began from."""
@@ -199,22 +136,14 @@ class Checkpoints:
         self._names = names_of(plan.graph)
 
     @property
-    def progress(self) -> Progress:
-        if self.pending is None:
-            return Progress.NONE
-        if not self.pending.publishing:
-            return Progress.COLLECTING
-        return Progress.ORPHANED if self.pending.attempt_is_over else Progress.PUBLISHING
-
-    @property
     def settled(self) -> bool:
         """It is known which checkpoint is the newest."""
-        return self.pending is None or not self.pending.publishing
+        return self.progress in (Progress.NONE, Progress.COLLECTING)
 
     @property
     def publishing_call(self) -> str | None:
         """What is waited for while the outcome is open."""
-        if self.pending is None or not self.pending.publishing:
+        if self.pending is None or self.settled:
             return None
         return f"the metadata of checkpoint {self.pending.checkpoint_id} to be written in {self._plan.config.checkpoint_dir}"
 
@@ -271,8 +200,8 @@ class Checkpoints:
         must_align: bool = False,
     ) -> int:
         """Begin one: its id. `sources` is as of this very step, see `coordinator.placement.sources`. `must_align`: whatever the job's timeout says."""
-        assert self.pending is None, self.pending
         assert self.storage is not None
+        self._turn(Turn.TRIGGERED)
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
@@ -327,7 +256,7 @@ class Checkpoints:
         assert message.checkpoint_id not in self._completed_ids, message
         self._cleaning.drop((), message.files)
         pending = self.pending
-        if pending is None or pending.publishing or pending.checkpoint_id != message.checkpoint_id:
+        if pending is None or not self.settled or pending.checkpoint_id != message.checkpoint_id:
             return
         reason = f"{self._task_names([message.task])}: {message.reason}" if message.counts else message.reason
         self._abort(pending, reason, counts=message.counts, retry=not message.counts)
@@ -335,7 +264,7 @@ class Checkpoints:
     def task_finished(self, ref: TaskId) -> None:
         """It ended while the trigger was on its way: it will never acknowledge."""
         pending = self.pending
-        if pending is None or pending.publishing or ref in pending.acks:
+        if pending is None or not self.settled or ref in pending.acks:
             return
         if ref in pending.plan.expected:
             self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
@@ -345,8 +274,10 @@ class Checkpoints:
         pending = self.pending
         if pending is not None:
             pending.attempt_is_over = True
-            if not pending.publishing:
+            if self.settled:
                 self._abort(pending, reason, counts=False, retry=False)
+            else:
+                self._turn(Turn.ATTEMPT_OVER)
         self._consecutive_failures = 0
         self._retry = False
 
@@ -428,11 +359,10 @@ class Checkpoints:
         assert pending is not None and pending.checkpoint_id == checkpoint_id, (pending, checkpoint_id)
         pending.timer = None
         within = f"not complete within {timeout_s:g} s"
-        if not pending.publishing:
+        if self.settled:
             reason = f"{within}: no answer from {self.unanswered(pending)}"
             self._abort(pending, reason, counts=True, retry=False)
             return
-        pending.publishing = False
         self._is_uncertain(pending)
         where = self._plan.config.checkpoint_dir
         reason = (
@@ -477,7 +407,7 @@ class Checkpoints:
             channels=channels,
             in_flight=pending.in_flight,
         )
-        pending.publishing = True
+        self._turn(Turn.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
@@ -497,13 +427,10 @@ class Checkpoints:
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
                 self._listener.fenced(outcome.error)
             return
-        assert pending.publishing
-        pending.publishing = False
         if isinstance(outcome, Failed):
             error = outcome.error
             if isinstance(error, FencedError):
-                self.pending = None
-                self._effects.cancel_timer(pending.timer)
+                self._over(pending, Turn.FAILED)
                 pending.attempt_is_over = True
                 self._listener.aborted(Aborted(pending, str(error), retry=False))
                 self._listener.fenced(error)
@@ -514,8 +441,7 @@ class Checkpoints:
             reason = f"its metadata could not be written: {error}"
             self._abort(pending, reason, counts=True, retry=False, delete=certain)
             return
-        self.pending = None
-        self._effects.cancel_timer(pending.timer)
+        self._over(pending, Turn.COMPLETED)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
         self.state_sizes.completed(metadata)
@@ -539,8 +465,7 @@ class Checkpoints:
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
         """It fails. `counts`: against the tolerable failures; `retry`: nothing is wrong, it is taken again soon."""
-        self.pending = None
-        self._effects.cancel_timer(pending.timer)
+        self._over(pending, Turn.FAILED)
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
@@ -566,6 +491,14 @@ class Checkpoints:
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
 
+    def _turn(self, what: Turn) -> None:
+        self.progress = CHECKPOINT_TABLE.next(self.progress, what)
+
+    def _over(self, pending: Pending, how: Turn) -> None:
+        self._turn(how)
+        self.pending = None
+        self._effects.cancel_timer(pending.timer)
+
     def _ended(self, now_ms: int) -> None:
         """The wall clock may have been set back since it began: the next one must not wait for that long."""
         self._ended_ms = now_ms
@@ -573,9 +506,11 @@ class Checkpoints:
 
     def check(self) -> None:
         pending = self.pending
+        assert (pending is None) == (self.progress is Progress.NONE), (pending, self.progress)
         if pending is not None:
             assert pending.acks.keys() <= pending.plan.expected, pending
-            assert pending.publishing == (len(pending.acks) == len(pending.plan.expected)), pending
+            assert self.settled == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
+            assert self.settled or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids

@@ -1,11 +1,6 @@
 """Savepoints: a place for each is claimed, a checkpoint is made, what it covers is committed, then it is copied.
 
-    CLAIMING --the place is ours--> WAITING --triggered--> STORING --completed--> COMMITTING
-                                       ^                      |                       |
-                                       +---- try again -------+         all committed |
-    (answered) <--written-- COPYING <-------------------------------------------------+
-    (answered) <--the job has stopped-- COPIED <--written, for a stop-- COPYING
-    (answered) <--the place is given back-- DISCARDING <--whatever fails, in any of them
+Their stages, and what leads from one to the next, are in SAVEPOINT_TABLE.
 
 The checkpoint is aligned: rows in flight could only be read by the same graph. It is kept for as long
 as it is copied, and the job runs on meanwhile. A stop is answered by `Requests`; for it the sources
@@ -19,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
@@ -29,6 +25,7 @@ from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.requests.requests import Requests, Stop
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
+from midstream.core.transitions import Row, Table
 from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply
 
 
@@ -43,6 +40,41 @@ class Stage(Enum):
     """The job is still to stop with it."""
     DISCARDING = auto()
     """It is not to be. Who asked is told when its place is free again."""
+
+
+class Turn(Enum):
+    """What leads to another stage."""
+
+    CLAIMED = auto()
+    """Its place is ours."""
+    TRIGGERED = auto()
+    COMPLETED = auto()
+    TO_BE_REPEATED = auto()
+    """Its checkpoint was aborted, and nothing is wrong."""
+    COMMITTED = auto()
+    """All that its checkpoint covers."""
+    COPIED = auto()
+    """Or not: either way nothing is at work on it any more."""
+    OFF = auto()
+    """Something has failed, or the job ends."""
+
+
+SAVEPOINT_TABLE: Final[Table[Stage, Turn]] = Table(
+    "savepoint",
+    (
+        Row(Stage.CLAIMING, Turn.CLAIMED, (Stage.WAITING,), "a stop that waited for its place is noted"),
+        Row(Stage.WAITING, Turn.TRIGGERED, (Stage.STORING,), "an aligned checkpoint is made"),
+        Row(Stage.STORING, Turn.COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
+        Row(Stage.STORING, Turn.TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
+        Row(Stage.COMMITTING, Turn.COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
+        Row(Stage.COPYING, Turn.COPIED, (Stage.COPIED,), "who asked is answered; a stop, when the job has stopped"),
+        *(
+            Row(stage, Turn.OFF, (Stage.DISCARDING,), "the place is given back, then who asked is told")
+            for stage in Stage
+            if stage not in (Stage.COPYING, Stage.DISCARDING)
+        ),
+    ),
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +94,9 @@ class _Savepoint:
     refused: list[int] = field(default_factory=list)
     """Clients to tell `reason` when its place is free again."""
     reason: str = ""
+
+    def turn(self, what: Turn) -> None:
+        self.stage = SAVEPOINT_TABLE.next(self.stage, what)
 
 
 class Savepoints:
@@ -129,7 +164,7 @@ class Savepoints:
         if self._has_ended or self._requests.stop is not None:
             self._fail(savepoint, "the job is stopping already")
             return
-        savepoint.stage = Stage.WAITING
+        savepoint.turn(Turn.CLAIMED)
         if savepoint.is_stop:
             savepoint.stop = self._requests.stop_with_savepoint(savepoint.client)
             self._stop_asked()
@@ -138,17 +173,19 @@ class Savepoints:
 
     def triggered(self, checkpoint_id: int) -> None:
         for savepoint in self._at(Stage.WAITING):
-            savepoint.stage, savepoint.checkpoint_id = Stage.STORING, checkpoint_id
+            savepoint.turn(Turn.TRIGGERED)
+            savepoint.checkpoint_id = checkpoint_id
 
     def completed(self, metadata: CheckpointMetadata, attempt: Attempt) -> None:
         for savepoint in self._of(metadata.checkpoint_id):
-            savepoint.stage, savepoint.metadata, savepoint.attempt = Stage.COMMITTING, metadata, attempt
+            savepoint.turn(Turn.COMPLETED)
+            savepoint.metadata, savepoint.attempt = metadata, attempt
 
     def aborted(self, checkpoint_id: int, reason: str, *, retry: bool) -> None:
         """`retry`: nothing is wrong with it, it is taken again."""
         for savepoint in self._of(checkpoint_id):
             if retry:
-                savepoint.stage = Stage.WAITING
+                savepoint.turn(Turn.TO_BE_REPEATED)
             else:
                 self._fail(savepoint, reason)
 
@@ -160,7 +197,7 @@ class Savepoints:
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
             assert source is not None and savepoint.metadata is not None and savepoint.place is not None
-            savepoint.stage = Stage.COPYING
+            savepoint.turn(Turn.COMMITTED)
             work = partial(_copy, source, savepoint.metadata, savepoint.place)
             what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
             copied = partial(self._copied, savepoint)
@@ -168,7 +205,7 @@ class Savepoints:
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
         assert savepoint.place is not None
-        savepoint.stage = Stage.COPIED
+        savepoint.turn(Turn.COPIED)
         if savepoint.refused or self._has_ended:
             self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
@@ -207,7 +244,7 @@ class Savepoints:
             self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
-        savepoint.stage = Stage.DISCARDING
+        savepoint.turn(Turn.OFF)
         if savepoint.place is None:
             self._discarded(savepoint, Done(None))
         else:
